@@ -33,7 +33,6 @@ ENGINES = {
     ],
     "v2": ["test_v2_output", "test_v2_adaptive"],
     "v2-server": ["test_v2_server"],
-    "byte-server": ["test_vllm_request_texts"],
     "ranks": ["test_v2_ranks"],
     "in-process": [""],
     "recipes": ["test_v2_recipes"],

@@ -13,17 +13,14 @@ import runpy
 import shlex
 import subprocess
 import sys
-import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
-import torch
 
 import gpu_align
 from benchmarks.quality.runs import BOUNDS, CACHED
-from gpu_align import Drafter, RecipePack
 from gpu_align.simulate import policy_names
 from gpu_align.tools.console import EXAMPLES
 from tests.modules import ROOT, load
@@ -199,24 +196,6 @@ def test_documented_command_lines_parse(page: str, line: str) -> None:
     command.make_context("gpu-align", words)
 
 
-def test_pictures_are_drawn_from_the_code_as_it_is() -> None:
-    draw = load("docs/img/draw.py")
-    drawn_here = {
-        path.name for path in (ROOT / "docs" / "img").glob("*.svg") if "published-" not in path.name
-    }
-    assert drawn_here == {
-        *draw.PICTURES,
-        "agents.svg",
-        "quality.svg",
-        "reliability.svg",
-    }  # benchmarks draw the others
-    for name, picture in draw.PICTURES.items():
-        drawn = picture().svg()
-        ElementTree.fromstring(drawn)
-        stored = (ROOT / "docs" / "img" / name).read_text(encoding="utf-8")
-        assert drawn == stored, f"{name} is out of date: python docs/img/draw.py"
-
-
 def test_numbers_are_those_of_the_last_replay() -> None:
     filler = load("docs/_scripts/fill_numbers.py")
     numbers = json.loads(filler.NUMBERS.read_text(encoding="utf-8"))
@@ -235,34 +214,6 @@ def test_numbers_are_those_of_the_last_replay() -> None:
         assert filler.filled(page, numbers) == text, f"{page.name}: run docs/_scripts/fill_numbers.py"
         for block in blocks:
             assert made_by.get(block, "make bench-quality") in text, f"{page.name}: {block}"
-
-
-def test_bad_input_reads_as_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (ROOT / "docs" / "own-engine.md").read_text(encoding="utf-8")
-    sizes: dict[str, Any] = {
-        "max_slots": 256, "max_context_len": 8192, "max_prediction_len": 8192, "num_draft_tokens": 4,
-        "vocab_size": 131072,
-    }  # fmt: skip
-    drafter = Drafter(**sizes, device="cpu")
-    token_ids, total_len = torch.zeros(256, 8192, dtype=torch.int32), torch.zeros(256, dtype=torch.int32)
-    slots, sampled = torch.zeros(1, dtype=torch.int64), torch.ones(3, dtype=torch.int32)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    calls = [
-        lambda: drafter.add(0, [1] * 9000, 0),
-        lambda: drafter.add(0, [1, 2, 3, -1], 0),
-        lambda: drafter.add(256, [], 0),
-        lambda: drafter.add(0, [1.0], 0),  # type: ignore[list-item]
-        lambda: drafter.propose(token_ids.long(), total_len, slots, sampled[:1]),
-        lambda: drafter.propose(token_ids, total_len[:255], slots, sampled[:1]),
-        lambda: Drafter(**sizes, recipes=RecipePack({}, [])),  # type: ignore[arg-type]
-        lambda: Drafter(**sizes, device="cuda"),
-        lambda: drafter.propose(token_ids, total_len + 9000, slots + 3, sampled[:1]),
-        lambda: drafter.propose(token_ids, total_len, torch.tensor([7, 1, 7]), sampled),
-    ]
-    for call in calls:
-        with pytest.raises((TypeError, ValueError)) as error:
-            call()
-        assert f"`{error.type.__name__}: {error.value}`" in page
 
 
 def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:

@@ -86,30 +86,6 @@ def test_a_file_without_texts_shows_ids_or_is_decoded(tmp_path: Path) -> None:
     assert decoded.steps[1].proposed_text == "<2><3><4>"
 
 
-def test_the_page_has_the_prediction_and_the_summary_says_when_a_request_did_not_end(tmp_path: Path) -> None:
-    lines = [{"tokens": [1, 2], "text": "a <b>\n"}, {"tokens": [3]}]
-    raw = {**document(), "live": True, "prediction_lines": lines}
-    log = step_log.read_step_log(written(tmp_path, raw))
-    page = report.page(log)
-    assert "2 lines" in page
-    assert "a &lt;b&gt;\n3</span>" in page
-    assert report.summary(log).endswith("prompt of 5; not finished: the last whole step is shown last")
-    file = written(tmp_path, raw)
-    assert "not finished" in run(file).output
-
-
-def test_a_torn_character_belongs_to_the_token_that_completes_it(tmp_path: Path) -> None:
-    pieces = [b"a", b"\xc3", b"\xa9", b"!", b"e", b"z"]
-
-    def decode(ids: list[int]) -> str:
-        return b"".join(pieces[i % 6] for i in ids).decode("utf-8", "replace")
-
-    raw = document()
-    raw["steps"] = [step_of(i, 5 + i, [i]) for i in range(4)]
-    log = step_log.read_step_log(written(tmp_path, raw)).with_texts(decode)
-    assert [step.own_text for step in log.steps] == ["a", "", "é", "!"]
-
-
 def changed(path: str, value: Any) -> dict[str, Any]:
     whole = copy.deepcopy(document())
     target: Any = whole

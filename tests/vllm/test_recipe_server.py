@@ -4,7 +4,6 @@ take fewer steps for the same text, and usage and metrics say what the drafts ca
 from __future__ import annotations
 
 import json
-import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,8 +14,6 @@ from request_server import serve
 from usage_harness import moved, scrape
 from v2_harness import Spoken, prompt_of
 from vllm_harness import Server
-
-from gpu_align.recipes import Misses
 
 pytestmark = pytest.mark.vllm
 
@@ -132,25 +129,3 @@ def test_an_answer_is_remembered_for_its_tenant(
         answer(server, prompt, apart, cache_salt=salt)
         later = answer(server, prompt, xargs, cache_salt=salt)[1]
         assert "memory" not in later["gpu_align"]["by_source"]
-
-
-def test_logs_show_sizes(server: Server) -> None:
-    log = server.output.read_text()
-    assert "gpu_align drafts from" in log
-    [line] = [line for line in log.splitlines() if "gpu_align drafts without recipes" in line]
-    assert "gone.json" in line
-    assert "gpu_align is off" not in log
-    assert "Prediction(0 tokens)" in log
-
-
-def test_misses_are_in_a_file_once_the_server_is_idle(server: Server) -> None:
-    folder = server.output.parent / "misses"
-    assert folder.stat().st_mode & 0o777 == 0o700
-    deadline = time.monotonic() + 30
-    while not list(folder.glob("*.misses.json")) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    [file] = folder.glob("*.misses.json")
-    assert file.stat().st_mode & 0o777 == 0o600
-    misses = Misses.load(file)
-    assert misses.tokenizer.startswith("sha256:")
-    assert len(misses) > 0

@@ -5,17 +5,13 @@ Usage and counters themselves are recounted by `test_vllm_request_endpoints` and
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from typer.testing import CliRunner
-from usage_harness import ask_all, chat, moved, scrape, variants
+from usage_harness import ask_all, chat, scrape, variants
 from vllm_harness import K, Server
 
-from gpu_align.tools.cli import app
 from tests.campaign.http_client import Answer
 from tests.campaign.recount import Logs
 
@@ -59,48 +55,6 @@ def test_the_log_tells_texts_cursors_and_why(traffic: list[tuple[Answer, dict[st
         assert all(step["new_lines"] == [] for step in steps)
         assert "live" not in log
     assert candidates > 100
-
-
-def test_a_real_log_becomes_a_page(
-    server: Server, traffic: list[tuple[Answer, dict[str, Any]]], tmp_path: Path
-) -> None:
-    answer, _ = traffic[1]
-    (file,) = server.logs.glob(f"{answer.id}-*.yaml")
-    page = tmp_path / "page.html"
-    result = CliRunner().invoke(app, ["report", str(file), "--html", str(page)])
-    assert result.exit_code == 0, result.output
-    assert answer.id in result.output
-    shown = re.findall(r'<pre class="tokens">\n(.*?)</pre>', page.read_text(), re.DOTALL)[0]
-    assert re.sub(r"<[^>]*>", "", shown).strip() == answer.texts[0].strip()
-
-
-def test_a_line_for_each_request_has_the_counts_of_its_usage(
-    server: Server, traffic: list[tuple[Answer, dict[str, Any]]]
-) -> None:
-    output = server.output.read_text()
-    for answer, log in traffic:
-        accepted, rejected = answer.accepted_rejected
-        (line,) = [line for line in output.splitlines() if f"gpu_align: request {answer.id}-" in line]
-        assert f"ended: {N} tokens in {log['usage']['steps']} steps, " in line
-        assert (
-            f"; prediction of {log['prediction_tokens']} tokens; draft tokens accepted of verified: " in line
-        )
-        assert not accepted + rejected or f"prediction {accepted} of {accepted + rejected}" in line
-    for lost in ("gpu_align is off", "gpu_align counts no usage", "gpu_align did not count"):
-        assert lost not in output
-
-
-def test_what_is_refused_or_cut_is_counted(server: Server) -> None:
-    before = scrape(server.url)
-    body = {**chat(7, 4), "prediction": {"type": "content", "content": 7}}
-    assert httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120).status_code == 400
-    ask_all(server.url, [chat(7, 4, "w1 " * 600)])  # the context is 512 tokens
-    name = "gpu_align_predictions_refused_total"
-    refused = {sample: by for sample, by in moved(before, scrape(server.url)).items() if name in sample}
-    assert refused == {
-        f'{name}{{action="refused",reason="malformed"}}': 1,
-        f'{name}{{action="truncated",reason="tokens"}}': 1,
-    }
 
 
 def test_the_server_says_what_it_is_and_the_status_counts_as_the_metrics_do(

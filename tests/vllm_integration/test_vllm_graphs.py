@@ -8,7 +8,6 @@ import importlib
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -186,38 +185,6 @@ def test_a_step_runs_full_where_the_backend_takes_its_lengths(
             assert runner.mode_of(lengths) == wanted, f"{rows} rows, {step}"
             if kind == "plain" and "plain" in full:
                 assert wanted == theirs.mode_of(lengths)
-
-
-#: Kinds of attention and server, as the page calls them.
-COLUMNS: dict[str, dict[str, Any]] = {
-    "any length": {},
-    "one length": {"support": "UNIFORM_BATCH"},
-    "as vLLM": {"support": "UNIFORM_BATCH", "is_ssm": True},
-}
-
-
-def dispatched(K: int, **options: Any) -> dict[str, set[str]]:
-    """The graphs of each kind of step, over batches up to 512."""
-    runner = Runner(K, 512, **options)
-    runner.initialize_kv_cache()
-    found: dict[str, set[str]] = {}
-    for rows in (2, 3, 4, 7, 12, 15, 29, 30, 31, 56, 57, 100, 256, 300, 500, 511, 512):
-        for step, lengths in steps_of(K, rows).items():
-            kind = {"plain": "no drafts", "whole": "K drafts for each request"}.get(step, "others")
-            kind = kind if sum(lengths) <= 512 else "more than 512 tokens"
-            found.setdefault(kind, set()).add(runner.mode_of(lengths))
-    return found
-
-
-def test_the_page_shows_what_is_dispatched() -> None:
-    tables = [{name: dispatched(K, **options) for name, options in COLUMNS.items()} for K in (8, 16, 32, 64)]
-    assert all(table == tables[0] for table in tables)
-    lines = [f"| step | {' | '.join(COLUMNS)} |", f"|---|{'---|' * len(COLUMNS)}"]
-    for step in ("no drafts", "K drafts for each request", "others", "more than 512 tokens"):
-        ((*modes,),) = zip(*(column[step] for column in tables[0].values()), strict=True)
-        lines.append(f"| {step} | {' | '.join(modes)} |")
-    page = (Path(__file__).parents[2] / "docs" / "tuning.md").read_text(encoding="utf-8")
-    assert "\n".join(["<!-- dispatch:begin -->", *lines, "<!-- dispatch:end -->"]) in page
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 3, 33, 200, 250, 256, 500, 512, 1024])

@@ -15,9 +15,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm_fakes import FakeEngine, config, sampling, v1_alone
 
-from gpu_align.step_log import Step, StepLog, StepLogError, read_step_log
+from gpu_align.step_log import Step, StepLog, read_step_log
 from gpu_align.tools.explain import Explainer
-from vllm_integration.config.settings import Settings, warn_of_unknown_names
+from vllm_integration.config.settings import Settings
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.request import RequestContent
 from vllm_integration.worker.proposer_v1 import PredictedOutputs
@@ -206,29 +206,6 @@ def test_v2_writes_each_step_as_it_happens_and_asks_the_device_for_no_more(tmp_p
     assert read(tmp_path / "True") == read(tmp_path / "False") == replace(found, finished=True)
     assert [step.new for step in found.steps] == [[10, 11], [12], [12, 13, 14]]
     assert [step.accepted for step in found.steps] == [0, 0, 2]
-
-
-def test_live_without_a_directory_is_warned_of(
-    monkeypatch: pytest.MonkeyPatch, plugin_log: list[str], tmp_path: Path
-) -> None:
-    for name in [name for name in os.environ if name.startswith("GPU_ALIGN_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("GPU_ALIGN_DEBUG_LIVE", "1")
-    warn_of_unknown_names.cache_clear()
-    warn_of_unknown_names()
-    monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path))
-    warn_of_unknown_names.cache_clear()
-    warn_of_unknown_names()
-    warn_of_unknown_names.cache_clear()
-    assert plugin_log == ["GPU_ALIGN_DEBUG_LIVE has no effect: there is no GPU_ALIGN_DEBUG_DIR"]
-
-
-def test_a_file_of_which_only_the_head_is_torn_is_refused(tmp_path: Path) -> None:
-    Followed(DebugLog(str(tmp_path), 4, live=True))(1)
-    text = (tmp_path / "r.yaml").read_text()
-    (tmp_path / "r.yaml").write_text(text[: text.index("steps:")])
-    with pytest.raises(StepLogError, match="is the file whole"):
-        read(tmp_path)
 
 
 def test_a_request_that_returns_goes_on_in_its_log_without_the_drafts_that_it_lost(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any, cast
 import pytest
 
 import vllm_integration
-from vllm_integration.seams import install as compat
 from vllm_integration.seams.install import shown_error, shown_id
 from vllm_integration.wire import request as wire
 from vllm_integration.worker.request_drafter import RequestDrafter
@@ -54,14 +53,6 @@ def test_log_lines_about_requests(req_id: str, plugin_log: list[str]) -> None:
     RequestDrafter.add(cast(Any, no_room), 0, req_id, wire.RequestContent(), 0)
     assert len(plugin_log) == 3
     assert all(HOSTILE[req_id] in line and line.isprintable() and len(line) < 400 for line in plugin_log)
-
-
-def test_the_line_of_a_turn_off(plugin_on: None, plugin_log: list[str]) -> None:
-    error = ValueError("b\n" + "x" * 5000)
-    compat.turn_off(f"drafting failed, {shown_error(error)}")
-    (line,) = plugin_log
-    assert line.isprintable()
-    assert len(line) < 600
 
 
 def test_every_log_line_shows_ids_and_errors_by_these_functions() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -149,22 +148,6 @@ def build() -> Callable[..., Any]:
 
 def names(processors: Any) -> set[str]:
     return {type(each).__name__ for each in processors.all}
-
-
-def test_a_step_that_verifies_no_draft_is_sampled_beside_top_k(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM's own function, which takes the largest `top_k` of the drafts, with our two mends."""
-    sampler = pytest.importorskip("vllm.v1.sample.rejection_sampler")
-    expand = wrapped_by(proposer_v1.expand)(inspect.unwrap(sampler.expand_batch_to_tokens))
-    monkeypatch.setattr(sampler, "expand_batch_to_tokens", expand)
-    constrain = wrapped_by(proposer_v1.constraints)(inspect.unwrap(sampler.apply_sampling_constraints))
-    metadata = SimpleNamespace(
-        all_greedy=False, temperature=torch.tensor([0.5]), top_k=torch.tensor([2]), top_p=None
-    )
-    none = constrain(torch.zeros(0, 8), torch.tensor([0]), metadata)
-    assert none.shape == (0, 8)
-    kept = constrain(torch.arange(16.0).reshape(2, 8), torch.tensor([2]), metadata)
-    assert torch.isfinite(kept).sum(1).tolist() == [2, 2]
-    assert kept[0, 7] == 14
 
 
 def test_v1_has_the_processors_of_an_engine_without_drafts(

@@ -181,16 +181,6 @@ def test_a_malformed_prediction_costs_only_itself(value: Any, plugin_log: list[s
     assert "bad" in plugin_log[0]
 
 
-def test_strict_raises_an_error_while_drafting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
-    ours = PredictedOutputs(config())
-    engine = FakeEngine(ours)
-    engine.submit("a", [1], [5, 6, 7], predicted([5, 6, 7]))
-    monkeypatch.setattr(ours.drafter, "propose", lambda *args: None)
-    with pytest.raises(AttributeError):
-        engine.step()
-
-
 def test_off_means_plain_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = PredictedOutputs(config())
     monkeypatch.setattr(compat, "_off_reason", "a seam is missing")

@@ -93,25 +93,6 @@ def test_an_empty_prediction_is_none_and_the_request_log_shows_none(server: Serv
     assert plain.texts[0].split()[3] not in line
 
 
-def test_what_openai_forbids_is_allowed(server: Server) -> None:
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
-    for more in (
-        {"logprobs": True, "top_logprobs": 2},
-        {"presence_penalty": 0.5, "frequency_penalty": 0.5},
-        {"max_completion_tokens": 20},
-        {"tools": [tool], "tool_choice": "none"},
-        {"stop": ["w3"]},
-        {"min_tokens": 5, "seed": 3},
-    ):
-        (plain,) = ask(server, CHAT, more)
-        (answer,) = ask(server, CHAT, {**more, **content(plain.texts[0])})
-        assert (answer.texts, answer.written) == (plain.texts, plain.written), more
-    (several,) = ask(server, CHAT, {"n": 3, "temperature": 1, **content("w1 w2 w3 w4")})
-    assert len(several.texts) == 3
-    logs = Logs(server.logs).of(several.id, 3, 30)
-    assert [log["prediction_tokens"] for log in logs] == [4] * 3, "each choice is a request for the engine"
-
-
 def message(server: Server, **more: Any) -> httpx.Response:
     body = {"model": "tiny", **ENDPOINTS[CHAT], "temperature": 0, **more}
     return httpx.post(f"{server.url}/v1/messages", json=body, timeout=120)
@@ -158,17 +139,6 @@ def test_messages_of_anthropic_take_a_prediction(server: Server) -> None:
     body = {"messages": question(7), "input": "w1", **content("w1")}
     answer = httpx.post(f"{server.url}/v1/systemone", json=body, timeout=60)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prediction")
-
-
-@pytest.mark.parametrize("path", [path for path in ENDPOINTS if "completions" in path])
-def test_beam_search_with_a_prediction_is_a_400(server: Server, path: str) -> None:
-    is_batch = path.endswith("batch")  # vLLM refuses beam search there, whatever else the request holds
-    body = {"model": "tiny", **ENDPOINTS[path], "max_tokens": 3, "use_beam_search": True}
-    body |= {} if is_batch else {"n": 2}
-    answer = httpx.post(server.url + path, json={**body, **content("w1")}, timeout=120)
-    assert answer.status_code == 400
-    assert is_batch or answer.json()["error"]["param"] == "prediction"
-    assert httpx.post(server.url + path, json=body, timeout=120).status_code == (400 if is_batch else 200)
 
 
 def with_call(arguments: dict[str, str]) -> list[dict[str, Any]]:

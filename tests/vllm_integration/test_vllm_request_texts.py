@@ -1,4 +1,4 @@
-"""60 odd texts as predictions: four tokenizers, and a server with a byte-level one."""
+"""60 odd texts as predictions, by four tokenizers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from byte_llama import build
 from odd_texts import TEXTS
-from vllm_harness import Server, read_steps
 
 from vllm_integration.config.settings import Settings
 from vllm_integration.frontend.prediction import Limits, parse_prediction, tokenize_params
@@ -100,24 +98,3 @@ def test_a_text_is_the_prediction_of_itself(tokenizer: Any) -> None:
         if tokenizer.is_lossless:
             decoded = tokenizer.decode(prediction, skip_special_tokens=False)
             assert decoded.encode() == written.encode(), repr(text)
-
-
-def test_a_server_answers_the_same_with_each_text(byte_server: Server) -> None:
-    """The prediction is the odd text, then the answer itself: so it is both wrong and right in one request."""
-    with httpx.Client(base_url=byte_server.url, timeout=120) as client:
-
-        def ask(text: str, **more: Any) -> dict[str, Any]:
-            body = {"model": "tiny", "prompt": f"{text}.", "max_tokens": 24, "temperature": 0, **more}
-            answer = client.post("/v1/completions", json=body)
-            assert answer.status_code == 200, answer.text
-            return dict(answer.json())
-
-        accepted = 0
-        for text in TEXTS:
-            plain = ask(text)["choices"][0]["text"]
-            for prediction in (text, {"type": "content", "content": text + plain}):
-                answer = ask(text, prediction=prediction)
-                assert answer["choices"][0]["text"] == plain, repr(text)
-            accepted += read_steps(byte_server.logs, f"{answer['id']}-")["usage"]["accepted"]
-        assert accepted > 5 * len(TEXTS)
-    assert "is served without its prediction" not in byte_server.output.read_text()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,7 @@ from gpu_align.ops import jit as _jit
 from gpu_align.ops.reference import step as step_reference
 from gpu_align.ops.step import StepLaunch
 from gpu_align.tools import explain as step_view
-from vllm_integration.seams import install as compat
 from vllm_integration.wire.request import PredictedOutputParams
-from vllm_integration.worker import startup
 from vllm_integration.worker.proposer_v1 import PredictedOutputs
 
 pytestmark = pytest.mark.usefixtures("plugin_on")
@@ -40,20 +36,6 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     monkeypatch.setattr(_jit.Entry, "_compile", counted)
     return counts
-
-
-@pytest.fixture
-def lines() -> Iterator[list[str]]:
-    """The plugin's log lines from INFO up."""
-    found: list[str] = []
-    handler = logging.Handler(logging.INFO)
-    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
-    level = compat.logger.level
-    compat.logger.addHandler(handler)
-    compat.logger.setLevel(logging.INFO)
-    yield found
-    compat.logger.removeHandler(handler)
-    compat.logger.setLevel(level)
 
 
 @compiled_only
@@ -108,29 +90,6 @@ def test_the_first_request_of_v2_compiles_nothing(
     assert (tmp_path / "r0.yaml").exists()
     assert compilations == at_start
     assert launches[-1]._compiled is kernel
-
-
-def test_what_takes_long_is_said(monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
-    with startup.compiling("nothing"):
-        pass
-    assert lines == []
-    monkeypatch.setattr(startup, "QUIET", 0.01)
-    with startup.compiling("the step"):
-        while not lines:
-            time.sleep(0.005)
-        assert lines == ["gpu_align compiles the step; what is compiled is cached for the next start"]
-    assert len(lines) == 2
-    assert lines[1].startswith("gpu_align compiled the step in 0.")
-
-
-def test_without_a_thread_nothing_is_said(monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
-    def fails(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", fails)
-    with startup.compiling("the step"):
-        pass
-    assert lines == []
 
 
 @compiled_only

@@ -147,19 +147,6 @@ def test_show(pack: Path) -> None:
     assert "95,371 recipes" in shipped.stdout
 
 
-def test_index(tmp_path: Path, pack: Path) -> None:
-    folder = tmp_path / "registry"
-    folder.mkdir()
-    (folder / "triage@3.json").write_bytes(pack.read_bytes())
-    (folder / "broken.json").write_text("{")
-    result = run("index", folder)
-    assert result.exit_code == 0
-    assert "records@3  triage@3.json" in result.stdout
-    assert "warning: " in result.stderr
-    assert json.loads((folder / "index.json").read_text())["packs"][0]["task"] == "records"
-    refused(run("index", tmp_path / "none"))
-
-
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -181,16 +168,3 @@ def test_lines_that_are_none(tmp_path: Path, line: str, said: str) -> None:
     assert str(path) in told
     assert said in told
     assert not (tmp_path / "o.json").exists()
-
-
-def test_ids_of_another_tokenizer(tmp_path: Path, outputs: Path, pack: Path) -> None:
-    other, misses, out = tmp_path / "other.json", tmp_path / "m.json", tmp_path / "o.json"
-    RecipePack({}, [], task="t", tokenizer="sha256:0", observed=RecipePack.load(pack).observed).save(other)
-    Misses("sha256:0").save(misses)
-    for arguments, said in (
-        (("merge", "-o", out, pack, other), "tokenizer: expected token ids of one"),
-        (("merge", "-o", out, pack, misses), "tokenizer: expected token ids of one"),
-        (("report", other, outputs, *TEKKEN), "as the pack was observed with, found sha256:"),
-    ):
-        assert said in refused(run(*arguments)), arguments
-    assert not out.exists()
