@@ -253,11 +253,15 @@ class Client:
         return None
 
     async def stream(
-        self, messages: Sequence[Mapping[str, str]], max_tokens: int, prediction: str | None
+        self,
+        messages: Sequence[Mapping[str, str]],
+        max_tokens: int,
+        prediction: str | None,
+        more: Mapping[str, Any] | None = None,
     ) -> Answer:
-        """Send one greedy request and read its answer as it comes; BenchError where it fails."""
+        """Send one greedy request, with these fields too, and read its answer; BenchError where it fails."""
         options = {"include_usage": True} | ({"continuous_usage_stats": True} if self.vllm else {})
-        body = self._body(messages, max_tokens) | {"stream": True, "stream_options": options}
+        body = {**self._body(messages, max_tokens), "stream": True, "stream_options": options, **(more or {})}
         if prediction is not None:
             body["prediction"] = {"type": "content", "content": prediction}
         answer, counted, counts_by_piece = Answer(), 0, False

@@ -54,9 +54,16 @@ def bench_command(
         str | None, option("N,N", "requests in flight", show_default="of 1,8,32 what ends in 10 minutes")
     ] = None,
     modes: Annotated[
-        str | None, option("M,M", "of none, prediction, unrelated, ngram", show_default="all that can run")
+        str | None,
+        option(
+            "M,M",
+            "of none, prediction, unrelated, context, conversation, plain, ngram",
+            show_default="none, prediction, unrelated; with a second server ngram",
+        ),
     ] = None,
-    compare_url: Annotated[str | None, option("URL", "a server with vLLM's n-gram, for mode ngram")] = None,
+    compare_url: Annotated[
+        str | None, option("URL", "a server without the plugin, for the modes ngram and plain")
+    ] = None,
     rounds: Annotated[int, option("N", "how often each combination is measured", min=1)] = 3,
     requests: Annotated[
         int | None, option("N", "a round", show_default="each edit once, two a stream at least", min=1)
@@ -168,19 +175,20 @@ def _numbers(concurrency: str) -> tuple[int, ...]:
 
 def _modes(given: str | None, served: bool, compare_url: str | None) -> tuple[str, ...]:
     """Those that are named, in the order of tables, or all that can run."""
-    from .measure import MODES
+    from .measure import ASKED_FOR, MODES
 
-    can_ngram = served or compare_url is not None
-    names = [mode for mode in MODES if mode != "ngram" or can_ngram]
+    can_compare = served or compare_url is not None
+    names = [mode for mode in MODES if mode not in ASKED_FOR and (mode != "ngram" or can_compare)]
     if given is not None:
         names = [name.strip() for name in given.split(",") if name.strip()]
         if not names or set(names) - set(MODES):
             found = next((name for name in names if name not in MODES), given)
             refuse(f"--modes: expected some of {','.join(MODES)}, found {found!r}")
-    if "ngram" in names and not can_ngram:
-        refuse("--modes: ngram needs --compare-url, a server with vLLM's n-gram drafts, or --serve")
-    if compare_url is not None and "ngram" not in names:
-        refuse(f"--compare-url: {compare_url} is for the mode ngram, found --modes {given}")
+    others = [mode for mode in names if mode in ("plain", "ngram")]
+    if others and not can_compare:
+        refuse(f"--modes: {others[0]} needs --compare-url, a server without the plugin, or --serve")
+    if compare_url is not None and not others:
+        refuse(f"--compare-url: {compare_url} is for the modes ngram and plain, found --modes {given}")
     return tuple(mode for mode in MODES if mode in names)
 
 
@@ -273,7 +281,7 @@ def _finish(
         words = ("mode", "identical")
         print_table(title, page.SPEED, page.rows(runs, page.SPEED), words=words, folded="speed-up")
         console = print_table("", page.STEPS, page.rows(runs, page.STEPS), words=words, folded="identical")
-        for sentence in (page.LEGEND, *page.verdict(runs), *result.notes):
+        for sentence in (page.LEGEND, *page.verdict(runs, result.about), *result.notes):
             console.print(sentence, soft_wrap=True, highlight=False, markup=False)
     for written in filter(None, (json_out, html_out)):
         typer.echo(f"wrote {written}")

@@ -26,8 +26,15 @@ from .client import (
 )
 from .data import Choice, SentPredictions, make_predictions
 
-#: In the order of tables. `ngram` is vLLM's own drafter, on a server of its own.
-MODES = ("none", "prediction", "unrelated", "ngram")
+#: In the order of tables. `plain` is none on the server that none does not use, `ngram` vLLM's own drafter there.
+MODES = ("none", "prediction", "unrelated", "context", "conversation", "plain", "ngram")
+#: Those that nobody gets who names none.
+ASKED_FOR = ("context", "conversation", "plain")
+#: Further fields of a mode's requests.
+FIELDS: Mapping[str, Mapping[str, Any]] = {
+    "context": {"vllm_xargs": {"gpu_align": "on"}},
+    "conversation": {"vllm_xargs": {"conversation": True}},
+}
 
 
 @dataclass(frozen=True)
@@ -229,6 +236,8 @@ FIRST_RUN_STREAMS = 8
 #: Seconds that the turns may take where nobody said at which concurrency.
 MOST_S = 600.0
 WARM_UP_TOKENS = 32
+#: Pieces come in bursts where the median time between them is below this share of the mean, of so many pieces.
+BURST, FEW_PIECES = 0.2, 20
 #: The client's share of a core beyond which its own work is part of the latencies.
 BUSY = 0.85
 
@@ -372,6 +381,13 @@ class Session:
                 f"This client kept a core busy at {turn.concurrency} requests at a time: the server may be faster "
                 "than measured there."
             )
+        gaps = [seconds for _, found in sample.answers for seconds, _ in found.pieces[1:]]
+        if len(gaps) >= FEW_PIECES and statistics.median(gaps) < BURST * statistics.fmean(gaps):
+            self.result.note(
+                f"Pieces of {client.base_url} come in bursts ({turn.mode}: half of them within "
+                f"{1000 * statistics.median(gaps):.2g} ms, {1000 * statistics.fmean(gaps):.2g} ms on average): "
+                "something on the way collects them, and TTFT and the time between tokens are those of the bursts."
+            )
         texts = ((index, found.text) for index, found in sample.answers)
         sample.different = [(index, text) for index, text in texts if text != self._outputs[index]]
         if before is not None:
@@ -415,7 +431,7 @@ class Session:
 
     async def _send(self, client: Client, mode: str, index: int, max_tokens: int) -> Answer:
         prediction = self._predictions[mode][index] if mode in self._predictions else None
-        return await client.stream(self.pairs[index].messages(), max_tokens, prediction)
+        return await client.stream(self.pairs[index].messages(), max_tokens, prediction, FIELDS.get(mode, {}))
 
 
 async def _each(items: Iterable[T], streams: int, work: Callable[[T], Awaitable[None]]) -> None:

@@ -46,11 +46,22 @@ def _ratio(found: Mapping[str, float]) -> str:
     return f"{found['median']:.2f}× ({found['min']:.2f}–{found['max']:.2f})"
 
 
-def verdict(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return sentences that say what the table shows; only what was measured."""
+def verdict(runs: Sequence[Mapping[str, Any]], about: Mapping[str, Any]) -> list[str]:
+    """Return sentences that say what the table shows; only what was measured. about: `Result.about`."""
     by_key = {(run["mode"], run["concurrency"]): run for run in runs}
     found = []
-    named = {"prediction": "predictions", "unrelated": "useless predictions", "ngram": "n-gram drafts"}
+    sent = about.get("predictions", {})
+    made = "" if sent.get("before") else " made from the first answers"
+    if sent.get("output") and not made:
+        made = f" ({sent['output']} of {sent['pairs']} made from the first answers)"
+    named = {
+        "prediction": f"predictions{made}",
+        "unrelated": "useless predictions",
+        "context": "own context only",
+        "conversation": "texts of the conversation",
+        "plain": "no prediction on the other server",
+        "ngram": "n-gram drafts",
+    }
     for streams in dict.fromkeys(run["concurrency"] for run in runs):
         parts = []
         for mode, words in named.items():
@@ -96,7 +107,7 @@ _TICKS = 4
 
 #: SVG line patterns over a bar: none, and two directions. Each mode has a colour and a pattern of its own, for
 #: readers who do not tell the colours apart.
-_HATCHES = {"unrelated": "M0 6L6 0", "ngram": "M0 0L6 6"}
+_HATCHES = {"unrelated": "M0 6L6 0", "ngram": "M0 0L6 6", "conversation": "M0 3L6 3", "plain": "M3 0L3 6"}
 
 
 class Bar(NamedTuple):
@@ -183,6 +194,9 @@ WORDS = {
     "none": "none: no prediction",
     "prediction": "prediction",
     "unrelated": "unrelated: a useless prediction",
+    "context": "context: drafts from prompt and output alone",
+    "conversation": "conversation: drafts from the messages' texts",
+    "plain": "plain: no prediction, the other server",
     "ngram": "ngram: vLLM's own drafts",
 }
 
@@ -194,7 +208,7 @@ def render(result: Mapping[str, Any]) -> str:
     if not result["complete"]:
         parts.append(html.note("This run was interrupted or failed: these are the turns that had finished."))
     if runs:
-        parts += [html.note(sentence) for sentence in verdict(runs)]
+        parts += [html.note(sentence) for sentence in verdict(runs, result)]
         parts += [f"<style>{html.asset('bench.css')}</style>", *_plots(runs), html.heading("Figures")]
         parts += [html.table(header, rows(runs, header)) for header in (SPEED, STEPS)]
         parts.append(html.note(LEGEND))

@@ -141,7 +141,9 @@ KINDS: Mapping[str, Kind] = {
     "ngram": Kind(
         "vLLM's n-gram drafts", {**NGRAM_DRAFTS, "prompt_lookup_min": 2, "prompt_lookup_max": 4}, ("ngram",)
     ),
-    "gpu-align": Kind("gpu-align", PLUGIN_DRAFTS, ("prediction", "unrelated")),
+    "gpu-align": Kind(
+        "gpu-align", PLUGIN_DRAFTS, ("prediction", "unrelated", "context", "conversation", "plain")
+    ),
 }
 
 
@@ -205,7 +207,8 @@ class Attached:
         modes = session.settings.modes
         async with contextlib.AsyncExitStack() as stack:
             base = await stack.enter_async_context(_client(session, self.base_url, self.api_key, self.model))
-            clients = dict.fromkeys((mode for mode in modes if mode != "ngram"), base)
+            others = [mode for mode in modes if mode in ("plain", "ngram")]
+            clients = dict.fromkeys((mode for mode in modes if mode not in others), base)
             if clients:
                 counts = await _describe(base, list(clients), session)
                 wanting = [mode for mode in clients if mode != "none"]
@@ -215,15 +218,16 @@ class Attached:
                         f"--modes: {wanting[0]} needs a server that drafts from predictions, and {base.base_url} "
                         "has no gpu_align metrics: start it with the plugin, or measure --modes none"
                     )
-            if "ngram" in modes and self.compare_url is not None:
+            if others and self.compare_url is not None:
                 other = _client(session, self.compare_url, self.api_key, base.model)
-                clients["ngram"] = await stack.enter_async_context(other)
-                counts = await _describe(clients["ngram"], ["ngram"], session)
-                if counts is not None and (counts.has_plugin or "vllm_drafts" not in counts.numbers):
+                clients |= dict.fromkeys(others, await stack.enter_async_context(other))
+                counts = await _describe(clients[others[0]], others, session)
+                wanted = "vLLM's n-gram drafts" if "ngram" in others else "no plugin"
+                drafts = counts is not None and ("vllm_drafts" in counts.numbers or "ngram" not in others)
+                if counts is not None and (counts.has_plugin or not drafts):
                     what = "the gpu-align plugin" if counts.has_plugin else "no draft tokens"
                     raise WrongOptionError(
-                        "--compare-url: expected a server with vLLM's n-gram drafts, "
-                        f"found {what} at {self.compare_url}"
+                        f"--compare-url: expected a server with {wanted}, found {what} at {self.compare_url}"
                     )
             session.result.about |= {"model": base.model, "tokenizer": base.root}
             await session.stage({mode: clients[mode] for mode in modes})

@@ -63,7 +63,7 @@ class Fake:
         refuse: a word in a prompt that gets HTTP 400.
         die_after: requests after which it answers HTTP 500.
         others: output tokens of other clients, added to each request's.
-        pause_s: before each piece.
+        pause_s, burst: a pause before each so many pieces.
         max_num_seqs: as its status says.
     """
 
@@ -79,11 +79,13 @@ class Fake:
     die_after: int | None = None
     others: int = 0
     pause_s: float = 0.0
+    burst: int = 1
     max_num_seqs: int | None = None
     port: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     kinds: list[str] = field(default_factory=list)
     salts: list[str | None] = field(default_factory=list)
+    xargs: list[dict[str, Any] | None] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __enter__(self) -> Fake:
@@ -172,6 +174,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif body.get("logprobs"):
             self._send(200, json.dumps({"choices": [{"logprobs": {"content": self._logprobs(tokens)}}]}))
         else:
+            with fake.lock:
+                fake.xargs.append(body.get("vllm_xargs"))
             self._stream(body, tokens, (body.get("prediction") or {}).get("content"))
 
     def _stream(self, body: dict[str, Any], tokens: list[str], prediction: str | None) -> None:
@@ -200,8 +204,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         sent = 0
-        for piece in pieces:
-            time.sleep(fake.pause_s)
+        for number, piece in enumerate(pieces):
+            time.sleep(fake.pause_s if number % fake.burst == 0 else 0.0)
             sent += len(piece)
             event: dict[str, Any] = {"choices": [{"index": 0, "delta": {"content": "".join(piece)}}]}
             if fake.vllm and body["stream_options"].get("continuous_usage_stats"):

@@ -110,7 +110,47 @@ def test_faster_steps_are_a_speed_up(dataset: Path) -> None:
 def test_a_ratio_is_a_difference_beyond_its_spread(least: float, most: float, words: str) -> None:
     speed_up = {"median": 1.2, "min": least, "max": most}
     run = {"mode": "ngram", "concurrency": 8, "speed_up": speed_up, "identical": "yes"}
-    assert page.verdict([run]) == [f"At 8 at a time: n-gram drafts {words}."]
+    assert page.verdict([run], {}) == [f"At 8 at a time: n-gram drafts {words}."]
+
+
+@pytest.mark.parametrize(
+    ("before", "output", "words"),
+    [
+        (3, 0, "predictions 1.20"),
+        (0, 3, "predictions made from the first answers 1.20"),
+        (1, 2, "predictions (2 of 3 made from the first answers) 1.20"),
+    ],
+)
+def test_the_headline_says_what_the_predictions_were(before: int, output: int, words: str) -> None:
+    speed_up = {"median": 1.2, "min": 1.1, "max": 1.3}
+    run = {"mode": "prediction", "concurrency": 8, "speed_up": speed_up, "identical": "yes"}
+    about = {"predictions": {"pairs": 3, "before": before, "output": output}}
+    assert page.verdict([run], about)[0].startswith(f"At 8 at a time: {words}")
+
+
+def test_modes_that_send_no_prediction(dataset: Path) -> None:
+    """Own context, conversation, and the same plain requests on two servers, in turn."""
+    modes = "none,context,conversation,plain"
+    with Fake() as fake, Fake(plugin=False) as other:
+        found = bench(
+            fake, dataset, "--modes", modes, "--compare-url", other.url, "--rounds", 1, "--concurrency", 1
+        )
+    assert list(by_key(found)) == [(mode, 1) for mode in modes.split(",")]
+    assert [server["modes"] for server in found["servers"]] == [
+        ["none", "context", "conversation"],
+        ["plain"],
+    ]
+    asked = [{"gpu_align": "on"}, {"conversation": True}]
+    assert [xargs for xargs in fake.xargs if xargs][-6:] == [asked[0]] * 3 + [asked[1]] * 3
+    assert {None} == set(other.xargs)
+    assert len(other.xargs) > 3
+
+
+@pytest.mark.parametrize("burst", [1, 10])
+def test_pieces_in_bursts_are_told(dataset: Path, burst: int) -> None:
+    with Fake(pause_s=0.01, burst=burst) as fake:
+        found = bench(fake, dataset, "--modes", "none", "--rounds", 1, "--concurrency", 1)
+    assert any("come in bursts" in note for note in found["notes"]) == (burst > 1)
 
 
 #: What the server does, options; then of the run with predictions, and words that are printed, or not (!).

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from gpu_align.tools.bench import servers
 from gpu_align.tools.bench.client import BenchError
-from gpu_align.tools.bench.measure import MODES
+from gpu_align.tools.bench.measure import ASKED_FOR, MODES
 from gpu_align.tools.cli import app
 from gpu_align.tools.console import EXAMPLES
 from tests.gpu_align.bench import fake_openai
@@ -83,7 +83,7 @@ def test_three_servers(dataset: Path, started: Started, together: bool) -> None:
     assert found["serve"] == {"num_draft_tokens": 9, "arguments": ["--seed", "3"], "together": together}
     modes = [["none"], ["ngram"], ["prediction", "unrelated"]]
     assert [server["modes"] for server in found["servers"]] == modes
-    assert {mode for mode, _ in by_key(found)} == set(MODES)
+    assert {mode for mode, _ in by_key(found)} == set(MODES) - set(ASKED_FOR)
     assert by_key(found)["prediction", 2]["steps"] < by_key(found)["ngram", 2]["steps"] < 93
     assert ("one after another" in " ".join(found["notes"])) == (not together)
     configs = [
@@ -101,8 +101,10 @@ def test_three_servers(dataset: Path, started: Started, together: bool) -> None:
 
 
 def test_only_the_servers_that_are_needed(dataset: Path, started: Started) -> None:
-    _, found = bench(dataset, "--modes", "none,prediction")
-    assert [server["modes"] for server in found["servers"]] == [["none"], ["prediction"]]
+    for modes in ("none,prediction", "none,plain"):
+        _, found = bench(dataset, "--modes", modes)
+        assert [server["modes"] for server in found["servers"]] == [[mode] for mode in modes.split(",")]
+        assert set(by_key(found)) == {(mode, 2) for mode in modes.split(",")}
 
 
 def test_ctrl_c_leaves_no_process_and_writes_what_it_has(dataset: Path, started: Started) -> None:

@@ -215,10 +215,11 @@ WRONG: dict[str, str] = {
         {here} --concurrency 0 → --concurrency: expected numbers from 1 to 4096 as in 1,8,32, found '0'
         {here} --concurrency 1,4097 → found '1,4097'
         {here} --concurrency 1,x → found '1,x'
-        {here} --modes none,fast → expected some of none,prediction,unrelated,ngram, found 'fast'
-        {here} --modes , → --modes: expected some of none,prediction,unrelated,ngram, found ','
+        {here} --modes none,fast → context,conversation,plain,ngram, found 'fast'
+        {here} --modes , → --modes: expected some of none,prediction,
         {here} --modes ngram → ngram needs --compare-url
-        {here} --compare-url http://127.0.0.1:9/v1 --modes none → is for the mode ngram
+        {here} --compare-url http://127.0.0.1:9/v1 --modes none → is for the modes ngram and plain
+        {here} --modes none,plain → plain needs --compare-url
         {here} --compare-url http://x → --compare-url: expected a URL that ends in /v1
         {here} missing.jsonl → missing.jsonl: No such file
         {here} a --before b → found a file PAIRS and --before
