@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,28 @@ def test_nothing_is_shown_where_nothing_is_drafted(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(metrics, "_metrics", {})
     metrics.create_if_expected()
     assert not metrics._metrics
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_graph_modes_are_asked_for_only_where_vllm_tells_them(
+    monkeypatch: pytest.MonkeyPatch, counts: bool
+) -> None:
+    installed: list[str] = []
+    monkeypatch.setattr(usage, "install", installed.append)
+    monkeypatch.setattr(in_use, "_facts", in_use.EngineFacts(8, "V2", 4, counts))
+    usage.start(lambda *_: None, None)
+    assert installed == ["graph_modes"] * counts
+
+
+def test_graph_modes_are_counted() -> None:
+    metrics.create_if_expected()
+    metrics.count_graph("FULL")
+    before, seen = values(), []
+    told = SimpleNamespace(cudagraph_stats=SimpleNamespace(runtime_mode="PIECEWISE"))
+    for stats in (told, None, SimpleNamespace(cudagraph_stats=None), told):
+        usage.update_scheduler_stats(lambda _, each: seen.append(each), None, stats)
+    assert len(seen) == 4
+    assert moved(before) == {"gpu_align_graph_mode_total{PIECEWISE}": 2}
 
 
 def test_a_request_moves_every_counter_by_what_happened() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from usage_harness import ask_all, chat, scrape, variants
+from usage_harness import ask_all, chat, moved, scrape, variants
 from vllm_harness import K, Server
 
 from tests.campaign.http_client import Answer
@@ -55,6 +55,13 @@ def test_the_log_tells_texts_cursors_and_why(traffic: list[tuple[Answer, dict[st
         assert all(step["new_lines"] == [] for step in steps)
         assert "live" not in log
     assert candidates > 100
+
+
+def test_steps_are_counted_by_graph_mode(server: Server) -> None:
+    before = scrape(server.url)
+    ask_all(server.url, [chat(11, 9)])
+    # A CPU has no graphs.
+    assert moved(before, scrape(server.url))['gpu_align_graph_mode_total{mode="NONE"}'] >= 9
 
 
 def test_the_server_says_what_it_is_and_the_status_counts_as_the_metrics_do(

@@ -253,6 +253,7 @@ def test_several_processes_are_one_server_and_every_label_is_there_from_the_star
         "drafts": dict.fromkeys(sources, 0),
         "steps": 0,
         "steps_lost": dict.fromkeys(metrics.LOST, 0),
+        "graph_mode": {"FULL": 0, "PIECEWISE": 0, "NONE": 0},
         "realignments": 0,
         "accepted_length_tokens": {"count": 0, "sum": 0},
         "prediction_length_tokens": {"count": 0, "sum": 0},

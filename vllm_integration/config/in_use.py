@@ -20,11 +20,13 @@ INNER = "gpu_align_inner_tokens"
 
 
 class EngineFacts(NamedTuple):
-    """Of an engine that drafts from predictions. num_draft_tokens: K. runner: "V1" or "V2"."""
+    """Of an engine that drafts from predictions. num_draft_tokens: K. runner: "V1" or "V2". counts_graph_modes:
+    whether vLLM tells each step's CUDA graph mode."""
 
     num_draft_tokens: int
     runner: str
     max_num_seqs: int
+    counts_graph_modes: bool = False
 
 
 _facts: EngineFacts | None = None
@@ -55,7 +57,8 @@ def note_engine(vllm_config: Any) -> None:
     global _facts
     runner = "V2" if vllm_config.use_v2_model_runner else "V1"
     num_draft_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
-    _facts = EngineFacts(num_draft_tokens, runner, int(vllm_config.scheduler_config.max_num_seqs))
+    counts = bool(getattr(getattr(vllm_config, "observability_config", None), "cudagraph_metrics", False))
+    _facts = EngineFacts(num_draft_tokens, runner, int(vllm_config.scheduler_config.max_num_seqs), counts)
 
 
 def engine_here() -> EngineFacts | None:

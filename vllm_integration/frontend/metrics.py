@@ -67,6 +67,10 @@ _SPECS: dict[str, dict[str, tuple[Any, ...]]] = {
             "Steps after a request's first that verified no draft: none was made, or it got no draft slots.",
             {"reason": LOST},
         ),
+        "graph_mode": (
+            "Steps by CUDA graph mode, with --cudagraph-metrics.",
+            {"mode": ("FULL", "PIECEWISE", "NONE")},
+        ),
         "realignments": ("Times drafts from a prediction were accepted again after some had been rejected.",),
     },
     "Histogram": {
@@ -150,6 +154,11 @@ def _samples() -> Iterator[tuple[str, str, dict[str, str], float]]:
 def count_refused(reason: str, action: str) -> None:
     """A prediction was not taken whole. Both are of a few fixed words, they become labels."""
     _get("predictions_refused").labels(reason, action).inc()
+
+
+def count_graph(mode: str) -> None:
+    """A step of the engine ran with CUDA graphs in this mode of vLLM's."""
+    _get("graph_mode").labels(mode).inc()
 
 
 def count_request(prediction_length: int | None) -> None:

@@ -21,7 +21,7 @@ from gpu_align.step_log import SOURCES
 
 from ..config.in_use import engine_here
 from ..config.settings import Settings
-from ..seams.install import seam, shown_id
+from ..seams.install import install, seam, shown_id
 from ..wire import request as wire
 from ..wire.reports import REFUSALS
 from ..wire.steps import HEADER, decode
@@ -231,6 +231,18 @@ def start(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -
     """`OutputProcessor.__init__`: metrics are there from the start, at 0."""
     original(self, *args, **kwargs)
     guard.run("could not create metrics", metrics.create_if_expected)
+    if getattr(engine_here(), "counts_graph_modes", False):
+        install("graph_modes")
+
+
+@seam("graph_modes.update_scheduler_stats")
+def update_scheduler_stats(
+    original: Callable[..., None], self: Any, scheduler_stats: Any, *args: Any, **kwargs: Any
+) -> None:
+    """`OutputProcessor.update_scheduler_stats`, once a step; wrapped only with `--cudagraph-metrics`."""
+    original(self, scheduler_stats, *args, **kwargs)
+    if (stats := getattr(scheduler_stats, "cudagraph_stats", None)) is not None:
+        guard.run("could not count CUDA graphs", metrics.count_graph, stats.runtime_mode)
 
 
 @seam("usage.add_request")

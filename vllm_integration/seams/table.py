@@ -92,6 +92,7 @@ GROUPS: dict[str, Group] = {
     "app": Group("plugin", "vllm.entrypoints.launchers.app", _ENDPOINTS),
     "status": Group("caller"),
     "usage": Group("usage", "vllm.v1.engine.output_processor", ("vllm_integration.frontend.usage",)),
+    "graph_modes": Group("caller", "", ("vllm_integration.frontend.usage",)),
     "dump": Group("dump", "vllm.logging_utils.dump_input", ("vllm_integration.scheduler.schedulers",)),
     "v1": Group("plugin", "", ("vllm_integration.worker.proposer_v1",)),
     "usage_v1": Group("usage", "", ("vllm_integration.worker.request_drafter",)),
@@ -192,6 +193,12 @@ usage vllm.entrypoints.serve.engine.protocol:UsageInfo
   field completion_tokens_details the same
 usage vllm.entrypoints.openai.responses.protocol:ResponseUsage
   field output_tokens_details the same for /v1/responses
+graph_modes vllm.v1.engine.output_processor:OutputProcessor
+  wrap update_scheduler_stats(self,scheduler_stats) steps by CUDA graph mode, with `--cudagraph-metrics`
+graph_modes vllm.v1.metrics.stats:SchedulerStats
+  field cudagraph_stats the step's, if any
+graph_modes vllm.compilation.cuda_graph:CUDAGraphStat
+  field runtime_mode its mode
 usage_v1 vllm.v1.worker.gpu_model_runner:GPUModelRunner
   wrap sample_tokens(self) the draft report leaves with the step's output
 usage_v1 vllm.v1.core.sched.scheduler:Scheduler
