@@ -1,14 +1,11 @@
 """Every private name of vLLM that the plugin uses, renamed or changed, one at a time.
 
-Twice: in the vLLM that this process has imported, where its group is then installed, and in vLLM's sources, which
-are edited in memory and read; there every parameter is changed in turn, and a short run leaves nothing out. Each
-time exactly this name has to be reported, and a group that misses one wraps nothing, costs what the table says,
-and leaves the others whole.
+In the vLLM that this process has imported, where its group is then installed. Exactly this name has to be
+reported, and a group that misses one wraps nothing, costs what the table says, and leaves the others whole.
 """
 
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
 import logging
@@ -16,7 +13,6 @@ import re
 import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 from tests.campaign.campaign import Campaign, Row, Tally, main
@@ -44,19 +40,15 @@ def run(c: Campaign) -> Iterator[Row]:
         (seam, how) for seam in SEAMS for how in ("renamed", "changed") if how == "renamed" or seam.parameters
     ]
     chosen = changes[:: c.size(1, EVERY)]
-    root = source_probe.installed_root()
-    rows = ("every seam renamed or changed, in process", "every seam renamed or changed, in vLLM's sources")
-    if root is None:
-        for what in rows:
-            yield c.not_run(what, len(changes), "vLLM is not installed")
+    what = "every seam renamed or changed, in process"
+    if source_probe.installed_root() is None:
+        yield c.not_run(what, len(changes), "vLLM is not installed")
         return
-    told = f"{len(SEAMS)} names, {len(changes) - len(SEAMS)} of them with a signature, {len(GROUPS)} groups"
-    tally = c.tally(rows[0], len(changes), len(chosen))
+    tally = c.tally(what, len(changes), len(chosen))
     _in_process(tally, chosen)
-    yield tally.row(told)
-    tally = c.tally(rows[1], len(changes), len(changes))
-    _in_sources(tally, changes, root)
-    yield tally.row(told)
+    yield tally.row(
+        f"{len(SEAMS)} names, {len(changes) - len(SEAMS)} of them with a signature, {len(GROUPS)} groups"
+    )
 
 
 def _in_process(tally: Tally, changes: list[tuple[Seam, str]]) -> None:
@@ -192,49 +184,6 @@ def _with_another_signature(original: Any, seam: Seam) -> Any:
     other: Any = type(original.__name__, (original,), {}) if isinstance(original, type) else changed
     other.__signature__ = signature.replace(parameters=parameters)
     return other
-
-
-class _Edited(source_probe.Sources):
-    """vLLM's sources with one word spelt differently everywhere; trees of files without it are of `whole`."""
-
-    def __init__(self, root: Path, whole: source_probe.Sources, word: str) -> None:
-        super().__init__(root)
-        self._whole, self._word = whole, re.compile(rf"\b{word}\b")
-
-    def tree(self, module: str) -> ast.Module | None:
-        if module not in self._trees:
-            text = self._whole.text(module)
-            if text is None or not self._word.search(text):
-                return self._whole.tree(module)
-            self._trees[module] = ast.parse(_LINE_OR_IMPORT.sub(self._edit, text))
-        return self._trees[module]
-
-    def _edit(self, line: re.Match[str]) -> str:
-        return (line["module"] or "") + self._word.sub(OTHER, line["rest"])
-
-
-#: What modules are called is left alone.
-_LINE_OR_IMPORT = re.compile(r"^(?P<module>[ \t]*from \S+ import )?(?P<rest>.*)$", re.MULTILINE)
-
-
-def _in_sources(tally: Tally, changes: list[tuple[Seam, str]], root: Path) -> None:
-    whole = source_probe.Sources(root)
-    for seam, how in changes:
-        words = (
-            [seam.attribute.rpartition(".")[2]]
-            if how == "renamed"
-            else seam.parameters[1:] or seam.parameters
-        )
-        expected, wrong = "missing" if how == "renamed" else "changed", []
-        for word in words:
-            edited = _Edited(root, whole, word)
-            found = {s: source_probe.probe_one(edited, s) for s in SEAMS if s.group == seam.group}
-            reported = {s for s, status in found.items() if status.state != "found"}
-            uses_it = {s for s in SEAMS if word in s.attribute.split(".") or word in s.parameters}
-            told = how == "renamed" or OTHER in found[seam].detail
-            if found[seam].state != expected or not told or not reported <= uses_it:
-                wrong.append({"word": word, "reported": sorted(s.name for s in reported)})
-        tally.check(not wrong, case={"seam": seam.name, "how": how, "wrong": wrong})
 
 
 if __name__ == "__main__":

@@ -15,31 +15,10 @@ yaml = pytest.importorskip("yaml")
 
 ROOT = Path(__file__).parents[2]
 DEPLOY, GITHUB = ROOT / "docs" / "deploy", ROOT / ".github"
-YAMLS = sorted(
-    path
-    for paths in (GITHUB.rglob("*.yml"), DEPLOY.rglob("*.y*ml"), ROOT.glob("*.cff"), ROOT.glob(".*.yaml"))
-    for path in paths
-)
 
 
 def read(path: Path) -> Any:
     return yaml.safe_load(path.read_text(encoding="utf-8"))
-
-
-@pytest.mark.parametrize("path", YAMLS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_yaml_is_valid_and_no_key_is_there_twice(path: Path) -> None:
-    class Strict(yaml.SafeLoader):  # type: ignore[misc]
-        pass
-
-    def mapping(loader: Any, node: Any) -> dict[Any, Any]:
-        keys = [loader.construct_object(key) for key, _ in node.value]
-        assert len(keys) == len(set(keys)), f"{node.start_mark}: a key is there twice"
-        return dict(
-            zip(keys, (loader.construct_object(value, deep=True) for _, value in node.value), strict=True)
-        )
-
-    Strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
-    assert yaml.load(path.read_text(encoding="utf-8"), Strict)
 
 
 def test_the_citation_is_of_this_version() -> None:

@@ -134,17 +134,6 @@ def test_a_bad_file_is_refused_with_its_name_and_the_place(tmp_path: Path, conte
     assert place in str(refused.value)
 
 
-def test_every_cut_of_a_file_is_refused_or_a_whole_log(tmp_path: Path) -> None:
-    whole = yaml.safe_dump(document(), sort_keys=False)
-    refused, cuts = 0, range(0, len(whole) - 1, 23)
-    for end in cuts:
-        try:
-            step_log.read_step_log(written(tmp_path, whole[:end]))
-        except step_log.StepLogError:
-            refused += 1
-    assert refused > 0.7 * len(cuts)
-
-
 def step(
     new: int, source: str = "none", proposed: int = 0, verified: int = 0, accepted: int = 0, why: str = ""
 ) -> Any:

@@ -78,25 +78,6 @@ def test_output_is_the_models_own_whatever_is_predicted(
     assert engine.state() == {"occupied": 0, "known": 0, "counted": 0, "rows": 0}
 
 
-def test_draft_slots_go_to_those_who_can_use_them(k16: V2Engine, k4: V2Engine, greedy: Greedy) -> None:
-    """In one batch: K slots for an aligned request, none for one without a prediction."""
-    for engine, k in ((k16, 16), (k4, 4)):
-        n = 3 * (k + 1)
-        prompts = [prompt_of(seed) for seed in range(4)]
-        requests = [
-            Request(prompt, greedy(prompt, n) if i % 2 else None, n) for i, prompt in enumerate(prompts)
-        ]
-        run = engine.run(requests)
-        check_outputs(requests, run, greedy)
-        for index in (0, 2):
-            assert {drafts for _, drafts, _ in run.of(index)} == {0}
-            assert {tokens for tokens, _, _ in run.of(index)[1:]} == {1}
-        together = [step for step in run.steps if len(step) == 4]
-        full = [step for step in together if step[1][1] == step[3][1] == k]
-        assert len(full) >= 2
-        assert all(step[0][1] == step[2][1] == 0 for step in full)
-
-
 @pytest.mark.parametrize("name", ["k4", "k16"])
 def test_a_step_without_predictions_is_vllms_but_for_a_few_tests(
     name: str, request: pytest.FixtureRequest
@@ -194,28 +175,6 @@ def test_prompts_that_leave_little_or_no_room(k16: V2Engine, greedy: Greedy) -> 
     run = k16.run([Request(prompt, output * 3, 60) for prompt, output in zip(prompts, outputs, strict=True)])
     assert run.outputs == outputs
     assert {answer["end"] for answer in run.answers} == {"length"}
-
-
-def test_the_probabilities_of_given_tokens_are_answered_beside_drafts(k16: V2Engine, greedy: Greedy) -> None:
-    """`logprob_token_ids`, which the sampler that verifies drafts leaves out."""
-    prompt, n = prompt_of(71), 6
-    output = greedy(prompt, 24)
-    params = {"logprob_token_ids": [5, 6, 7]}
-    (alone,) = k16.run([Request(prompt, None, n, params=params)]).answers
-    run = k16.run(
-        [
-            Request(prompt, output, 24),
-            Request(prompt, None, n, arrives=2, params=params),
-            Request(prompt, output, 24, arrives=2),
-        ]
-    )
-    assert all({5, 6, 7} <= set(map(int, position)) for position in alone["logprobs"])
-    assert run.answers[1]["logprobs"] == [pytest.approx(position, abs=1e-4) for position in alone["logprobs"]]
-    assert run.outputs == [output, alone["token_ids"], output]
-    beside = [step for step in run.steps if 1 in step]
-    assert len(beside) >= n
-    assert all(drafts == 0 for step in beside for _, drafts, _ in step.values())
-    assert run.accepted > 0
 
 
 def test_an_adapter_beside_its_base_model(

@@ -16,10 +16,9 @@ import torch
 pytest.importorskip("typer")
 from gpu_align.tools import doctor as library
 from gpu_align.tools.bench.servers import PLUGIN_DRAFTS
-from gpu_align.tools.doctor import Finding
 from vllm_integration import doctor
 from vllm_integration.seams import install
-from vllm_integration.seams.table import SEAMS, Seam, SeamStatus
+from vllm_integration.seams.table import SEAMS, SeamStatus
 
 
 @pytest.mark.parametrize(
@@ -91,33 +90,6 @@ def test_which_graphs_vllms_choice_of_attention_allows(
     assert finding.ok is None
     monkeypatch.setattr(torch.version, "cuda", None)
     assert [*doctor.graphs()] == []
-
-
-def seam(name: str) -> Seam:
-    return Seam("v1", "call", "vllm.some", f"Thing.{name}", "a test")
-
-
-def test_each_name_and_how_many() -> None:
-    statuses: Sequence[Any] = [
-        SeamStatus(seam("runner"), "found"),
-        SeamStatus(seam("scheduler"), "missing", "no callable do"),
-        SeamStatus(seam("chat"), "changed", "got self"),
-    ]
-    expected = [
-        Finding("seam v1.runner", "found, vllm.some.Thing.runner", True, detail=True),
-        Finding(
-            "seam v1.scheduler", "missing, vllm.some.Thing.scheduler: no callable do", False, detail=True
-        ),
-        Finding("seam v1.chat", "changed, vllm.some.Thing.chat: got self", False, detail=True),
-        Finding(
-            "vLLM names",
-            "1 of 3 vLLM names found; not: vllm.some.Thing.scheduler (missing), vllm.some.Thing.chat (changed)",
-            False,
-            "fix",
-        ),
-    ]
-    *found, _ = doctor.names(statuses, "fix")
-    assert found == expected
 
 
 def test_a_probe_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,12 +44,15 @@ def test_the_command_looks_into_a_directory_and_into_a_wheel(
     runner = "vllm/v1/worker/gpu/model_runner.py"
     with zipfile.ZipFile(wheel, "w") as archive:
         text = (root / runner).read_text()
-        archive.writestr(runner, text.replace("def add_requests(", "def add_some_requests("))
+        text = text.replace("def add_requests(", "def add_some_requests(")
+        text = text.replace("def _remove_request(self, req_id", "def _remove_request(self, name")
+        archive.writestr(runner, text)
     assert source_probe.main([str(wheel)]) == 1
     *lines, last = capsys.readouterr().out.splitlines()
     found = {name: state for state, name, *_ in map(str.split, lines)}
     assert len(found) == len(SEAMS)
-    assert (found["v2.finish_requests"], found["v2.add_requests"]) == ("found", "missing")
+    names = ("finish_requests", "add_requests", "_remove_request")
+    assert [found[f"v2.{name}"] for name in names] == ["found", "missing", "changed"]
     assert f" of {len(SEAMS)} seams found" in last
     assert source_probe.main([]) == 2
 

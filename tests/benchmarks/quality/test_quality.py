@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("rapidfuzz")
 
-from benchmarks.corpus.build import EditPair, write_pairs
 from benchmarks.corpus.mix import ByteTokenizer
-from benchmarks.quality import build_suffix_peer, cases, checks, runs
+from benchmarks.quality import build_suffix_peer, cases, checks
 from benchmarks.quality.cases import Resumption, least_steps, reentries
 from benchmarks.quality.checks import Point, curve, height
 from benchmarks.quality.replays import Reliability
@@ -25,9 +23,9 @@ from benchmarks.quality.runs import (
     run_records,
     total,
 )
-from gpu_align import RecipePack, Recipes
+from gpu_align import Recipes
 from gpu_align.policies import EarlierResponses, SuffixDecoding
-from gpu_align.simulate import Record, load_tokenizer
+from gpu_align.simulate import Record
 
 
 def entries(count: int = 6) -> list[Entry]:
@@ -155,30 +153,6 @@ def test_recipes_make_a_difference_unless_they_are_off() -> None:
     assert (ours.name, off.name) == ("gpu_align", "gpu_align recipes=off")
     with pytest.raises(ValueError, match="recipe_pack: expected recipes"):
         run_records(Run("recipe_pack", 16), [record])
-
-
-def test_what_is_known_in_each_kind_of_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("tokenizers")
-    pytest.importorskip("mistral_common")
-    tekken = load_tokenizer("tekken")
-    real, made = "def one() -> None:\n    pass\n", "edited here\n"
-    pack = RecipePack.learn([("one", "alpha beta gamma\n" * 20)])
-    monkeypatch.setattr(runs.RecipePack, "load", lambda: pack)
-    path = tmp_path / "tune.jsonl.gz"
-    rows = [("1", "python", "tekken", tekken.encode(real)), ("2", "rename", "tekken", tekken.encode(made)),
-            ("3", "python", "bytes", list(real.encode()))]  # fmt: skip
-    write_pairs(
-        (EditPair(i, kind, "python", "p", "tune", name, [], ids) for i, kind, name, ids in rows), path
-    )
-    monkeypatch.chdir(tmp_path)
-    for tokens in ("tekken", "bytes", "bpe"):
-        known = runs._knowledge(path, tokens)
-        encode = runs.tokenizer_of(tokens, [real]).encode
-        assert known.earlier == [encode(real)]
-        [record] = [Record("a", [], [], encode("alpha beta gamma\n"))]
-        [alone] = run_records(Run("recipe_pack", 16), [record], known)
-        assert alone.accepted > 0
-    assert len(list((tmp_path / ".cache" / "corpus").glob("bpe-*.json"))) == 1
 
 
 PEER = build_suffix_peer.DEFAULT_FOLDER

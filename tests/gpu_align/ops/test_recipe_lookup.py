@@ -157,7 +157,6 @@ NAME, COLON, COMMA, QUOTE = 1, 2, 3, 4  # stay themselves in a shape
 SHAPE_OF = np.array([SPACE, 1, 2, 3, 4, *[IDENTIFIER] * 5, *[NUMBER] * 5], dtype=np.int32)
 
 
-#: Tokens 5 to 9 are identifiers, 10 to 14 numbers, those beyond are not known.
 SHAPES = Recipes.from_lists(
     [
         ((NAME, COLON, IDENTIFIER, COMMA), (20, 21, 22), (0.9, 0.9, 0.9)),

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from gpu_align import Drafter, DrafterConfig
 from gpu_align.ops.constants import NUM_CLASSES
-from gpu_align.ops.draft import KNOTS, SHIPPED, content_hash, read_survival, read_table
+from gpu_align.ops.draft import SHIPPED, content_hash, read_survival, read_table
 from gpu_align.simulate import Record, simulate
 from gpu_align.step_log import Line, Step, StepLog
 from gpu_align.tools.cli import app
@@ -25,7 +25,6 @@ from gpu_align.tools.tune.tuning import (
     Tuned,
     at_rejections,
     files_of,
-    make_table,
     read_traffic,
     record_of,
     split,
@@ -109,14 +108,6 @@ class TestFit:
             curve = fit.relearn(runs, self.known())[100]
             assert low < curve[0] < high, (count, curve[0])
             assert (np.diff(curve) <= 0).all()
-
-    def test_classes_that_are_alike_move_with_it_and_those_of_the_other_text_do_not(self) -> None:
-        runs = np.zeros((NUM_CLASSES, NUM_DRAFT_TOKENS + 1))
-        runs[0:21, 0] = 1000  # in the prediction, nothing matched
-        curves = fit.relearn(runs, self.known())
-        in_context = np.arange(NUM_CLASSES) // 3 % 8 == 7
-        assert curves[24, 0] < 0.5
-        assert np.allclose(curves[in_context], self.known()[in_context])
 
     def test_a_calibration_starts_from_the_known_one(self) -> None:
         drafts = np.zeros((2, 20))
@@ -227,13 +218,6 @@ class TestTable:
         with pytest.raises(ValueError, match=message) as refused:
             DrafterConfig.tuned(path)
         assert "\n" not in str(refused.value)
-
-    def test_one_class_a_line(self, tmp_path: Path) -> None:
-        survival = np.zeros((NUM_CLASSES, len(KNOTS)), dtype=np.int64)
-        made = make_table(survival, [0.0] * 20, np.zeros(NUM_CLASSES), 1, "a test")
-        write_table(made, tmp_path / "t.json")
-        assert (tmp_path / "t.json").read_text().count("\n") == NUM_CLASSES + 2
-        assert read_table(tmp_path / "t.json") == made
 
 
 def test_a_step_log_is_a_request() -> None:
