@@ -56,12 +56,6 @@ def url(folder: Path) -> str:
     return demo_recording.render(folder).as_uri()
 
 
-def test_the_documentation_tells_what_was_recorded(rows: dict[str, Row]) -> None:
-    said = f"one edit, {rows[EDITED].steps} passes of the model instead of {rows[NONE].steps}]"
-    docs = Path(__file__).parents[2] / "docs" / "bench.md"
-    assert docs.read_text(encoding="utf-8").count(said) == 2
-
-
 class Opened:
     """The page in a context of its own, and everything that it asked for or complained about."""
 
@@ -206,127 +200,7 @@ def test_every_pass_is_that_of_the_step_log(browser: Any, tmp_path: Path, name: 
     opened.context.close()
 
 
-def test_play_runs_in_real_time_and_pauses(browser: Any, url: str) -> None:
-    opened = Opened(browser, "about:blank")
-    opened.page.clock.install(time=0)
-    opened.page.goto(url)
-    opened.page.clock.pause_at(60_000)
-    opened.page.focus("#play")
-    opened.page.keyboard.press("Space")
-    opened.page.clock.run_for(1000)
-    assert 0.95 < float(opened.text("#clock").split()[0]) <= 1
-    opened.page.keyboard.press("Space")
-    paused = opened.text("#clock")
-    opened.page.clock.run_for(1000)
-    assert opened.text("#clock") == paused
-    assert opened.page.get_attribute("#play", "aria-label") == "Play on"
-    opened.page.keyboard.press("Space")
-    opened.page.select_option("#speed", "4")
-    opened.page.clock.run_for(500)
-    assert 1.8 < float(opened.text("#clock").split()[0]) - float(paused.split()[0]) <= 2
-    opened.context.close()
-    assert opened.complaints == []
-
-
 # --- keys, widths, colours ------------------------------------------------------------------------------
-
-
-def test_every_control_is_reached_by_tab_and_shows_its_focus(opened: Opened) -> None:
-    selector = "button:not(:disabled), input, select, textarea, summary, pre[tabindex]"
-    script = """() => { const e = document.activeElement; const style = getComputedStyle(e);
-        const label = e.getAttribute("aria-label") || e.getAttribute("aria-labelledby") || e.labels?.length ||
-            e.textContent;
-        return [e.outerHTML.slice(0, 60), style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0,
-            !!label, [...document.querySelectorAll(SELECTOR)].indexOf(e)]; }"""
-    script = script.replace("SELECTOR", repr(selector))
-    reached = set()
-    count = len(opened.page.query_selector_all(selector))
-    for _ in range(count + 5):
-        opened.page.keyboard.press("Tab")
-        html, outlined, named, index = opened.page.evaluate(script)
-        if index < 0:
-            break
-        assert outlined, html
-        assert named, html
-        reached.add(index)
-    # Of a group of radio buttons only the checked one is a stop.
-    assert len(reached) == count - (len(ROWS) - 1)
-
-
-def test_keys_and_buttons_choose_a_row_and_a_pass(opened: Opened, folder: Path) -> None:
-    assert opened.page.is_checked(f"#choice input[value={EDITED}]")
-    for selector in (".accepted", ".rejected"):  # the first pass shown has both
-        assert opened.text(f"#explorer .now {selector}")
-    assert "finished" in opened.text("#pane-row .state")
-    assert "finished" not in opened.text("#pane-none .state")
-    opened.set_slider("#explorer .pass", 0)
-    log = demo_recording.step_log(EDITED, folder)
-    for expected in [i for i, step in enumerate(log.steps) if step.rejected][:5]:
-        opened.page.click("#explorer .next-rejection")
-        assert opened.text("#explorer .summary").startswith(f"Pass {expected + 1} of")
-    opened.page.focus(f"#choice input[value={EDITED}]")
-    opened.page.keyboard.press("ArrowRight")
-    assert opened.text("#pane-row h3") == "Prediction: the exact answer"
-    opened.page.focus("#time")
-    opened.page.keyboard.press("End")
-    assert "finished" in opened.text("#pane-none .state")
-    opened.page.focus("#explorer .pass")
-    opened.page.keyboard.press("Home")
-    opened.page.keyboard.press("ArrowRight")
-    assert opened.text("#explorer .summary").startswith("Pass 2 of")
-    assert opened.page.get_attribute("#explorer .pass", "aria-valuetext").startswith("pass 2 of")
-
-
-# WCAG's contrast of every piece of text with what is behind it; text still to come is faint on purpose.
-_CONTRAST = """() => {
-  const parse = text => { const n = text.match(/[\\d.]+/g).map(Number); return n.length < 4 ? [...n, 1] : n; };
-  const part = v => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
-  const light = ([r, g, b]) => {
-    return 0.2126 * part(r) + 0.7152 * part(g) + 0.0722 * part(b); };
-  const behind = element => { for (let e = element; e; e = e.parentElement) {
-    const colour = parse(getComputedStyle(e).backgroundColor); if (colour[3] === 1) return colour; }
-    return [255, 255, 255]; };
-  const bad = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  let checked = 0;
-  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
-    const e = node.parentElement;
-    if (!node.data.trim() || !e.getClientRects().length || e.closest(".todo, script, style, :disabled")) continue;
-    const style = getComputedStyle(e);
-    const [x, y] = [light(parse(style.color)), light(behind(e))].sort((a, b) => b - a);
-    const size = parseFloat(style.fontSize), large = size >= 24 || (size >= 18.6 && style.fontWeight >= 600);
-    checked += 1;
-    const contrast = (x + 0.05) / (y + 0.05);
-    if (contrast < (large ? 3 : 4.5)) bad.push([e.className, node.data.slice(0, 40), contrast]);
-  }
-  return [checked, bad]; }"""
-
-
-@pytest.mark.parametrize(
-    ("scheme", "background", "width"),
-    [
-        ("light", "rgb(255, 255, 255)", 320),
-        ("dark", "rgb(13, 17, 23)", 480),
-        ("light", "rgb(255, 255, 255)", 768),
-    ],
-)
-def test_text_has_contrast_and_scrolls_in_one_direction(
-    browser: Any, url: str, scheme: str, background: str, width: int
-) -> None:
-    opened = Opened(browser, url, color_scheme=scheme, viewport={"width": width, "height": 800})
-    opened.page.eval_on_selector_all("details", "all => all.forEach(one => one.open = true)")
-    assert opened.page.evaluate("getComputedStyle(document.body).backgroundColor") == background
-    checked, bad = opened.page.evaluate(_CONTRAST)
-    assert checked > 500
-    assert bad == []
-    assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
-    outside = opened.page.eval_on_selector_all(
-        "button, input, select, textarea, h1, h2, h3, p, svg, pre",
-        "(all, width) => all.filter(e => e.getClientRects().length && (e.getBoundingClientRect().left < 0 || "
-        "e.getBoundingClientRect().right > width)).map(e => e.outerHTML.slice(0, 80))",
-        width,
-    )
-    assert outside == []
-    opened.context.close()
 
 
 # --- your own before and after --------------------------------------------------------------------------

@@ -17,11 +17,9 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from typer.testing import CliRunner
-from vllm_harness import ENVIRONMENT, K, Server
+from vllm_harness import ENVIRONMENT
 
 from gpu_align.tools.bench.client import Counts
-from gpu_align.tools.cli import app
 
 pytestmark = pytest.mark.vllm
 
@@ -37,39 +35,6 @@ def write_pairs(path: Path) -> None:
     edits = ((" ".join(words), " ".join([*words[:9], "w1", *words[10:]])) for words in texts)
     pairs = [{"id": n, "instruction": "w9", "before": a, "after": b} for n, (a, b) in enumerate(edits)]
     path.write_text("\n".join(map(json.dumps, pairs)))
-
-
-def test_the_figures_of_a_real_server(server: Server, tmp_path: Path) -> None:
-    data, out, page = (tmp_path / name for name in ("pairs.jsonl", "bench.json", "bench.html"))
-    write_pairs(data)
-    before = counts(server.url)
-    flags = ["--base-url", f"{server.url}/v1", "--model", "tiny", data, "--json", out]
-    flags += ["--html", page, "--concurrency", "1,4", "--rounds", 1, "--max-tokens", MAX_TOKENS]
-    done = CliRunner().invoke(app, ["bench", *map(str, flags)], env={"OPENAI_API_KEY": None})
-    assert done.exit_code == 0, done.output
-    counted = counts(server.url).since(before)
-
-    found = json.loads(out.read_text())
-    runs = {(run["mode"], run["concurrency"]): run for run in found["runs"]}
-    assert [run["requests"] for run in found["runs"]] == [2, 2, 2, 8, 8, 8]
-    for (mode, _), run in runs.items():
-        assert run["output_tokens"] == run["requests"] * MAX_TOKENS  # this model writes no end token
-        assert run["steps"] + run["accepted"] == run["output_tokens"]
-        assert run["identical"] in ("yes", "near-tie"), mode
-        assert (run["accepted"], run["rejected"]) == (0, 0) or mode != "none"
-    for streams in (1, 4):
-        # The prediction is the first run's answer with an edit.
-        assert runs["prediction", streams]["accepted"] > runs["prediction", streams]["output_tokens"] / 2
-        assert runs["prediction", streams]["steps"] < runs["unrelated", streams]["steps"]
-    assert found["predictions"] == {"pairs": 2, "before": 0, "output": 2}
-    assert not any("also served others" in note for note in found["notes"])
-    # The rest of what the server counted are the first run and the warm-ups.
-    drafted = [sum(run[verdict] for run in found["runs"]) for verdict in ("accepted", "rejected")]
-    assert counted.accepted >= drafted[0] > 0
-    assert drafted[1] <= counted.rejected <= drafted[1] + 16 * K * MAX_TOKENS
-    warm_up = 3 * 8 * min(32, MAX_TOKENS)
-    assert counted.generated == sum(run["output_tokens"] for run in found["runs"]) + 2 * MAX_TOKENS + warm_up
-    assert "<figure>" in page.read_text()
 
 
 REQUESTS = 16  # a turn

@@ -11,11 +11,11 @@ pytest.importorskip("rapidfuzz")
 pytest.importorskip("mistral_common")
 
 from benchmarks import tables
-from benchmarks.agents import picture, readers
+from benchmarks.agents import readers
 from benchmarks.agents.forms import WRITE, exchanges, hunks, numbered
 from benchmarks.agents.main import main
 from benchmarks.agents.readers import HALVES, LAST_OBSERVATIONS, Change, Edit
-from benchmarks.agents.rows import CAPACITY, ROWS, viewed
+from benchmarks.agents.rows import ROWS
 from gpu_align import views
 
 BEFORE = "\n".join(f'def step_{n}():\n    return "{n}"\n' for n in range(8))
@@ -74,14 +74,6 @@ def test_a_trajectory_gives_its_edit_once_with_the_lines_that_were_shown(collect
     assert last.shown[5:8] == ("Old output omitted (2 lines)", "Look 1.\n```\nls 1\n```", "seen 1\nand more")
 
 
-def test_an_edit_outside_of_what_was_shown_has_no_old_text(tmp_path: Path) -> None:
-    (tmp_path / "task.traj").write_text(json.dumps(trajectory("edit 90:91\nx\nend_of_edit\n")))
-    edit = list(readers.trajectories(tmp_path))[-1]
-    assert edit.call == (90, 91, "x\n")
-    assert not edit.changes
-    assert {written for _, written in exchanges(edit)} == {"as written", "edit by lines, tool call"}
-
-
 def test_patches_and_tasks(collections: Path) -> None:
     patch = next(readers.patches(collections))
     assert patch.changes == (Change("steps.py", "x = 1\n", "x = 2\n"),)
@@ -134,28 +126,6 @@ def test_the_files_are_shown_so_that_their_views_are_the_file() -> None:
     assert views.make(shown["raw"], ["unfenced"]) == [BEFORE]
 
 
-def test_the_newest_messages_have_the_first_place() -> None:
-    listed = ["1:a\n2:b\n3:c\n", "1:d\n2:e\n3:f\n"]
-    found = "".join(map(chr, viewed(listed, True, lambda text: [ord(c) for c in text])))
-    assert found.startswith("d\ne\nf\nd\\ne\\nf\\n d\n")
-    assert "a\nb\nc\na\\nb\\nc\\n a\n" in found
-    assert ord("\\") not in viewed(listed, False, lambda text: [ord(c) for c in text])
-    assert len(viewed(listed, True, lambda text: [0] * (CAPACITY + 1))) == CAPACITY
-
-
-def test_a_transcript_gives_the_blocks_of_each_answer(tmp_path: Path) -> None:
-    path = tmp_path / "predictions" / "run" / "project__task-1.md"
-    path.parent.mkdir(parents=True)
-    block = "a.py\n```python\n<<<<<<< SEARCH\nx = 1\n\n=======\nx = 2\n\n>>>>>>> REPLACE\n```"
-    asked = "> earlier\n# aider chat started at noon\n\n> told  \n#### Do it.  \n\n"
-    path.write_text(f"{asked}I do.\n\n{block}\n\n> Applied  \n\nDone.\n")
-    [edit] = readers.transcripts(tmp_path)
-    assert edit.changes == (Change("a.py", "x = 1\n\n", "x = 2\n\n"),)
-    assert edit.said == "I do."
-    assert edit.written == f"I do.\n\n{block}"
-    assert edit.shown == ("\ntold  \nDo it.  \n\n",)
-
-
 def test_the_command(collections: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.json"
     assert main([str(collections), "--edits", "1", "--json", str(out)]) == 0
@@ -171,15 +141,6 @@ def test_the_command(collections: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert main([str(tmp_path / "empty")]) == 1
     with pytest.raises(SystemExit):
         main([str(tmp_path / "none")])
-
-
-def test_the_picture_sums_a_form_over_the_collections_that_have_it() -> None:
-    def case(collection: str, written: str, tokens: int, steps: int) -> dict[str, object]:
-        rows = {name: {"output_tokens": tokens, "steps": steps} for name in picture.MARKS}
-        return {"collection": collection, "written": written, "rows": rows}
-
-    cases = [case("a", "diff", 10, 5), case("b", "diff", 20, 5), case("a, no edit", "diff", 99, 1)]
-    assert picture.speeds(cases) == {"diff": dict.fromkeys(picture.MARKS, 3.0)}
 
 
 def test_the_stored_results_are_of_the_half_that_was_held_out() -> None:

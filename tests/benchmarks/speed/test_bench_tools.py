@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from benchmarks.speed import compare, plot
+from benchmarks.speed import compare
 from benchmarks.speed.compare import read_timings
-from benchmarks.speed.workload import STATES, STEP_TOKENS, Steps, make_texts, spread
+from benchmarks.speed.workload import STATES, STEP_TOKENS, Steps, make_texts
 
 MACHINE = {"gpu": "none", "cpu": "a CPU", "python": "3.12"}
 
@@ -63,48 +62,12 @@ def test_device_time_goes_before_wall_time(tmp_path: Path) -> None:
     assert compare.main([str(path), wall]) == 2
 
 
-def test_a_parameter_names_the_contestant(tmp_path: Path) -> None:
-    named = row("policy", 1, 0, params={"name": "static_text", "batch": 64, "size": 1024})
-    [timing] = read_timings(Path(write_run(tmp_path / "a.json", named)))[1].values()
-    assert timing.contestant == "static_text"
-
-
 def test_other_machines_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old = write_run(tmp_path / "old.json", row("cpu", 100, 1))
     new = write_run(tmp_path / "new.json", row("cpu", 100, 1), machine={**MACHINE, "cpu": "another"})
     assert compare.main([old, new]) == 2
     assert "cpu: a CPU → another" in capsys.readouterr().out
     assert compare.main([old, new, "--any-machine"]) == 0
-
-
-def test_what_only_one_run_has_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    old = write_run(tmp_path / "old.json", row("cpu", 100, 1), row("gone", 1, 1))
-    new = write_run(tmp_path / "new.json", row("cpu", 100, 1), row("fresh", 1, 1))
-    assert compare.main([old, new]) == 0
-    printed = capsys.readouterr().out
-    assert "only in OLD: benchmarks/t.py::T::test_gone" in printed
-    assert "only in NEW: benchmarks/t.py::T::test_fresh" in printed
-    assert compare.main([old, write_run(tmp_path / "none.json")]) == 2
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"machine_info": {}, "benchmarks": [{}]}'])
-def test_bad_runs(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "bad.json"
-    path.write_text(text)
-    assert compare.main([str(path), str(path)]) == 2
-    assert "expected what pytest --benchmark-json writes" in capsys.readouterr().err
-
-
-def test_a_picture(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    rows = [row("cpu", 100, 300), row("gpu", 10, 1), row("other", 1, 1, group="no size")]
-    run = write_run(tmp_path / "run.json", *rows)
-    assert plot.main([run, str(tmp_path / "new" / "a.png")]) == 0
-    assert (tmp_path / "new" / "a.png").read_bytes().startswith(b"\x89PNG")
-    assert plot.main([write_run(tmp_path / "empty.json"), str(tmp_path / "b.png")]) == 2
-    [(panel, lines)] = plot.panels(read_timings(Path(run))[1]).items()
-    assert panel == ("step, lost", 1024)
-    assert {name: len(points) for name, points in lines.items()} == {"cpu": 1, "gpu": 1}
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -134,8 +97,3 @@ def test_wrong_drafts_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "propose", lambda: draft._replace(token_ids=draft.token_ids + 1))
     with pytest.raises(AssertionError, match="token_ids"):
         steps.check()
-
-
-def test_spread() -> None:
-    assert spread([3.0]) == {"median": 3.0, "iqr": 0.0}
-    assert spread(list(np.arange(1.0, 10.0))) == {"median": 5.0, "iqr": 5.0}

@@ -16,13 +16,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer
 
-from benchmarks.speed import host_cost, latency_model, static_check
 from benchmarks.speed.kernel_configs import CONFIGS
-from benchmarks.speed.sass import Control, decode, operand, parse
+from benchmarks.speed.sass import Control, decode, parse
 from benchmarks.speed.sass_warp import Latencies, Machine, Memory, Trace
-from benchmarks.speed.static_check import differences, read_amd, read_nvidia, spills, stored, write
+from benchmarks.speed.static_check import differences, read_amd, read_nvidia, spills
 
 ROOT = Path(__file__).parents[3]
 _triton = find_spec("triton")
@@ -119,19 +117,6 @@ def test_a_difference_names_kernel_target_and_field() -> None:
     ]
 
 
-def test_a_table_of_one_version_leaves_the_others(tmp_path: Path) -> None:
-    path = tmp_path / "static.json"
-    for version, registers in (("3.9.0", 9), ("3.6.0", 40), ("3.9.0", 8)):
-        write(version, {"walk": {"sm_80": {**ROW, "registers": registers}}}, path)
-    assert list(json.loads(path.read_text())["triton"]) == ["3.6.0", "3.9.0"]
-    assert stored("3.6.0", path) == {"walk": {"sm_80": ROW}}
-    assert stored("3.9.0", path) == {"walk": {"sm_80": {**ROW, "registers": 8}}}
-    assert stored("4.0.0", path) is None
-    for version in ("3.6.0", "3.9.0"):
-        cycles = stored(version, latency_model.TABLE) or {"none": {}}
-        assert all(set(rows) == {"sm_90", "sm_100"} for rows in cycles.values())
-
-
 @pytest.mark.parametrize("targets", [("sm_80", "sm_90"), ("sm_100", "gfx942")])
 def test_every_kernel_is_as_the_table_says_and_does_not_spill(
     targets: tuple[str, str], tmp_path: Path
@@ -144,43 +129,11 @@ def test_every_kernel_is_as_the_table_says_and_does_not_spill(
     assert all(row["registers"] > 0 for rows in table.values() for row in rows.values())
 
 
-def test_wrong_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for target, renews_a_part, said in (
-        (["sm_1"], False, "unknown target ['sm_1']"),
-        (None, True, "--write needs every row"),
-    ):
-        with pytest.raises(typer.Exit):
-            static_check.chosen_targets(target, static_check.TARGETS, renews_a_part)
-        assert said in capsys.readouterr().err
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    for command in (latency_model, host_cost):
-        with pytest.raises(
-            SystemExit, match="TRITON_INTERPRET: expected unset or 0, found 1: the interpreter"
-        ):
-            command.main()
-
-
-def test_a_kernel_without_a_configuration_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(static_check, "find_kernels", lambda: {**CONFIGS, "draft._new_kernel": object()})
-    with pytest.raises(ValueError, match=r"without one: \['draft._new_kernel'\], without a kernel: \[\]"):
-        static_check.measure([])
-
-
 def test_a_control_word() -> None:
     assert decode(0x000E2E0000002100) == Control(7, False, 0, 7, 0, 0)  # S2R: its result is on scoreboard 0
     assert decode(0x001FCA00078E0202) == Control(5, True, 7, 7, 1, 0)  # its first use waits for scoreboard 0
     assert decode(0x000EA2000C1E1900) == Control(1, False, 2, 7, 0, 0)  # a load: scoreboard 2
     assert decode(0x004FCA0007FFE0FF) == Control(5, True, 7, 7, 4, 0)  # bit 2: waits for scoreboard 2
-
-
-def test_operands() -> None:
-    assert operand("-R12.reuse") == operand("-R12")
-    assert (operand("RZ").number, operand("!PT").number, operand("!PT").inverted) == (255, 7, True)
-    assert operand("-0x1").number == 0xFFFFFFFF
-    base, immediate = operand("desc[UR20][R2.64+-0x10]").terms
-    assert (base[0], base[1], immediate[2]) == (operand("R2"), "64", -16)
-    assert operand("c[0x0][0x210]").number == 0x210
-    assert operand("`(.L_x_3)").text == ".L_x_3"
 
 
 def run_warp(text: str, values: Any, costs: Latencies | None = None) -> tuple[Trace, Any]:

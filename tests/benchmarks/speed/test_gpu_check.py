@@ -24,15 +24,6 @@ SCRIPT = ROOT / "benchmarks" / "speed" / "gpu_check.sh"
 NAMES = [stage.name for stage in STAGES]
 HEADER = {"gpu": "none", "driver": "none", "commit": "none"}
 ENVIRONMENT = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
-#: Hides packages from every process of a run: those that `HIDDEN` names.
-HIDE = """
-import importlib.machinery, os
-hidden = set(os.environ["HIDDEN"].split(","))
-find = importlib.machinery.PathFinder.find_spec
-def find_spec(cls, name, path=None, target=None):
-    return None if name.partition(".")[0] in hidden else find(name, path, target)
-importlib.machinery.PathFinder.find_spec = classmethod(find_spec)
-"""
 #: Stops every process that runs a stage once its result file holds a row, so that it can be killed there.
 STOP_AT_A_ROW = """
 import json, os, signal
@@ -138,31 +129,6 @@ def test_a_stage_that_is_killed_leaves_what_it_had(
     assert [row["name"] for row in found["rows"]][: len(before)] == before
     assert "started" not in {row["verdict"] for row in found["rows"]}
     assert not check.has_failed
-
-
-def test_a_missing_package_costs_its_own_rows(tmp_path: Path) -> None:
-    pytest.importorskip("pytest_benchmark")
-    (tmp_path / "sitecustomize.py").write_text(HIDE)
-    hide = {
-        "PYTHONPATH": f"{tmp_path}:{ROOT}",
-        "HIDDEN": "rapidfuzz,hypothesis,_hypothesis_pytestplugin,xdist,numba,matplotlib,vllm",
-    }
-    done = run_script(tmp_path / "out", "kernels", "suite", "picture", **hide)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    kernels, suite = (rows_of(tmp_path / "out" / f"{name}.json") for name in ("kernels", "suite"))
-    arena = kernels.pop("tests/gpu_align/test_arena.py")
-    assert (arena["verdict"], arena["reason"]) == ("skipped", "not installed: hypothesis")
-    assert len(kernels) == 2
-    assert {row["verdict"] for row in kernels.values()} == {"passed"}
-    verdicts = {name.partition("::")[2].partition("[")[0]: row["verdict"] for name, row in suite.items()}
-    assert verdicts["TestLcsLength::test_rapidfuzz"] == "skipped"
-    assert verdicts["TestLcsLength::test_difflib"] == verdicts["TestStep::test_policy"] == "measured"
-    assert "picture: skipped: not installed: matplotlib" in done.stdout
-
-
-def test_an_unknown_stage() -> None:
-    with pytest.raises(SystemExit, match="2"):
-        gpu_check.main(["--dry-run", "everything"])
 
 
 ROWS = """

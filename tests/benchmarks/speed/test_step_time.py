@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
-from benchmarks.speed import step_time
-from benchmarks.speed.device_time import Clock, per_step, record
-from benchmarks.speed.lcs_time import DRY_CASES, LcsCase, LcsTimer
-from benchmarks.speed.result_file import SkipError
+from benchmarks.speed.device_time import Clock, record
 from benchmarks.speed.step_time import CASES, Case, StepBatch
 from gpu_align.ops.constants import GLOBAL_EVERY, IN_SYNC, SEEN
 
@@ -55,22 +48,6 @@ def test_every_step_is_the_next_one(case: Case, monkeypatch: pytest.MonkeyPatch)
             assert set(is_far) == {"far" in case.name}
     in_sync = batch.drafter._state.align_state[:, IN_SYNC].tolist()
     assert in_sync == [int(case.text in ("aligned", "prompt"))] * 2
-
-
-def test_a_long_own_match_is_long() -> None:
-    case = next(case for case in CASES if case.text == "repeats")
-    batch = StepBatch(case, 1, NUM_TEXT, "cpu")
-    period = NUM_TEXT // 8
-    tail = batch.token_ids[0, batch.written - 64 : batch.written]
-    assert torch.equal(tail, batch.token_ids[0, batch.written - 64 - period : batch.written - period])
-    assert batch.draft.source.tolist() == [2]
-
-
-def test_a_floor_leaves_the_requests_alone() -> None:
-    batch = StepBatch(CASES[0], 1, NUM_TEXT, "cpu")
-    record(batch.works()[1], "cpu")()
-    assert int(batch.total_len[0]) == batch.written
-    batch.check()
 
 
 def test_wrong_drafts_are_not_timed() -> None:
@@ -122,36 +99,3 @@ def test_the_gpu_is_busy_when_the_start_is_recorded(monkeypatch: pytest.MonkeyPa
     reached[0], cycles = True, clock.spin_cycles
     assert clock.interval(lambda: None) is None
     assert (clock.num_late, clock.spin_cycles) == (1, 2 * cycles)
-
-
-def test_the_floor_is_subtracted() -> None:
-    found = per_step([50.0, 52.0, 54.0], [10.0, 12.0, 14.0], 4)
-    assert found == {"us": 10.0, "iqr_us": 2.0, "floor_us": 12.0}
-
-
-def test_rows_come_in_order_of_value() -> None:
-    names = [size.name for size in step_time.sizes(dry_run=False)]
-    assert len(names) == len(set(names)) == len(CASES) * 4
-    assert names[0] == "aligned, 1 new token, batch 1"
-    assert names.index("lost, 1 new token, far resync, batch 1024") < names.index(
-        "aligned, 17 new tokens, batch 1"
-    )
-
-
-def test_a_large_lcs_is_left_out() -> None:
-    timer = LcsTimer("cpu")
-    row = timer.measure(DRY_CASES[0])
-    assert row["us"] > 0
-    timer.rate = 1e9
-    with pytest.raises(SkipError, match="the limit is 8 s"):
-        timer.measure(LcsCase(1, 65_536))
-
-
-@pytest.mark.vllm
-def test_vllm_drafts_on_the_same_tensors() -> None:
-    pytest.importorskip("vllm")
-    what = "'vLLM V1 n-gram, torch operations', 2, 256, 1, 'cpu'"
-    code = f"from benchmarks.speed.ngram_time import measure; print(measure({what}))"
-    root = Path(__file__).resolve().parents[3]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
-    assert "'us'" in done.stdout, done.stderr[-2000:]

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,6 @@ pytest.importorskip("typer")
 pytest.importorskip("httpx")
 from typer.testing import CliRunner
 
-from gpu_align import tools as cli
-from gpu_align.tools import console
 from gpu_align.tools.bench import measure, page
 from gpu_align.tools.bench.client import Answer, Client
 from gpu_align.tools.bench.measure import MODES, BenchSettings, Pace, fitted, planned_s, turns
@@ -111,21 +108,6 @@ def test_a_ratio_is_a_difference_beyond_its_spread(least: float, most: float, wo
     speed_up = {"median": 1.2, "min": least, "max": most}
     run = {"mode": "ngram", "concurrency": 8, "speed_up": speed_up, "identical": "yes"}
     assert page.verdict([run], {}) == [f"At 8 at a time: n-gram drafts {words}."]
-
-
-@pytest.mark.parametrize(
-    ("before", "output", "words"),
-    [
-        (3, 0, "predictions 1.20"),
-        (0, 3, "predictions made from the first answers 1.20"),
-        (1, 2, "predictions (2 of 3 made from the first answers) 1.20"),
-    ],
-)
-def test_the_headline_says_what_the_predictions_were(before: int, output: int, words: str) -> None:
-    speed_up = {"median": 1.2, "min": 1.1, "max": 1.3}
-    run = {"mode": "prediction", "concurrency": 8, "speed_up": speed_up, "identical": "yes"}
-    about = {"predictions": {"pairs": 3, "before": before, "output": output}}
-    assert page.verdict([run], about)[0].startswith(f"At 8 at a time: {words}")
 
 
 def test_modes_that_send_no_prediction(dataset: Path) -> None:
@@ -284,19 +266,6 @@ def test_a_server_that_cannot_do_it_is_refused_before_the_run(dataset: Path) -> 
             assert done.stderr.count("\n") == 1
 
 
-def test_a_missing_package_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in [name for name in sys.modules if name.startswith("gpu_align.tools.bench")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "httpx", None)
-    monkeypatch.setattr(sys, "argv", ["gpu-align", "bench", "--serve", "m"])
-    assert cli.main() == 1
-    assert (
-        capsys.readouterr().err == 'error: gpu-align bench needs httpx: pip install ".[cli]" in a checkout\n'
-    )
-
-
 @pytest.mark.parametrize("requests", [0, 40])
 @pytest.mark.parametrize("rate", [1e9, 500.0, 50.0, 1.0])
 def test_what_nobody_asked_for_is_fitted_to_ten_minutes(rate: float, requests: int) -> None:
@@ -326,12 +295,3 @@ def test_without_options_the_plan_fits_the_server(dataset: Path, monkeypatch: py
     assert re.search(
         r"about [\d,]+ tokens, at [\d,]+ a second in the first run: at most \d+ (s|min)$", second
     )
-
-
-def test_progress_is_told_without_a_terminal(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console, "TELL_S", 0.05)
-    with Fake(pause_s=0.01) as fake:
-        done = run("--base-url", fake.url, dataset, "--rounds", 1, "--concurrency", 1)
-    told = [line for line in done.stderr.splitlines() if line.startswith("measuring")]
-    assert told, done.stderr
-    assert any(re.search(r": \d+ %", line) for line in told)
