@@ -305,15 +305,18 @@ class Engine:
         collector.end = recording
 
     def facts(self) -> dict[str, Any]:
-        from vllm_integration.seams.install import is_installed
-        from vllm_integration.seams.table import GROUPS
-
         return {
             "runner": f"{type(self.runner).__module__}.{type(self.runner).__name__}",
             "speculator": type(getattr(self.runner, "speculator", None)).__name__,
             "scheduler": type(self.scheduler).__name__,
-            "seams": [group for group in GROUPS if is_installed(group)],
         }
+
+    def seams(self) -> list[str]:
+        """The groups that are installed."""
+        from vllm_integration.seams.install import is_installed
+        from vllm_integration.seams.table import GROUPS
+
+        return [group for group in GROUPS if is_installed(group)]
 
     def run(self, requests: list[dict[str, Any]]) -> dict[str, Any]:
         """Serve requests to their ends; each arrives before step `arrives`, is aborted before step `aborted`, or,

@@ -297,6 +297,9 @@ class V2Engine:
     def state(self) -> dict[str, int]:
         return dict(self._call("state", {}, 30))
 
+    def seams(self) -> list[str]:
+        return list(self._call("seams", {}, 30))
+
     def held(self) -> dict[str, int]:
         return dict(self._call("held", {}, 30))
 

@@ -139,6 +139,7 @@ def groups_of(support: str, *, exact_lengths: bool = False) -> list[list[Any]]:
 def create(config: Any, groups: list[list[Any]]) -> Any:
     from vllm.v1.worker.gpu.spec_decode import adaptive_verification as module
 
+    config.scheduler_config = SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=64)
     wrapped = wrapped_by(adaptive.create_manager)(module.maybe_create_adaptive_verification_manager)
     return wrapped(
         enable_adaptive_verification=asked(config),
@@ -194,8 +195,6 @@ def test_without_timings_only_hopeless_drafts_are_trimmed(
     )
     manager = object.__new__(module.AdaptiveVerificationManager)
     manager.req_states = SimpleNamespace(
-        max_num_reqs=4,
-        max_num_batched_tokens=64,
         req_id_to_index={"a": 2, "b": 0},
         num_computed_tokens_np=np.full(4, 9),
         prefill_len=SimpleNamespace(np=np.full(4, 8)),
@@ -204,6 +203,7 @@ def test_without_timings_only_hopeless_drafts_are_trimmed(
     manager._max_total_logits, manager._cudagraph_limit, manager._stale_idx = 100, 0, 0
     confidences = np.array([[0.5, 0.1, 0.0, 0.0], [1, 1, 1, 1], [0.9, 0.9, 0.9, 0.0], [1, 1, 1, 1]])
     manager._stale_confidences = [SimpleNamespace(np=confidences)]
+    monkeypatch.setattr(adaptive, "_batch_sizes", (4, 64))
     adaptive.set_cost_curves(module.AdaptiveVerificationManager.set_cost_curves, manager, [], [])
     assert len(plugin_log) == 1
     drafts = {"a": [0] * 4, "b": [0] * 4}

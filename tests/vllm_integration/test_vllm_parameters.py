@@ -70,16 +70,9 @@ def test_no_more_drafts_than_the_sampler_verifies_or_a_batch_has_room_for(
     assert all(f"is {asked}; gpu_align uses {used}, " in line and why in line for line in said)
 
 
-def test_the_most_drafts_are_read_from_vllm() -> None:
+def test_the_most_drafts_are_vllms() -> None:
     sampler = pytest.importorskip("vllm.v1.sample.rejection_sampler")
-    assert engine_config.max_spec_len() == sampler.MAX_SPEC_LEN
-
-
-def test_where_vllm_is_not_found_v1_drafts_what_its_sampler_is_known_to_verify(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(engine_config.source_probe, "installed_root", lambda: None)
-    assert engine_config.max_spec_len.__wrapped__() == 128
+    assert engine_config.MAX_SPEC_LEN == sampler.MAX_SPEC_LEN
 
 
 # min_p and logit_bias.

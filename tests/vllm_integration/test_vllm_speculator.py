@@ -87,7 +87,6 @@ def params_of(prediction: Any) -> Any:
 
 def batch_of(rows: list[int]) -> Any:
     return SimpleNamespace(
-        num_reqs=len(rows),
         req_ids=[f"r{row}" for row in rows],
         idx_mapping=torch.tensor(rows, dtype=torch.int64, device=DEVICE),
         idx_mapping_np=np.array(rows, dtype=np.int32),

@@ -6,7 +6,6 @@ our class is named and everything is found that the V2 part wraps, the configura
 
 from __future__ import annotations
 
-import ast
 import copy
 import functools
 import json
@@ -18,9 +17,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..seams import source_probe
 from ..seams.install import are_whole, install, seam, shown_reason
-from ..seams.table import CONFIG, REJECTION
+from ..seams.table import CONFIG
 from ..wire import request as wire
 from .in_use import INNER, RUN, drafts_predictions, inner_tokens, names_ours, note_engine
 from .settings import Settings, warn_of_unknown_names
@@ -71,10 +69,17 @@ def validate(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any)
     return _or_without(self, functools.partial(original, self, *args, **kwargs))
 
 
+#: Requests and tokens of a batch of the engine whose manager this process has made.
+_batch_sizes = 0, 0
+
+
 @seam("adaptive.maybe_create_adaptive_verification_manager")
 def create_manager(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`maybe_create_adaptive_verification_manager`, which refuses attention backends whose CUDA graphs take one
     query length only (FlashAttention 2), and those that a model brings and that need the lengths on the host."""
+    global _batch_sizes
+    batch = kwargs["vllm_config"].scheduler_config
+    _batch_sizes = int(batch.max_num_seqs), int(batch.max_num_batched_tokens)
     return _or_without(kwargs["vllm_config"], functools.partial(original, *args, **kwargs))
 
 
@@ -116,8 +121,8 @@ def set_cost_curves(original: Callable[..., Any], self: Any, *args: Any, **kwarg
     try:
         return original(self, *args, **kwargs)
     except RuntimeError as error:
-        states = self.req_states
-        self.cost_tables = np.zeros(states.max_num_reqs + 1), np.ones(states.max_num_batched_tokens + 1)
+        num_requests, num_tokens = _batch_sizes
+        self.cost_tables = np.zeros(num_requests + 1), np.ones(num_tokens + 1)
         logger.warning(
             "gpu_align lets adaptive verification trim drafts without a price: %s", shown_reason(error)
         )
@@ -132,8 +137,8 @@ _SCHEDULERS = {
     True: "vllm_integration.scheduler.schedulers.PredictedOutputsAsyncScheduler",
 }
 V1_SCHEDULER = "vllm_integration.scheduler.schedulers.PredictedOutputsV1Scheduler"
-#: Drafts of a request that the V1 sampler verifies in a step where its own constant is not found.
-_MAX_SPEC_LEN = 128
+#: `MAX_SPEC_LEN` of vLLM's V1 rejection sampler.
+MAX_SPEC_LEN = 128
 
 
 @seam("config._get_v2_model_runner_unsupported_features")
@@ -179,7 +184,7 @@ def post_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
     else:
         if is_on(self):
             do_without(self, "the V1 model runner has none")
-        _cap_draft_tokens(self, max_spec_len(), "the most that vLLM's V1 sampler verifies")
+        _cap_draft_tokens(self, MAX_SPEC_LEN, "the most that vLLM's V1 sampler verifies")
         result = original(self, *args, **kwargs)
         counts = are_whole(("usage_v1",), "gpu_align reports no usage with the V1 model runner")
         if counts and not self.scheduler_config.async_scheduling:
@@ -272,19 +277,6 @@ def _cap_draft_tokens(vllm_config: Any, most: int, why: str) -> None:
     if asked > most:
         logger.warning("num_speculative_tokens is %d; gpu_align uses %d, %s", asked, most, why)
         speculative.num_speculative_tokens = most
-
-
-@functools.cache
-def max_spec_len() -> int:
-    """`MAX_SPEC_LEN` of vLLM's V1 rejection sampler, read from its source: importing it here would be early."""
-    root = source_probe.installed_root()
-    if root is None or not are_whole(("draft_limit",), f"gpu_align uses at most {_MAX_SPEC_LEN} drafts"):
-        return _MAX_SPEC_LEN
-    found = source_probe.Sources(root).find(REJECTION, "MAX_SPEC_LEN")
-    try:
-        return int(ast.literal_eval(found.node.value))  # type: ignore[union-attr]
-    except (AttributeError, TypeError, ValueError):
-        return _MAX_SPEC_LEN
 
 
 def _use_our_scheduler(scheduler_config: Any, ours: str) -> None:

@@ -77,7 +77,6 @@ def status_by_signature(seam: Seam, names: Sequence[str], needed: Collection[str
 
 
 CONFIG = "vllm.config.vllm"
-REJECTION = "vllm.v1.sample.rejection_sampler"
 
 _ENDPOINTS = ("vllm_integration.frontend.endpoints",)
 
@@ -101,7 +100,6 @@ GROUPS: dict[str, Group] = {
         "plugin", "", ("vllm_integration.worker.speculator", "vllm_integration.worker.request_drafter")
     ),
     "parameters": Group("parameters", "vllm.v1.engine.input_processor", _ENDPOINTS),
-    "draft_limit": Group("caller"),
     "graphs": Group("caller", "", ("vllm_integration.worker.graphs",)),
     "adaptive": Group("caller", "", ("vllm_integration.config.engine_config",)),
     "recipes": Group("caller"),
@@ -260,8 +258,6 @@ v1 vllm.v1.sample.logits_processor.state:LogitsProcessors
 v1 vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder
   wrap apply_to_logits(self,logits,predict_bonus_token,spec_token_ids) it ends the thinking of another request
   field in_spec_mode whether it counts rows by drafts
-draft_limit vllm.v1.sample.rejection_sampler
-  global MAX_SPEC_LEN drafts of a request in one step; with more the V1 sampler ends the engine
 
 # Sampling parameters that vLLM refuses on any server that drafts.
 parameters vllm.sampling_params:SamplingParams
@@ -278,7 +274,6 @@ v2 vllm.v1.worker.gpu.model_runner:GPUModelRunner
   wrap finish_requests(self,scheduler_output) step logs of finished requests; preempted ones stay ⇒ finish_requests
   wrap sample_tokens(self) the draft report leaves with the step's output ⇒ report
   field speculator find ours ⇒ add_requests
-  field req_states the rows ⇒ custom_class
 v2 vllm.v1.worker.gpu.states:RequestState
   field req_id_to_index request → row, which is our slot ⇒ custom_class
   field all_token_ids prompt and output of every row; made dense device memory ⇒ custom_class
@@ -293,7 +288,6 @@ num_sampled)       what the runner calls each step ⇒ propose
   implement init_cudagraph_manager(self,cudagraph_mode) nothing to set up ⇒ custom_class
   implement capture(self) nothing to capture ⇒ custom_class
 v2 vllm.v1.worker.gpu.input_batch:InputBatch
-  field num_reqs batch size ⇒ propose
   field req_ids row → request ⇒ propose
   field idx_mapping the rows, on the device ⇒ propose
   field num_draft_tokens_per_req the step log: drafts that this step verified ⇒ propose
@@ -345,9 +339,6 @@ adaptive vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler
 adaptive vllm.v1.worker.gpu.spec_decode.adaptive_verification:AdaptiveVerificationManager
   wrap set_cost_curves(self,draft_curve,verify_curve) what a step costs; fails when there was none to time
   field cost_tables a flat price instead
-adaptive vllm.v1.worker.gpu.states:RequestState
-  field max_num_reqs the size of the flat price's first table
-  field max_num_batched_tokens the size of the flat price's second table
 adaptive vllm.v1.worker.gpu.input_batch:InputBatch
   field cu_num_logits the step log and the usage: drafts that the device kept ⇒ propose
 

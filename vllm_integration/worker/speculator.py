@@ -164,7 +164,7 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         warm up or to keep ranks together: the kernels run (and compile), no state changes. num_speculative_tokens:
         how many of the drafts the scheduler may verify.
         """
-        num_reqs = int(input_batch.num_reqs)
+        num_reqs = len(input_batch.req_ids)
         drafts: torch.Tensor | None = None
         if dummy_run or self._num_occupied or self.reporter is None:
             drafts = self.run(self._propose, input_batch, num_reqs, num_sampled, dummy_run)
@@ -226,7 +226,7 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
 def _verified(batch: Any, trims: bool) -> Sequence[int]:
     """[B] draft slots that a step verified: what the device kept, of one logit more, not what was scheduled."""
     if batch.num_draft_tokens_per_req is None:
-        return [0] * int(batch.num_reqs)
+        return [0] * len(batch.req_ids)
     kept: Sequence[int] = (
         (batch.cu_num_logits.diff() - 1).tolist() if trims else batch.num_draft_tokens_per_req
     )
