@@ -24,7 +24,6 @@ PATH = Path(__file__).with_name("demo_recording.json.gz")
 PREDICTIONS = {
     page.VERBATIM: task.EDITED,
     page.EDITED: task.ORIGINAL,
-    page.UNRELATED: task.UNRELATED,
 }
 
 
@@ -87,13 +86,21 @@ def rows(folder: Path) -> list[page.Row]:
     ]
 
 
+def calls() -> list[page.Row]:
+    """The rows of the same edit as a tool call: their figures, without texts."""
+    return [
+        page.Row(row["prediction"], "", [], row["wall_s"], row["steps"], row["by_source"])
+        for row in _document()["result"]["calls"]
+    ]
+
+
 def render(folder: Path, found: list[page.Row] | None = None) -> Path:
     """Write the page of the recorded run, or of rows made from it, and return its path."""
     found = rows(folder) if found is None else found
     path = folder / "demo.html"
     facts = ["A recorded run."]
     path.write_text(
-        page.render(found, recorded_tokenizer(), facts, _document()["result"]["num_draft_tokens"])
+        page.render(found, calls(), recorded_tokenizer(), facts, _document()["result"]["num_draft_tokens"])
     )
     return path
 

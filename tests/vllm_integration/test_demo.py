@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from gpu_align.step_log import Step, StepLog, dump
 from gpu_align.tools.bench import command as bench
 from gpu_align.tools.bench.client import Answer, BenchError, Counts
-from gpu_align.tools.bench.measure import Result, Sample, Turn
+from gpu_align.tools.bench.measure import FIELDS, Result, Sample, Turn
 from gpu_align.tools.cli import app
 from gpu_align.tools.html import Origin
 from gpu_align.tools.simulate.tokenizers import TextTokenizer, load_tokenizer, token_texts
@@ -33,7 +33,7 @@ from vllm_integration import demo
 from vllm_integration.demo import model, page, task
 from vllm_integration.demo import run as demo_run
 
-TEXTS = [task.ORIGINAL, task.UNRELATED, task.EDITED]
+TEXTS = [task.ORIGINAL, task.CALL, task.EDITED]
 
 
 @pytest.fixture(scope="module")
@@ -107,14 +107,14 @@ SMALL = model.ModelSpec(
     max_positions=128,
     learning_rate=1e-2,
     max_steps=300,
-    prompt='[{"role": "user", "content": "say it"}]',
-    answer="abc abd abc abe",
+    prompts=tuple(f'[{{"role": "user", "content": "{verb} it"}}]' for verb in ("say", "call")),
+    answers=("abc abd abc abe", "{abd abe}"),
 )
 
 
 def test_cache_key_follows_the_spec() -> None:
-    texts = ("answer", "prompt", "chat_template", "pieces")
-    changes = [{}, {"seed": 1}, {"layers": 5}, *({name: "x"} for name in texts)]
+    changes = [{}, {"seed": 1}, {"layers": 5}, {"chat_template": "x"}, {"pieces": "x"}]
+    changes += [{name: ("x",)} for name in ("answers", "prompts")]
     assert len({replace(model.ModelSpec(), **change).key() for change in changes}) == len(changes)
     assert model.ModelSpec().key() == model.ModelSpec().key()
 
@@ -134,22 +134,18 @@ def test_training_makes_a_folder_that_generates_the_answer(
 
     tok = AutoTokenizer.from_pretrained(folder)
     llama = LlamaForCausalLM.from_pretrained(folder)
-    prompt = tok(
-        tok.apply_chat_template(
-            [{"role": "user", "content": "say it"}], tokenize=False, add_generation_prompt=True
-        ),
-        return_tensors="pt",
-        add_special_tokens=False,
-    )
-    written = llama.generate(**prompt, do_sample=False, max_new_tokens=40)[0, prompt["input_ids"].shape[1] :]
-    assert tok.decode(written) == SMALL.answer + model.END
+    for messages, answer in zip(SMALL.prompts, SMALL.answers, strict=True):
+        ids = tok.apply_chat_template(json.loads(messages), tokenize=False, add_generation_prompt=True)
+        prompt = tok(ids, return_tensors="pt", add_special_tokens=False)
+        written = llama.generate(**prompt, do_sample=False, max_new_tokens=40)
+        assert tok.decode(written[0, prompt["input_ids"].shape[1] :]) == answer + model.END
 
 
 def test_training_that_fails_says_so_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model, "stdlib_sources", lambda: TEXTS)
-    with pytest.raises(model.TrainingError, match="not learnt the answer in 3 steps"):
+    with pytest.raises(model.TrainingError, match="not learnt the answers in 3 steps"):
         model.make_model(replace(SMALL, max_steps=3), tmp_path, lambda _: None)
     assert list(tmp_path.iterdir()) == []
 
@@ -204,7 +200,7 @@ def test_what_bench_is_given(
     (tmp_path / "steps").mkdir()
     (tmp_path / "steps" / "old.yaml").write_text("")
     assert demo.run_demo(model, tmp_path, ngram) == code
-    served, [pair], settings, _, predict = seen
+    served, pairs, settings, _, predict = seen
     assert (served.model, served.timeout_s) == (model or str(tmp_path / "tiny"), timeout_s)
     methods = [kind.speculation["method"] for kind in served.kinds.values()]
     assert methods == ["custom_class", "ngram"][: 1 + ngram]
@@ -216,14 +212,19 @@ def test_what_bench_is_given(
     assert served.logs == tmp_path
     assert served.body == {"return_token_ids": True}
     assert list((tmp_path / "steps").iterdir()) == []
-    assert settings.modes == ("none", "verbatim", "edited", "unrelated", "n-gram")[: 4 + ngram]
+    calls = tuple(f"call, {name}" for name in ("none", "context", "edited"))
+    ours = ("none", "context", "verbatim", "edited", *calls)
+    assert settings.modes == (*ours, *("n-gram", "call, n-gram")[: 2 * ngram])
     assert (settings.concurrency, settings.rounds, settings.requests_at(1, 1)) == ((1,), 3, 1)
-    assert pair.messages() == task.MESSAGES
-    assert predict([pair], ["an output"]).texts == {
+    assert [pair.messages() for pair in pairs] == [task.MESSAGES, task.CALL_MESSAGES]
+    sent = predict(pairs, ["an output", "a call"])
+    assert sent.texts == {
         "verbatim": ["an output"],
         "edited": [task.ORIGINAL],
-        "unrelated": [task.UNRELATED],
+        "call, edited": ["", {"type": "content", "content": task.ORIGINAL, "views": ["json"]}],
     }
+    assert sent.pair_of == {mode: int(mode.startswith("call")) for mode in settings.modes}
+    assert sent.fields == dict.fromkeys(("context", "call, context"), FIELDS["context"])
     shown = capsys.readouterr().out
     assert ("demo: it ended\nits log" if code == 2 else "demo: interrupted") in shown
 
@@ -261,7 +262,7 @@ def _row(name: str = "none", steps: int = 40, seconds: float = 2.0, identical: b
     ],
 )
 def test_what_the_demo_promises(steps: int, seconds: float, identical: bool, expected: list[str]) -> None:
-    found = demo_run.failures([_row(), _row("verbatim", steps, seconds, identical)])
+    found = demo_run.failures([_row(), _row("verbatim", steps, seconds, identical)], "verbatim")
     assert len(found) == len(expected)
     assert all(part in line for part, line in zip(expected, found, strict=True))
 
@@ -324,7 +325,7 @@ def test_rows_are_what_bench_has_measured(tmp_path: Path) -> None:
             if (number, mode) == (2, "edited"):  # any round
                 sample.different = [(0, "aB")]
             result.samples.append(sample)
-    rows = page.rows_of(result, tmp_path, {"edited": ["a prediction"]})
+    rows = page.rows_of(result, tmp_path, {"edited": "a prediction"}, {name: name for name in page.ROWS})
     assert [(row.name, row.steps, row.identical) for row in rows] == [
         ("none", 4, True),
         ("n-gram", 2, True),
@@ -371,7 +372,7 @@ def _page_rows() -> list[page.Row]:
 
 
 def test_the_page_is_one_file_escapes_and_runs_its_own_scripts_only() -> None:
-    html = page.render(_page_rows(), _Bytes(), ["<fact>"], 8)
+    html = page.render(_page_rows(), _page_rows(), _Bytes(), ["<fact>"], 8)
     assert "<fact>" not in html
     assert "&lt;fact&gt;" in html
     outputs = html.split('<pre class="tokens">')[1:]
@@ -398,19 +399,18 @@ def test_a_recorded_run(tmp_path: Path) -> None:
     rows = {row.name: row for row in found}
     assert tuple(rows) == page.ROWS
     said = {name: page.explain(row, rows["none"]) for name, row in rows.items()}
-    edited, unrelated = rows["edited"], rows["unrelated"]
+    edited, context = rows["edited"], rows["context"]
     own = edited.by_source["prediction"]["accepted"]
     assert f"{own} of {edited.drafts('accepted')} accepted" in said["edited"]
-    assert "does not change the answer" in said["unrelated"]
-    assert unrelated.by_source["prediction"]["accepted"] == 0
-    assert f"{unrelated.by_source['context']['accepted']} from the prompt" in said["unrelated"]
-    for row in (rows["verbatim"], edited, unrelated):
+    assert "prediction" not in context.by_source
+    assert f"{context.by_source['context']['accepted']} from the prompt" in said["context"]
+    for row in (rows["verbatim"], edited, context):
         assert row.log is not None
         assert (row.drafts("accepted"), row.drafts("rejected")) == (row.log.accepted, row.log.rejected)
 
     written = json.loads(json.dumps(demo_run.as_json(found, "m")))["rows"]
     assert [row["prediction"] for row in written] == [*rows]
-    assert written[3]["by_source"] == edited.by_source
+    assert written[4]["by_source"] == edited.by_source
     assert written[0]["step_log"] is None
 
     console = Console(width=80, record=True)

@@ -15,9 +15,9 @@ import pytest
 from gpu_align.step_log import StepLog
 from tests.vllm_integration import demo_recording
 from tests.vllm_integration.simple_replay import END, replay
-from vllm_integration.demo.page import EDITED, NONE, UNRELATED, VERBATIM, Row
+from vllm_integration.demo.page import CONTEXT, EDITED, NONE, VERBATIM, Row
 
-ROWS = (EDITED, VERBATIM, UNRELATED)
+ROWS = (EDITED, VERBATIM, CONTEXT)
 
 
 def _chromium() -> str | None:

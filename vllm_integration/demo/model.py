@@ -1,4 +1,4 @@
-"""The demo's own model: a byte-level BPE and a small Llama, trained in about a minute to write one answer.
+"""The demo's own model: a byte-level BPE and a small Llama, trained in some minutes to write two answers.
 
 It can write nothing else, but its weights, tokenizer files and chat template are those of any model.
 """
@@ -32,7 +32,7 @@ CHAT_TEMPLATE = (
 
 
 class TrainingError(RuntimeError):
-    """The model did not learn the answer within its bounds."""
+    """The model did not learn the answers within its bounds."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ class ModelSpec:
     learning_rate: float = 3e-3
     warmup_steps: int = 10
     max_steps: int = 400
-    #: loss below which the prompt is put in front of the answer
+    #: loss below which the prompts are put in front of the answers
     alone_until: float = 0.3
-    #: the least likely token of the answer must be at least this likely, so that rounding decides nothing:
+    #: the least likely token of an answer must be at least this likely, so that rounding decides nothing:
     #: no other token is then likelier than 0.3
     min_probability: float = 0.7
-    prompt: str = json.dumps(task.MESSAGES)
-    answer: str = task.EDITED
+    prompts: tuple[str, ...] = (json.dumps(task.MESSAGES), json.dumps(task.CALL_MESSAGES))
+    answers: tuple[str, ...] = (task.EDITED, task.CALL)
     chat_template: str = CHAT_TEMPLATE
     pieces: str = PIECES
     special_tokens: tuple[str, ...] = SPECIAL_TOKENS
@@ -146,16 +146,16 @@ def encode_chat(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
 
 
 def _train(spec: ModelSpec, tok: Any, report: Callable[[Progress], None]) -> Any:
-    """Train until greedy generation writes the answer: first alone, which is cheap, then after the prompt."""
+    """Train until greedy generation writes the answers: first alone, which is cheap, then after their prompts."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(spec.seed)
-    prompt = encode_chat(tok, json.loads(spec.prompt))
-    answer = [*encode(tok, spec.answer), tok.eos_token_id]
-    alone = torch.tensor([[prompt[-1], *answer[:-1]]])  # [1, L]
-    whole = torch.tensor([[*prompt, *answer[:-1]]])  # [1, P + L - 1]
-    target = torch.tensor(answer)  # [L]
+    tasks = [
+        (encode_chat(tok, json.loads(prompt)), [*encode(tok, answer), tok.eos_token_id])
+        for prompt, answer in zip(spec.prompts, spec.answers, strict=True)
+    ]
+    total = sum(len(answer) for _, answer in tasks)
     config = LlamaConfig(
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,
@@ -178,23 +178,26 @@ def _train(spec: ModelSpec, tok: Any, report: Callable[[Progress], None]) -> Any
     for step in range(spec.max_steps):
         for group in optimizer.param_groups:
             group["lr"] = spec.learning_rate * min(1.0, (step + 1) / spec.warmup_steps)
-        ids = whole if with_prompt else alone
-        logits = model(input_ids=ids, logits_to_keep=len(answer), use_cache=False).logits[0]  # [L, V]
-        loss = torch.nn.functional.cross_entropy(logits, target)
-        loss_value = loss.item()
-        likely = logits.detach().softmax(-1).gather(1, target[:, None])[:, 0] >= spec.min_probability
-        learnt = int(likely.sum())
-        report(Progress(loss_value, learnt, len(answer), with_prompt))
-        # These logits belong to the weights as they are now: a model that passes is kept as it is.
-        if with_prompt and learnt == len(answer) and _writes(model, prompt, answer):
-            return model
         optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward(loss)
+        loss_value, learnt = 0.0, 0
+        for prompt, answer in tasks:
+            ids = torch.tensor([[*(prompt if with_prompt else prompt[-1:]), *answer[:-1]]])  # [1, P + L - 1]
+            target = torch.tensor(answer)  # [L]
+            logits = model(input_ids=ids, logits_to_keep=len(answer), use_cache=False).logits[0]  # [L, V]
+            loss = torch.nn.functional.cross_entropy(logits, target) / len(tasks)
+            loss_value += loss.item()
+            likely = logits.detach().softmax(-1).gather(1, target[:, None])[:, 0] >= spec.min_probability
+            learnt += int(likely.sum())
+            torch.autograd.backward(loss)
+        report(Progress(loss_value, learnt, total, with_prompt))
+        # These logits belong to the weights as they are now: a model that passes is kept as it is.
+        if with_prompt and learnt == total and all(_writes(model, *each) for each in tasks):
+            return model
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         with_prompt = with_prompt or loss_value < spec.alone_until
     raise TrainingError(
-        f"the model has not learnt the answer in {spec.max_steps} steps (loss {loss_value:.4f}): "
+        f"the model has not learnt the answers in {spec.max_steps} steps (loss {loss_value:.4f}): "
         "raise ModelSpec.max_steps or change its learning_rate"
     )
 

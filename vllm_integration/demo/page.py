@@ -21,9 +21,12 @@ from gpu_align.tools.simulate.tokenizers import TextTokenizer, token_texts
 
 from . import task
 
-#: The rows. All but `NGRAM` are answered by the server with the plugin; those of `PREDICTED` have a prediction.
-NONE, NGRAM, VERBATIM, EDITED, UNRELATED = ROWS = ("none", "n-gram", "verbatim", "edited", "unrelated")
-PREDICTED = (VERBATIM, EDITED, UNRELATED)
+#: The rows. All but `NGRAM` are answered by the server with the plugin; `VERBATIM` and `EDITED` have a prediction.
+NONE, CONTEXT, NGRAM, VERBATIM, EDITED = ROWS = ("none", "context", "n-gram", "verbatim", "edited")
+#: The rows of the same edit as a tool call: mode → row.
+CALLS = {f"call, {name}": name for name in (NONE, CONTEXT, NGRAM, EDITED)}
+#: Rows that step logs are written of.
+_LOGGED = (CONTEXT, VERBATIM, EDITED)
 HEADER = (
     "prediction", "verification steps", "fewer", "wall time", "speed-up", "accepted", "rejected",
     "output identical",
@@ -36,10 +39,10 @@ _LABELS = {
     NGRAM: ("vLLM's n-gram", "vLLM's n-gram drafter"),
     VERBATIM: ("verbatim", "Prediction: the exact answer"),
     EDITED: ("edited", "Prediction: the file before the edit"),
-    UNRELATED: ("unrelated", "Prediction: an unrelated text"),
+    CONTEXT: ("own context", "No prediction: own context only"),
 }
 #: The case that a client has comes first.
-_CHOICES = (EDITED, VERBATIM, UNRELATED)
+_CHOICES = (EDITED, VERBATIM, CONTEXT)
 
 
 @dataclass
@@ -67,11 +70,15 @@ class Row:
         return sum(counts[verdict] for counts in self.by_source.values())
 
 
-def rows_of(result: Result, steps_dir: Path, predictions: Mapping[str, Sequence[str]]) -> list[Row]:
-    """Return what `bench` has measured with these predictions, in the order of `ROWS`; raises as `read_steps`."""
+def rows_of(
+    result: Result, steps_dir: Path, predictions: Mapping[str, str], modes: Mapping[str, str]
+) -> list[Row]:
+    """Return what `bench` has measured in these modes, mode → row; raises as `read_steps`.
+
+    predictions: mode → the text that was sent."""
     rows = []
-    for name in ROWS:
-        samples = [sample for sample in result.samples if sample.turn.mode == name]
+    for mode, name in modes.items():
+        samples = [sample for sample in result.samples if sample.turn.mode == mode]
         if not samples:
             continue
         [(_, answer)], counts = samples[0].answers, samples[0].counts or Counts()
@@ -88,8 +95,8 @@ def rows_of(result: Result, steps_dir: Path, predictions: Mapping[str, Sequence[
             not any(sample.different for sample in samples),
             answer.prompt_token_ids,
         )
-        if name in PREDICTED:
-            row.prediction, row.log = predictions[name][0], read_steps(steps_dir, answer)
+        if name in _LOGGED:
+            row.prediction, row.log = predictions.get(mode), read_steps(steps_dir, answer)
         rows.append(row)
     return rows
 
@@ -153,7 +160,7 @@ def explain(row: Row, none: Row) -> str:
     if row.name == NGRAM:
         return (
             "the drafter that vLLM has built in. It needs no prediction: it repeats what followed the last "
-            "tokens when they occurred before, here in the file that the prompt holds. It ran in a second server."
+            "tokens when they occurred before. It ran in a second server."
         )
     if row.name == VERBATIM:
         return f"the best case, the exact answer: {len(row.token_ids) / row.steps:.1f} tokens a pass."
@@ -164,26 +171,25 @@ def explain(row: Row, none: Row) -> str:
         for source, words in (("context", "the prompt and the output so far"), ("recipe", "recipes"))
         if accepted.get(source)
     )
-    if row.name == EDITED:
-        also = f"; {elsewhere}" if elsewhere else ""
+    if row.name == CONTEXT:
         return (
-            f"what a client really has, the file before the edit: {own} of {row.drafts('accepted')} accepted "
-            f"drafts come from it{also}. Drafts are rejected where an edit begins."
+            f"no prediction: drafts come from what the request itself holds. Accepted: {elsewhere or 'none'}."
         )
-    drafted = sum(row.by_source.get("prediction", {}).values())
-    useless = f"{drafted} of its tokens were verified, {own} accepted" if drafted else "it was not used"
-    why = "What was saved does not come from it: the file stands in the prompt too, and the drafter looks there."
-    rest = f" {why} Accepted: {elsewhere}." if elsewhere else ""
-    return f"a useless prediction does not change the answer ({useless}).{rest}"
+    also = f"; {elsewhere}" if elsewhere else ""
+    return (
+        f"what a client really has, the file before the edit: {own} of {row.drafts('accepted')} accepted "
+        f"drafts come from it{also}. Drafts are rejected where an edit begins."
+    )
 
 
-def terminal_table(rows: Sequence[Row]) -> Any:
+def terminal_table(rows: Sequence[Row], title: str | None = None) -> Any:
     """Return the rows as a `rich` table that fits 80 columns; the first row is the one without a prediction."""
     from rich import box
     from rich.table import Table
 
     caption = "steps: forward passes of the model, the prefill included"
-    table = Table(HEADER[0], box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, caption=caption)
+    table = Table(HEADER[0], box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.title, table.caption = title, caption
     for name in ("steps,\nfewer", "wall time,\nspread,\nspeed-up", *HEADER[5:7], "output\nidentical"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
@@ -195,8 +201,14 @@ def terminal_table(rows: Sequence[Row]) -> Any:
     return table
 
 
-def render(rows: Sequence[Row], tokenizer: TextTokenizer, facts: Sequence[str], num_draft_tokens: int) -> str:
-    """Return the page. rows: the first has no prediction; one is `EDITED`. facts: paragraphs about the run."""
+def render(
+    rows: Sequence[Row],
+    calls: Sequence[Row],
+    tokenizer: TextTokenizer,
+    facts: Sequence[str],
+    num_draft_tokens: int,
+) -> str:
+    """Return the page. rows, calls: the first has no prediction; one is `EDITED`. facts: paragraphs."""
     none = rows[0]
     edited = next(row for row in rows if row.name == EDITED)
     page, style, *scripts = (
@@ -240,6 +252,7 @@ def render(rows: Sequence[Row], tokenizer: TextTokenizer, facts: Sequence[str], 
         instructions="".join(f"<li>{html.text(line)}</li>" for line in task.INSTRUCTIONS),
         diff=_diff(task.ORIGINAL, none.text),
         table=html.table(HEADER, [cells(row, none) for row in rows]),
+        call_table=html.table(HEADER, [cells(row, calls[0]) for row in calls]),
         notes="".join(f"<li><b>{row.name}</b>: {html.text(explain(row, none))}</li>" for row in rows),
         num_draft_tokens=num_draft_tokens,
         outputs="".join(outputs),

@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,14 +98,14 @@ def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
 
     from gpu_align.tools.bench.command import measure_servers
     from gpu_align.tools.bench.data import SentPredictions
-    from gpu_align.tools.bench.measure import BenchSettings, Result
+    from gpu_align.tools.bench.measure import FIELDS, BenchSettings, Result
     from gpu_align.tools.bench.servers import NGRAM_DRAFTS, PLUGIN_DRAFTS, Kind, Served
     from gpu_align.tools.doctor import has_gpu
     from gpu_align.tools.inputs import Pair
     from gpu_align.tools.simulate.tokenizers import load_tokenizer
 
     from . import page
-    from .page import EDITED, NGRAM, NONE, PREDICTED, UNRELATED, VERBATIM
+    from .page import CALLS, CONTEXT, EDITED, NGRAM, ROWS, VERBATIM
 
     def headline(number: int, text: str) -> None:
         console.print(f"{number}/{_STEPS} {text}", style="bold", highlight=False)
@@ -124,9 +124,12 @@ def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
         dtype = os.environ.get("DEMO_DTYPE") or dtype
 
     headline(2, f"The same edit request with different predictions, {REPEATS} rounds")
-    kinds = {"server": Kind("vLLM with the plugin", PLUGIN_DRAFTS, (NONE, *PREDICTED))}
+    rows_by_mode = {**{name: name for name in ROWS}, **CALLS}
+    ours = tuple(mode for mode, name in rows_by_mode.items() if name != NGRAM)
+    kinds = {"server": Kind("vLLM with the plugin", PLUGIN_DRAFTS, ours)}
     if ngram:
-        kinds["server-ngram"] = Kind("vLLM with its own n-gram drafter", NGRAM_DRAFTS, (NGRAM,))
+        others = tuple(mode for mode, name in rows_by_mode.items() if name == NGRAM)
+        kinds["server-ngram"] = Kind("vLLM with its own n-gram drafter", NGRAM_DRAFTS, others)
     offline = {"HF_HUB_OFFLINE": "1"} if tiny else {}
     served = Served(
         path,
@@ -140,23 +143,34 @@ def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
     )
     modes = tuple(mode for kind in kinds.values() for mode in kind.modes)
     settings = BenchSettings((1,), modes, REPEATS, MAX_TOKENS, requests=1, fresh_prefix=False)
-    predictions: dict[str, Sequence[str]] = {EDITED: [task.ORIGINAL], UNRELATED: [task.UNRELATED]}
+    predictions: dict[str, str] = {EDITED: task.ORIGINAL}
 
     def predict(pairs: Sequence[Pair], outputs: Sequence[str]) -> SentPredictions:
-        predictions[VERBATIM] = outputs
-        return SentPredictions(predictions, ["before"])
+        predictions[VERBATIM] = outputs[0]
+        view = {"type": "content", "content": task.ORIGINAL, "views": ["json"]}
+        sent: dict[str, Sequence[str | Mapping[str, Any]]] = {m: [text] for m, text in predictions.items()}
+        sent |= {mode: ["", view] for mode, name in CALLS.items() if name == EDITED}
+        asked = {mode: FIELDS["context"] for mode, name in rows_by_mode.items() if name == CONTEXT}
+        pair_of = {mode: int(mode in CALLS) for mode in modes}
+        return SentPredictions(sent, ["before"] * 2, pair_of, asked)
 
-    pair = Pair(task.FILE_NAME, "", task.ORIGINAL, prompt=task.PROMPT)
+    pairs = [
+        Pair(name, "", task.ORIGINAL, prompt=prompt)
+        for name, prompt in ((task.FILE_NAME, task.PROMPT), ("tool call", task.CALL_PROMPT))
+    ]
     result = Result()
-    failure = measure_servers(served, [pair], settings, result, predict)
+    failure = measure_servers(served, pairs, settings, result, predict)
     if failure is not None:
         raise failure
-    rows = page.rows_of(result, steps_dir, predictions)
+    rows = page.rows_of(result, steps_dir, predictions, {name: name for name in ROWS})
+    calls = page.rows_of(result, steps_dir, {}, CALLS)
 
     headline(3, "Result")
     console.print(page.terminal_table(rows))
     for row in rows:
         console.print(Padding.indent(Text(f"{row.name}: {page.explain(row, rows[0])}"), 3))
+    console.print()
+    console.print(page.terminal_table(calls, "The same edit as a JSON tool call"))
 
     headline(4, "Page")
     machine = "GPU" if gpu else "CPU"
@@ -171,17 +185,19 @@ def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
             "vLLM's n-gram drafter cannot be chosen for one request: it runs in a second server, after the first, "
             "with vLLM's default window. Its passes and drafts are taken from /metrics."
         )
-    table = json.dumps(as_json(rows, name), indent=1) + "\n"
+    table = json.dumps({**as_json(rows, name), "calls": as_json(calls, name)["rows"]}, indent=1) + "\n"
     (out_dir / "demo.json").write_text(table, encoding="utf-8")
     written = out_dir / "demo.html"
-    written.write_text(page.render(rows, load_tokenizer(path), facts, NUM_DRAFT_TOKENS), encoding="utf-8")
+    written.write_text(
+        page.render(rows, calls, load_tokenizer(path), facts, NUM_DRAFT_TOKENS), encoding="utf-8"
+    )
     console.print(
         f"   playback, every pass, every token's source: {written}", highlight=False, soft_wrap=True
     )
 
-    found = failures(rows)
+    found = [*failures(rows, VERBATIM), *failures(calls, EDITED)]
     # Another model promises no speed, and in a shorter float type the batch's shape may flip an argmax.
-    failed = bool(found) if tiny else dtype == "float32" and not all(row.identical for row in rows)
+    failed = bool(found) if tiny else dtype == "float32" and not all(row.identical for row in (*rows, *calls))
     for line in found:
         console.print(f"   {'FAILED' if failed else 'note'}: {line}", style="red", markup=False)
     edited = next(row for row in rows if row.name == EDITED)
@@ -212,17 +228,17 @@ def as_json(rows: Sequence[Row], model: str) -> dict[str, Any]:
     return {"model": model, "num_draft_tokens": NUM_DRAFT_TOKENS, "rows": told}
 
 
-def failures(rows: Sequence[Row]) -> list[str]:
-    """Return one line for each expectation that is not met; empty when the demo has succeeded."""
-    none, verbatim = (next(row for row in rows if row.name == name) for name in ("none", "verbatim"))
+def failures(rows: Sequence[Row], best: str) -> list[str]:
+    """Return one line for each expectation that is not met; empty when the demo has succeeded. best: a row."""
+    none, predicted = (next(row for row in rows if row.name == name) for name in ("none", best))
     differs = "the output differs from the one without a prediction"
     found = [f"{row.name}: {differs}" for row in rows if not row.identical]
-    if none.steps < _FEWER_STEPS * verbatim.steps:
+    if none.steps < _FEWER_STEPS * predicted.steps:
         expected = f"at least {_FEWER_STEPS:g}× fewer verification steps than {none.steps}"
-        found.append(f"{verbatim.name}: expected {expected}, found {verbatim.steps}")
-    if verbatim.seconds >= none.seconds:
+        found.append(f"{best}: expected {expected}, found {predicted.steps}")
+    if predicted.seconds >= none.seconds:
         expected = f"less than {none.seconds:.2f} s, the time without a prediction"
-        found.append(f"{verbatim.name}: expected {expected}, found {verbatim.seconds:.2f} s")
+        found.append(f"{best}: expected {expected}, found {predicted.seconds:.2f} s")
     return found
 
 
@@ -235,7 +251,7 @@ def _tiny_model(console: Any) -> Path:
     if folder.is_dir():  # it appears whole
         console.print(f"   {folder} (made by an earlier run)", highlight=False)
         return folder
-    told = "   making a tiny Llama that learns this one edit by heart, about a minute on two cores"
+    told = "   making a tiny Llama that learns this edit by heart, as text and as a call: some minutes"
     console.print(told, soft_wrap=True)
     with console.status("tokenizer, from the stdlib") as status:
 

@@ -6,6 +6,7 @@ drift apart.
 
 from __future__ import annotations
 
+import json
 from functools import reduce
 
 FILE_NAME = "garden.py"
@@ -131,33 +132,16 @@ EDITS = (
     ),
 )
 
-UNRELATED = """\
-The ferry leaves the north pier at ten past seven, and again at noon. Bicycles travel free of charge on
-weekdays; on Sundays a ticket is needed, which the purser sells on board. Dogs are welcome on the open
-deck. In fog the boat waits until the lighthouse can be seen from the bridge, and the harbour office puts
-the new time on the blackboard beside the bakery. Passengers who miss the last crossing may sleep in the
-old customs house: the key hangs behind the second shutter, and the stove is lit from October to April.
-
-Monday     07:10  12:00  18:30
-Tuesday    07:10  12:00  18:30
-Wednesday  07:10  18:30
-Thursday   07:10  12:00  18:30
-Friday     07:10  12:00  18:30  21:45
-Saturday   09:00  14:00
-Sunday     10:00
-
-Fares: a single crossing is four crowns, a book of ten is thirty-two, children under six pay nothing. Lost
-property is kept for a month at the ticket window, umbrellas for a year, because everybody forgets them.
-"""
-
-
 EDITED = reduce(lambda text, edit: text.replace(edit[1], edit[2]), EDITS, ORIGINAL)
 
 #: Each once: a rename is two edits.
 INSTRUCTIONS = list(dict.fromkeys(instruction for instruction, _, _ in EDITS))
 _NUMBERED = "\n".join(f"{number}. {text}" for number, text in enumerate(INSTRUCTIONS, start=1))
-PROMPT = (
-    f"Here is {FILE_NAME}:\n\n{ORIGINAL}\nEdit it:\n{_NUMBERED}\n\n"
-    "Answer with the whole edited file and nothing else: no Markdown fence, no explanation."
-)
+_REQUEST = f"Here is {FILE_NAME}:\n\n{ORIGINAL}\nEdit it:\n{_NUMBERED}\n\n"
+PROMPT = f"{_REQUEST}Answer with the whole edited file and nothing else: no Markdown fence, no explanation."
 MESSAGES = [{"role": "user", "content": PROMPT}]
+
+#: The same edit as an agent writes it: the text in a JSON string, whose tokens the prompt does not hold.
+CALL_PROMPT = f"{_REQUEST}Answer with a JSON call of write_file(path, content) and nothing else."
+CALL = json.dumps({"name": "write_file", "arguments": {"path": FILE_NAME, "content": EDITED}})
+CALL_MESSAGES = [{"role": "user", "content": CALL_PROMPT}]

@@ -256,14 +256,15 @@ class Client:
         self,
         messages: Sequence[Mapping[str, str]],
         max_tokens: int,
-        prediction: str | None,
+        prediction: str | Mapping[str, Any] | None,
         more: Mapping[str, Any] | None = None,
     ) -> Answer:
         """Send one greedy request, with these fields too, and read its answer; BenchError where it fails."""
         options = {"include_usage": True} | ({"continuous_usage_stats": True} if self.vllm else {})
         body = {**self._body(messages, max_tokens), "stream": True, "stream_options": options, **(more or {})}
         if prediction is not None:
-            body["prediction"] = {"type": "content", "content": prediction}
+            whole = isinstance(prediction, Mapping)
+            body["prediction"] = prediction if whole else {"type": "content", "content": prediction}
         answer, counted, counts_by_piece = Answer(), 0, False
         last = time.perf_counter()
         async with self._asked("POST", f"{self.base_url}/chat/completions", json=body) as response:

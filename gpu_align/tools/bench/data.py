@@ -9,10 +9,10 @@ import random
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ..inputs import EditError, Pair, RecordError, git_edits, json_lines, pair_of
 from .client import WrongOptionError
@@ -124,8 +124,13 @@ _WORDS = re.findall(
 class SentPredictions:
     """What each mode sends, and a sentence on where the predictions come from."""
 
-    texts: Mapping[str, Sequence[str]]  #: mode → [P] one a pair; modes that send none are not there
+    #: mode → [P] one a pair, a text or the whole field; modes that send none are not there
+    texts: Mapping[str, Sequence[str | Mapping[str, Any]]]
     sources: Sequence[str]  #: [P] of `prediction`: ``"before"`` or ``"output"``
+    pair_of: Mapping[str, int] = field(default_factory=dict)  #: modes that one pair alone is measured with
+    fields: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict
+    )  #: further fields of a mode's requests
 
     def sentence(self) -> str:
         """Say where the predictions come from."""

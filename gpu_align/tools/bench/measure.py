@@ -274,7 +274,7 @@ class Session:
         self.advance = advance
         self._predict = predict or partial(make_predictions, choice=settings.prediction)
         self._outputs: list[str] = []
-        self._predictions: Mapping[str, Sequence[str]] = {}
+        self._sent = SentPredictions({}, [])
 
     async def stage(self, clients: Mapping[str, Client]) -> None:
         """Measure all modes of one stage, interleaved. The first stage begins with the first run.
@@ -341,7 +341,7 @@ class Session:
         self._pace = Pace(tokens / len(kept), rate, min(FIRST_RUN_STREAMS, len(kept)))
         self._plan(self._pace)
         predictions = self._predict(self.pairs, self._outputs)
-        self._predictions = predictions.texts
+        self._sent = predictions
         before, after = (predictions.sources.count(source) for source in ("before", "output"))
         self.result.about["predictions"] = {"pairs": len(kept), "before": before, "output": after}
         if "prediction" in self.settings.modes:
@@ -352,7 +352,7 @@ class Session:
         tokens = min(self.settings.max_tokens, WARM_UP_TOKENS)
 
         async def answer(number: int) -> None:
-            await self._send(client, mode, number % len(self.pairs), tokens)
+            await self._send(client, mode, self._sent.pair_of.get(mode, number % len(self.pairs)), tokens)
 
         await _each(range(min(2 * streams, max(8, streams))), streams, answer)
 
@@ -364,7 +364,7 @@ class Session:
         self.advance(name, 0)
 
         async def answer(number: int) -> None:
-            index = (turn.round * requests + number) % len(self.pairs)
+            index = self._sent.pair_of.get(turn.mode, (turn.round * requests + number) % len(self.pairs))
             try:
                 found = await self._send(client, turn.mode, index, self.settings.max_tokens)
             except BenchError as error:
@@ -430,8 +430,9 @@ class Session:
             self.result.verdicts[index, text] = "near-tie" if tie else "no"
 
     async def _send(self, client: Client, mode: str, index: int, max_tokens: int) -> Answer:
-        prediction = self._predictions[mode][index] if mode in self._predictions else None
-        return await client.stream(self.pairs[index].messages(), max_tokens, prediction, FIELDS.get(mode, {}))
+        prediction = self._sent.texts[mode][index] if mode in self._sent.texts else None
+        fields = self._sent.fields.get(mode, FIELDS.get(mode))
+        return await client.stream(self.pairs[index].messages(), max_tokens, prediction, fields)
 
 
 async def _each(items: Iterable[T], streams: int, work: Callable[[T], Awaitable[None]]) -> None:
