@@ -35,6 +35,7 @@ STOP_GRACE_S, START_GRACE_S = 20.0, 2.0
 #: The same where this process was killed.
 GUARD_GRACE_S = 5
 _TAIL_LINES = 25
+_ERROR = re.compile(r"\b[A-Z]\w*(?:Error|Exception): .*")
 HOST = "127.0.0.1"
 
 
@@ -120,9 +121,10 @@ def _stop(process: subprocess.Popen[bytes], guard: subprocess.Popen[bytes] | Non
 
 
 def _tail(log: Path) -> str:
-    """The last lines that are not empty."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return "\n".join([line for line in lines if line.strip()][-_TAIL_LINES:])
+    """The last error that the log names, but for those that only say where it is; else the last lines."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    errors = [line for line in _ERROR.findall(text) if "root cause" not in line]
+    return errors[-1] if errors else "\n".join([s for s in text.splitlines() if s.strip()][-_TAIL_LINES:])
 
 
 class Kind(NamedTuple):
