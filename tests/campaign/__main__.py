@@ -24,7 +24,6 @@ from tests.campaign.campaign import FOLDER, ROOT, Row, add_arguments, commit_of_
 #: In the order of the page → seconds that it may take. The longest are started first.
 PROGRAMS = {
     "exactness": 2400,
-    "sameness": 1800,
     "turnovers": 1800,
     "greedy": 3600,
     "distribution": 3000,

@@ -15,7 +15,7 @@ from tests.campaign.campaign import Campaign, Row
 
 ROOT = Path(__file__).parents[2]
 #: Programs that start no engine or server.
-IN_PROCESS = {"exactness", "sameness", "seams"}
+IN_PROCESS = {"exactness", "seams"}
 
 
 @pytest.mark.parametrize("program", sorted(IN_PROCESS))

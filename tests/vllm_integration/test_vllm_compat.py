@@ -137,43 +137,9 @@ def test_a_wrapper_that_nobody_wrote_undoes_the_others(
     assert dict(vars(module.Runner)) == before
 
 
-BROKEN = replace(SEAMS[0], module="no_such_module_of_vllm")
-
-
 @pytest.fixture
 def strict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
-
-
-@pytest.mark.parametrize("is_strict", [False, True])
-@pytest.mark.parametrize(
-    ("turns_off", "said"),
-    [
-        ("plugin", ["gpu_align is off, vLLM serves without predicted outputs: "]),
-        ("usage", ["gpu_align reports no usage: "] * 2),
-        ("dump", ["gpu_align does not keep draft tokens out of vLLM's crash dump: "] * 2),
-        ("parameters", ["gpu_align leaves min_p and logit_bias to vLLM, which refuses them: "] * 2),
-        ("caller", []),
-    ],
-)
-@pytest.mark.usefixtures("plugin_on")
-def test_a_missing_seam_costs_what_its_group_says(
-    monkeypatch: pytest.MonkeyPatch, plugin_log: list[str], turns_off: str, said: list[str], is_strict: bool
-) -> None:
-    monkeypatch.setenv("GPU_ALIGN_STRICT", str(int(is_strict)))
-    use(monkeypatch, [BROKEN], turns_off)
-    if is_strict:
-        with pytest.raises(compat.SeamError, match="no_such_module_of_vllm"):
-            compat.install("test")
-        assert compat.off_reason() is None
-        return
-    for _ in range(2):
-        assert "no_such_module_of_vllm.Runner.update is missing" in compat.install("test")
-    assert (compat.off_reason() is not None) == (turns_off == "plugin")
-    assert len(plugin_log) == len(said)
-    for line, words in zip(plugin_log, said, strict=True):
-        assert line.startswith(words)
-        assert "no_such_module_of_vllm" in line
 
 
 def test_a_module_is_watched_until_it_is_imported(engine_module: Callable[[], ModuleType]) -> None:
