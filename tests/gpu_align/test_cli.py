@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import gzip
 import json
 import subprocess
@@ -16,7 +15,6 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 import gpu_align
-from gpu_align import tools as cli
 from gpu_align.policies import POLICIES
 from gpu_align.simulate import SWEEP, import_policy, policy_names, setting_name
 from gpu_align.tools.cli import app
@@ -107,24 +105,6 @@ def test_a_missing_extra_is_one_line(package: str) -> None:
     assert (
         done.stderr.strip()
         == f'error: the gpu-align command needs {package}: pip install ".[cli]" in a checkout'
-    )
-
-
-def test_a_missing_tokenizer_package_is_one_line(
-    pairs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    real_import = builtins.__import__
-
-    def no_transformers(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.split(".")[0] == "transformers":
-            raise ModuleNotFoundError(name=name)
-        return real_import(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", no_transformers)
-    monkeypatch.setattr(sys, "argv", ["gpu-align", "simulate", str(pairs), "--tokenizer", "some/model"])
-    assert cli.main() == 1
-    assert capsys.readouterr().err == (
-        "error: tokenizer 'some/model' needs transformers: pip install \".[transformers]\" in a checkout\n"
     )
 
 

@@ -19,7 +19,6 @@ from vllm_integration.frontend import endpoints
 from vllm_integration.frontend import prediction as fields
 from vllm_integration.frontend.endpoints import process_inputs
 from vllm_integration.frontend.prediction import FieldError, choices_of
-from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire.request import KEY, Prediction
 
 EMPTY = Prediction(token_ids=b"")
@@ -243,29 +242,3 @@ def test_a_bad_choice_is_a_400(request_app: Any, xargs: dict[str, Any]) -> None:
         assert status == 400, (path, text)
         assert error["param"] in xargs
         assert "nope" not in error["message"]
-
-
-def test_choices_are_taken_out_of_the_request(two_packs: str) -> None:
-    from request_app import ENDPOINTS, Serving, make_app, send
-
-    seen: list[Any] = []
-
-    class Seeing(Serving):
-        async def original(self, request: Any, raw_request: Any = None) -> Any:
-            seen.append(request.vllm_xargs)
-            return await self.serve(request)
-
-        create_chat_completion = create_responses = wrapped_by(endpoints.serve)(original)
-        create_completion = wrapped_by(endpoints.serve_completion)(original)
-
-    app = make_app(Seeing())
-    for path, body in list(ENDPOINTS.items())[:3]:
-        for extra in ({"recipes": ["house"], "memory": False}, {"recipes": "house", "memory": 0}):
-            data = json.dumps({**body, "vllm_xargs": {**extra, "other": 5}}).encode()
-            asyncio.run(send(app, path, [data]))
-    assert len(seen) == 6
-    for xargs in seen:
-        assert set(xargs) == {"other", KEY}
-        prediction = xargs[KEY]
-        assert (prediction.token_ids, prediction.recipes, prediction.memory) == (b"", ("house",), False)
-        assert prediction.http_request_id

@@ -57,15 +57,6 @@ def test_only_requests_with_a_prediction_are_drafted_for() -> None:
     assert list(ours.slots) == ["mine"]
 
 
-def test_drafting_without_a_prediction_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPU_ALIGN_DRAFT_WITHOUT_PREDICTION", "1")
-    ours = PredictedOutputs(config())
-    engine = FakeEngine(ours)
-    engine.submit("plain", [1], [5, 6, 7, 8], sampling())
-    engine.step()
-    assert list(ours.slots) == ["plain"]
-
-
 def test_nothing_is_proposed_while_prefilling() -> None:
     ours = PredictedOutputs(config())
     engine = FakeEngine(ours)
@@ -102,23 +93,6 @@ def test_a_request_that_leaves_the_batch_is_rebuilt_when_it_returns() -> None:
     assert (usage.steps, usage.output_tokens) == (3, len(engine.written["a"]))
     known = [1, 2, *engine.written["a"]]
     assert ours.token_ids[0, : len(known)].tolist() == known
-
-
-def test_rows_move_and_slots_stay() -> None:
-    ours = PredictedOutputs(config())
-    engine = FakeEngine(ours, max_model_len=64)
-    for number, name in enumerate("abc"):
-        output = list(range(10 + 20 * number, 30 + 20 * number))
-        engine.submit(name, [number] * (number + 1), output, predicted(output))
-    engine.step()
-    engine.rows.reverse()
-    engine.step()
-    engine.step(finished=("b",))
-    assert {name: ours.slots.get(name) for name in "abc"} == {"a": 0, "b": None, "c": 2}
-    for name in "ac":
-        assert engine.written[name] == engine.outputs[name][: 1 + 5 + 5]
-        usage = engine.usage[name]
-        assert (usage.steps, usage.drafted - usage.accepted) == (3, 0)
 
 
 def test_tokens_that_vllm_takes_back_rebuild_the_slot() -> None:

@@ -145,37 +145,6 @@ def test_a_core_package_out_of_range(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "command"),
-    [
-        (None, 'install "gpu-align[cpu]"'),
-        ('{"url": "file:///a%20b", "dir_info": {"editable": true}}', "install -e '/a b[cpu]'"),
-        ('{"url": "file:///a", "dir_info": {}}', "install '/a[cpu]'"),
-        ('{"url": "https://host/x.whl", "archive_info": {}}', 'install "gpu-align[cpu]"'),
-    ],
-)
-def test_an_extra_comes_from_where_the_package_came_from(
-    monkeypatch: pytest.MonkeyPatch, source: str | None, command: str
-) -> None:
-    class Installed:
-        def read_text(self, name: str) -> str | None:
-            assert name == "direct_url.json"
-            return source
-
-    monkeypatch.setattr(doctor.importlib.metadata, "distribution", lambda name: Installed())
-    assert doctor.install_extra("cpu") == doctor.pip(command)
-
-
-def test_a_drafter_that_does_not_draft(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken:
-        def __init__(self, **_: object) -> None:
-            raise RuntimeError("no kernel image\nis available")
-
-    monkeypatch.setattr(gpu_align, "Drafter", Broken)
-    finding = doctor.draft_for_a_prediction("cpu")
-    assert (finding.ok, finding.found) == (False, "RuntimeError: no kernel image is available")
-
-
-@pytest.mark.parametrize(
     ("code", "words"),
     [
         ("import os; os.abort()", "exit code -6"),

@@ -93,12 +93,3 @@ def test_what_is_no_text_is_counted(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     told = " ".join(result.stdout.split())
     assert "read 1 file, 115 bytes, of 1 source; 2 skipped: not UTF-8 text; 1 skipped: the same again" in told
-
-
-def test_a_file_that_is_gone_is_counted(tmp_path: Path) -> None:
-    texts = SourceTexts([files(tmp_path, a="1", b="2")])
-    (tmp_path / "a").unlink()
-    told: list[tuple[str, int]] = []
-    assert [text for _, text in texts.read(lambda *one: told.append(one))] == ["2"]
-    assert (texts.num_read, texts.skipped["not readable"]) == (1, 1)
-    assert told == [(tmp_path.name, 1)] * 2
