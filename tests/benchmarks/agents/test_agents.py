@@ -74,16 +74,6 @@ def test_a_trajectory_gives_its_edit_once_with_the_lines_that_were_shown(collect
     assert last.shown[5:8] == ("Old output omitted (2 lines)", "Look 1.\n```\nls 1\n```", "seen 1\nand more")
 
 
-def test_patches_and_tasks(collections: Path) -> None:
-    patch = next(readers.patches(collections))
-    assert patch.changes == (Change("steps.py", "x = 1\n", "x = 2\n"),)
-    assert patch.name == "task-0"
-    assert patch.said.strip() == "So."
-    task = next(readers.tasks(collections))
-    assert task.changes == (Change("steps.py", BEFORE, AFTER),)
-    assert task.file == BEFORE
-
-
 def test_a_task_is_in_one_half_of_all_collections(collections: Path) -> None:
     halves = {half: readers.read([collections], half, 99, 0) for half in HALVES}
     names = {half: {e.name for edits in found.values() for e in edits} for half, found in halves.items()}

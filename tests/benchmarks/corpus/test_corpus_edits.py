@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 
-from benchmarks.corpus.edits import EDITS, one_line_edit
+from benchmarks.corpus.edits import EDITS
 from benchmarks.corpus.files import Edit
-from benchmarks.corpus.mix import synthetic_pairs, trained_bpe
+from benchmarks.corpus.mix import synthetic_pairs
 
 TEXT = "".join(
     f"def function_{i}(argument):\n    value = argument + {i}\n    return compute(value, {i})\n\n"
@@ -29,14 +28,6 @@ def test_an_edit_repeats_and_changes_something(kind: str) -> None:
     for seed in range(20):
         assert edited(kind, seed) == edited(kind, seed) != TEXT
     assert len({edited(kind, seed) for seed in range(20)}) > 5
-
-
-def test_one_line_edits_change_one_line() -> None:
-    for seed in range(30):
-        after = one_line_edit(TEXT, DONOR, random.Random(seed))
-        assert after is not None
-        changed = [a != b for a, b in zip(TEXT.splitlines(), after.splitlines(), strict=True)]
-        assert sum(changed) == 1
 
 
 def texts() -> list[Edit]:
@@ -60,11 +51,3 @@ def test_the_mix_has_every_kind_and_repeats() -> None:
     for edit in made:
         if edit.kind == "unrelated":
             assert after[edit.before] != after[edit.after]
-
-
-def test_the_trained_tokenizer_repeats(tmp_path: Path) -> None:
-    first = trained_bpe([TEXT, DONOR], tmp_path / "a", vocab_size=400)
-    second = trained_bpe([DONOR, TEXT], tmp_path / "b", vocab_size=400)
-    assert first.encode(TEXT) == second.encode(TEXT)
-    assert len(first.encode(TEXT)) < len(TEXT) / 2
-    assert b"".join(first.token_bytes(token) for token in first.encode(TEXT)) == TEXT.encode()

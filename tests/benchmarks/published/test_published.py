@@ -12,10 +12,9 @@ pytest.importorskip("rapidfuzz")
 pytest.importorskip("mistral_common")
 
 from benchmarks import tables
-from benchmarks.published import letters, lookup, page
+from benchmarks.published import letters, page
 from benchmarks.published.main import main
 from gpu_align.policies import OpenAI
-from gpu_align.predictors import InputLookupTokenPredictor
 
 STORED: dict[str, Any] = json.loads(page.RESULTS.read_text(encoding="utf-8"))
 
@@ -37,16 +36,6 @@ def test_three_rules_give_every_published_count_and_the_published_one_the_short_
     assert found == (task.published if task.size == letters.SHORT else resumed.get(task.kind, (55, 0)))
 
 
-def test_delayed_drafts_begin_three_tokens_after_the_match() -> None:
-    policy = OpenAI(resume_delay=3)
-    policy.start([], list(range(100)), 64)
-    policy.extend([0, 1, 99])
-    for token in range(10, 45):
-        assert policy.propose() == []
-        policy.extend([token])
-    assert policy.propose() == list(range(45, 61))
-
-
 def test_a_divergence_within_the_delay_starts_the_wait_anew() -> None:
     policy = OpenAI(resume_after=4, resume_delay=2)
     policy.start([], list(range(50)), 64)
@@ -55,14 +44,6 @@ def test_a_divergence_within_the_delay_starts_the_wait_anew() -> None:
     policy.extend([25])
     assert policy.propose() == list(range(26, 42))
     assert policy.rejected == 0
-
-
-def test_lookup_counts_validated_and_refuted_tokens() -> None:
-    predictor = InputLookupTokenPredictor((2, 0), (1, 2))
-    # 5 matches no pattern of two; after 5, 6 the draft is 7, 8, of which the model writes the first.
-    assert lookup.run(predictor, [5, 6, 7, 8], [5, 6, 7, 9]) == {"steps": 3, "validated": 1, "refuted": 1}
-    # A draft is cut where the output ends.
-    assert lookup.run(predictor, [5, 6, 7, 8], [5, 6, 7]) == {"steps": 3, "validated": 1, "refuted": 0}
 
 
 def test_the_page_is_made_from_the_results() -> None:

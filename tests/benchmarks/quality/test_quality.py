@@ -8,9 +8,8 @@ import pytest
 
 pytest.importorskip("rapidfuzz")
 
-from benchmarks.corpus.mix import ByteTokenizer
-from benchmarks.quality import build_suffix_peer, cases, checks
-from benchmarks.quality.cases import Resumption, least_steps, reentries
+from benchmarks.quality import build_suffix_peer, checks
+from benchmarks.quality.cases import Resumption
 from benchmarks.quality.checks import Point, curve, height
 from benchmarks.quality.replays import Reliability
 from benchmarks.quality.runs import (
@@ -86,35 +85,6 @@ def test_verdicts_fail_on_nothing_at_all() -> None:
     assert not checks.resumption_check(Resumption()).passed
     assert not checks.reliability_check(Reliability()).passed
     assert not any(row.passed for row in checks.five_checks({}))
-
-
-def test_reentries() -> None:
-    before = list(range(100))
-    after = [*range(20), 200, 201, *range(25, 60), *range(63, 68), 300, *range(70, 100)]
-    # The five tokens in between are too few to count, so the third edit follows the second.
-    assert reentries(before, after) == [(22, 35), (63, 30)]
-    assert reentries(before, before) == []
-
-
-def test_cases() -> None:
-    corpus = entries()
-    assert all(e.record.prediction == e.record.output for e in cases.perfect(corpus))
-    strangers = cases.unrelated(corpus)
-    own = {tuple(e.record.output): e.record.prediction for e in corpus}
-    assert len(strangers) == 6
-    assert all(own[tuple(e.record.output)] != e.record.prediction for e in strangers)
-    assert all(e.record.prediction == [] for e in cases.without_prediction(strangers))
-    assert [least_steps(n, 64) for n in (1, 2, 66, 67)] == [1, 2, 2, 3]
-
-
-def test_one_line_cases_differ_in_one_line() -> None:
-    text = "".join(f"line {i} of a file\n" for i in range(100))
-    record = Record("a", [], [], list(text.encode()))
-    made = cases.one_line_edits([Entry(record, "python", "python", "p", "test", "tekken")], ByteTokenizer())
-    assert len(made) == cases.EDITS_A_FILE
-    for entry in made:
-        before, after = (bytes(t).splitlines() for t in (entry.record.prediction, entry.record.output))
-        assert sum(a != b for a, b in zip(before, after, strict=True)) == 1
 
 
 def test_workers_count_what_one_process_counts() -> None:

@@ -8,11 +8,9 @@ import pytest
 
 pytest.importorskip("rapidfuzz")
 
-from benchmarks.corpus.kinds import KINDS, MODEL, QUALITIES
 from benchmarks.quality import kinds
 from benchmarks.quality.checks import K
-from benchmarks.quality.runs import BOUNDS, Counts, Entry, Run
-from gpu_align.simulate import Record
+from benchmarks.quality.runs import BOUNDS, Counts, Run
 from gpu_align.tools.simulate.policies import OURS
 
 
@@ -21,20 +19,10 @@ def counts(tokens_per_step: float, rejected: float) -> Counts:
     return Counts(3, int(tokens_per_step * steps), steps, accepted, int(rejected * accepted), 0)
 
 
-def entry(kind: str, text: str) -> Entry:
-    return Entry(Record("r", [], [1], [2]), kind, text, "p", "test", "tekken")
-
-
 OURS_TWO = {
     Run(OURS, K): counts(12.0, 0.6),
     Run(OURS, K, (("length_factor", 1),)): counts(8.0, 0.2),
 }
-
-
-def test_a_real_change_counts_twice() -> None:
-    assert kinds.labels_of(entry("c", "c")) == ("c", kinds.ORIGINAL)
-    assert kinds.labels_of(entry("draft_20", "c")) == ("draft_20",)
-    assert (*KINDS, MODEL, kinds.ORIGINAL, *QUALITIES) == kinds.LABELS
 
 
 def test_leads_are_read_at_the_rejections_of_the_peer() -> None:

@@ -34,7 +34,6 @@ from benchmarks.recipes.runs import (
     merged,
     ours,
     records_of,
-    structural_tokens,
     token_texts,
 )
 from gpu_align.simulate import Record
@@ -60,16 +59,6 @@ def test_choices_depend_on_the_key_alone() -> None:
     assert choice("abc", "key") == "abc"[number_of("key") % 3]
     assert shuffled(["x", "y", "z"], 1) == shuffled(["z", "x", "y"], 1)
     assert sum(happens(0.03, n) for n in range(10_000)) == pytest.approx(300, abs=60)
-
-
-@pytest.mark.parametrize(
-    ("text", "free"),
-    [("if x:\n    return 1\n", "x1"), ("def f(a, *b): pass\n", "fab"), ("y = 'no'  # why\n", "y'no'# why")],
-)
-def test_structure_is_what_is_no_name_number_string_or_comment(text: str, free: str) -> None:
-    structural = structural_tokens(text, [c.encode() for c in text])
-    found = "".join(c for c, s in zip(text, structural.tolist(), strict=True) if not s)
-    assert found == free
 
 
 def test_no_package_is_learned_from_and_replayed() -> None:

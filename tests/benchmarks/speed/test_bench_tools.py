@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from benchmarks.speed import compare
-from benchmarks.speed.compare import read_timings
 from benchmarks.speed.workload import STATES, STEP_TOKENS, Steps, make_texts
 
 MACHINE = {"gpu": "none", "cpu": "a CPU", "python": "3.12"}
@@ -49,19 +48,6 @@ def test_slower_is_beyond_the_noise(
     assert capsys.readouterr().out.split()[0] == verdict
 
 
-def test_device_time_goes_before_wall_time(tmp_path: Path) -> None:
-    device = {"extra_info": {"device_us": {"median": 5.0, "iqr": 0.5}}}
-    path = Path(write_run(tmp_path / "a.json", row("gpu", 90, 1, **device), row("cpu", 70, 1)))
-    machine, timings = read_timings(path)
-    assert machine == MACHINE
-    assert [(t.contestant, t.median, t.iqr, t.device) for t in timings.values()] == [
-        ("gpu", 5.0, 0.5, True),
-        ("cpu", pytest.approx(70), pytest.approx(1), False),
-    ]
-    wall = write_run(tmp_path / "b.json", row("gpu", 90, 1))
-    assert compare.main([str(path), wall]) == 2
-
-
 def test_other_machines_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old = write_run(tmp_path / "old.json", row("cpu", 100, 1))
     new = write_run(tmp_path / "new.json", row("cpu", 100, 1), machine={**MACHINE, "cpu": "another"})
@@ -88,12 +74,3 @@ def test_the_states_of_a_batch(state: str) -> None:
         make_texts(1, 160, "other")
     with pytest.raises(ValueError, match="num_text: expected 128 or more"):
         make_texts(1, 100, state)
-
-
-def test_wrong_drafts_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = Steps(make_texts(2, 160, "aligned"), "cpu")
-    steps.advance()
-    draft = steps.propose()
-    monkeypatch.setattr(steps, "propose", lambda: draft._replace(token_ids=draft.token_ids + 1))
-    with pytest.raises(AssertionError, match="token_ids"):
-        steps.check()

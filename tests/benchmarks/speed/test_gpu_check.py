@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.speed import gpu_check, result_file, sanitizer
+from benchmarks.speed import gpu_check, result_file
 from benchmarks.speed.gpu_check import STAGES
-from benchmarks.speed.result_file import DRY_RUN_NOTE, FAILED, KILLED, OUT_OF_TIME, RESTART, ResultFile
+from benchmarks.speed.result_file import DRY_RUN_NOTE, FAILED, KILLED, OUT_OF_TIME, RESTART
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "benchmarks" / "speed" / "gpu_check.sh"
@@ -74,30 +74,6 @@ def test_a_dry_run_of_all_stages(stages: list[str], tmp_path: Path) -> None:
     table, _, not_done = done.stdout.rpartition("not done:")
     assert all(re.search(rf"^{name} +done", table, re.MULTILINE) for name in stages)
     assert ("racecheck: step, K 256: skipped: dry run" in not_done) == ("sanitizer" in stages)
-
-
-#: Arguments, what the header says besides, a package that is missing, stages, status and reason.
-NOT_DONE: dict[str, tuple[list[str], dict[str, str], str, list[str], str, str]] = {
-    "no GPU": (NAMES[1:], {}, "", NAMES[1:], "skipped", "no GPU|not installed"),
-    "no torch": (["--dry-run", "steps"], {"error": "no torch"}, "", ["steps"], "skipped", "no torch"),
-    "no package": (
-        ["--dry-run", "suite"], {}, "pytest_benchmark", ["suite"], "skipped", "not installed: pytest_benchmark$",
-    ),
-    "no time": (["--dry-run", "--budget", "1", "lcs"], {}, "", ["lcs"], OUT_OF_TIME, "no time left$"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", NOT_DONE)
-def test_what_is_not_done_says_why(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments, header, missing, stages, status, reason = NOT_DONE[name]
-    monkeypatch.setattr(gpu_check.Check, "_ask_header", lambda self: {**HEADER, **header})
-    if missing:
-        monkeypatch.setattr(gpu_check, "is_installed", lambda package: package != missing)
-    assert gpu_check.main(["--out", str(tmp_path), *arguments]) == (status == OUT_OF_TIME)
-    for stage in stages:
-        found = json.loads((tmp_path / f"{stage}.json").read_text())
-        assert found["status"] == status
-        assert re.search(reason, found["reason"])
 
 
 @pytest.mark.parametrize("name", ["kernels", "capture", "suite"])  # of tests, of rows, of benchmarks
@@ -167,50 +143,3 @@ def test_a_row_that_fails_or_crashes_costs_itself(
     assert json.loads((tmp_path / "lcs.json").read_text())["status"] == FAILED
     verdicts = {name: row["verdict"] for name, row in rows_of(tmp_path / "lcs.json").items()}
     assert verdicts == {"fails": FAILED, "hangs": "measured", "skips": "skipped", "works": "measured"}
-
-
-WRITER = """
-import sys
-from pathlib import Path
-from benchmarks.speed.result_file import ResultFile
-result = ResultFile(Path(sys.argv[1]), "test", {"gpu": "none"})
-for i in range(10**9):
-    result.row(f"row {i % 200}", "measured", us=i, text="x" * 1000)
-"""
-
-
-def test_a_file_is_valid_at_every_moment(tmp_path: Path) -> None:
-    path = tmp_path / "rows.json"
-    with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], env=ENVIRONMENT, cwd=ROOT) as writer:
-        while not path.exists():
-            time.sleep(0.01)
-        for _ in range(200):
-            assert json.loads(path.read_text())["stage"] == "test"
-        writer.kill()
-    rows = json.loads(path.read_text())["rows"]
-    assert rows
-    continued = ResultFile(path, "test", {})
-    assert continued.rows == rows
-    assert continued.has("row 0")
-
-
-@pytest.mark.parametrize(
-    ("code", "output", "verdict"),
-    [
-        (0, "drafts are the reference's\n========= ERROR SUMMARY: 0 errors\n", "passed"),
-        (0, "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n", "passed"),
-        (99, "========= Invalid __global__ write\n========= ERROR SUMMARY: 1 error\n", "found"),
-        (99, "========= Error: Race reported\n========= RACECHECK SUMMARY: 1 hazard displayed\n", "found"),
-        (1, "AssertionError: token_ids\n========= ERROR SUMMARY: 0 errors\n", "found"),
-        (
-            1,
-            "========= Error: Device not supported\nCUDA error 999\n========= ERROR SUMMARY: 1 error\n",
-            "refused",
-        ),
-        (99, "========= Internal Sanitizer Error: …\n========= ERROR SUMMARY: 1 error\n", "refused"),
-        (127, "", "refused"),
-        (1, "No such file\n", "refused"),
-    ],
-)
-def test_what_a_sanitizer_says(code: int, output: str, verdict: str) -> None:
-    assert sanitizer.read_output(code, output)[0] == verdict
