@@ -54,9 +54,8 @@ def examine(has_gpu: bool, deep: bool) -> Iterator[Finding]:
     else:
         yield Finding(name, version, ok=True)
     yield plugin()
-    yield Finding(
-        "recurrent layers", f"{RUN if has_gpu else 'none on a CPU'}; a start with others is refused"
-    )
+    run = f"{RUN}; a start with others is refused" if has_gpu else "a start with any is refused on a CPU"
+    yield Finding("recurrent layers", run)
     if has_gpu:
         yield from graphs()
     try:

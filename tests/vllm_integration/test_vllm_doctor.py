@@ -52,6 +52,18 @@ def test_which_vllm(
     assert bool(fix) == bool(finding.fix)
 
 
+@pytest.mark.parametrize(
+    ("has_gpu", "words"), [(True, "Mamba-2 and Qwen's GDN on the V2"), (False, "with any")]
+)
+def test_which_recurrent_layers_are_refused(
+    monkeypatch: pytest.MonkeyPatch, has_gpu: bool, words: str
+) -> None:
+    monkeypatch.setattr(doctor, "version_of", {"vllm": "0.32.0"}.get)
+    (found,) = (f.found for f in doctor.examine(has_gpu, deep=False) if f.what == "recurrent layers")
+    assert words in found
+    assert "is refused" in found
+
+
 def test_the_plugin_is_wanted_where_vllm_is(monkeypatch: pytest.MonkeyPatch) -> None:
     for found, ok in (([], False), ([metadata.EntryPoint("gpu_align", "a:b", "vllm.general_plugins")], True)):
         monkeypatch.setattr(doctor, "entry_points", lambda group, found=found: found)
