@@ -147,27 +147,6 @@ def check_step_logs(requests: list[Request], run: Run, engine: V2Engine) -> None
             assert step["new"][: step["accepted"]] == step["proposed"][: step["accepted"]]
 
 
-def test_a_batch_that_is_smaller_than_the_drafts_serves_a_cached_prompt(
-    tiny_model: Path, tmp_path: Path, greedy: Greedy
-) -> None:
-    """vLLM pads a request whose prompt is cached but for one token to 1 + K tokens, and waits for room."""
-    prompt = prompt_of(7, 33)
-    with V2Engine(
-        tiny_model,
-        tmp_path,
-        num_draft_tokens=64,
-        environment=SHORT,
-        max_num_batched_tokens=64,
-        enable_prefix_caching=True,
-    ) as engine:
-        again = Request(prompt, greedy(prompt, N), N, arrives=N + 20)
-        run = engine.run([Request(prompt, greedy(prompt, N), N), again], seconds=60)
-        [line] = engine.warnings()
-    assert run.outputs == [greedy(prompt, N)] * 2
-    assert "num_speculative_tokens is 64; gpu_align uses 63" in line
-    assert run.verification_steps(1) == 1
-
-
 def test_prompts_that_leave_little_or_no_room(k16: V2Engine, greedy: Greedy) -> None:
     """The context is 256 tokens: outputs of 1, 2, 3 and 12 tokens, each predicted longer."""
     prompts = [prompt_of(80 + room, 256 - room) for room in (1, 2, 3, 12)]

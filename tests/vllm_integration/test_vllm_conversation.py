@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -170,30 +169,6 @@ def test_what_is_kept_of_earlier_turns_is_bounded() -> None:
         assert kept.num_bytes <= 100
     assert [number for number in (1, 2, 3) if kept.get(bytes([number]))] == [2, 3]
     assert kept.num_bytes == 82
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "1: a\n2: b\n3: \ud800\n",
-        "\\" * 1_000_000,
-        '{"a": "b\\n' * 10_000,
-        "\0" * 1000,
-        "1,2\n2,3\n3,4\n" * 1000,
-        "x" * 10_000_000,
-        "1:\n" * 1_000_000,
-        "".join(f"{n}\t\n" for n in range(100_000)),
-        '"' * 1_000_000,
-    ],
-)
-@pytest.mark.parametrize("tools", [None, TOOLS])
-def test_texts_that_mean_harm_cost_little(serving: Any, text: str, tools: Any) -> None:
-    message = {"role": "user", "content": text}
-    request = SimpleNamespace(messages=[message, call_of({"a": text})], tools=tools)
-    begun = time.perf_counter()
-    predicted(serving, request)
-    assert time.perf_counter() - begun < 5
-    assert message["content"] is text
 
 
 def test_a_request_says_itself_whether_it_does(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:

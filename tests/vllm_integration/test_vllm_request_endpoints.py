@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 import httpx
 import pytest
-from usage_harness import ask_all, chat, moved, question, scrape, variants
+from usage_harness import ask_all, chat, question, scrape, variants
+from usage_harness import moved as moved_at_all
 from vllm_harness import Server
 
 from tests.campaign.http_client import Answer
@@ -27,6 +29,12 @@ ENDPOINTS = {
 
 def ask(server: Server, path: str, *bodies: dict[str, Any]) -> list[Answer]:
     return ask_all(server.url, [{"temperature": 0, **ENDPOINTS[path], **body} for body in bodies], path)
+
+
+def moved(before: Counter[str], after: Counter[str]) -> dict[str, float]:
+    """Without the steps by graph mode, which any request moves."""
+    found = moved_at_all(before, after)
+    return {name: count for name, count in found.items() if "graph_mode" not in name}
 
 
 def content(text: Any) -> dict[str, Any]:
@@ -162,38 +170,6 @@ def test_a_conversation_is_drafted_from_and_changes_no_answer(server: Server) ->
     before = scrape(server.url)
     (off,) = ask(server, CHAT, {"messages": written})
     assert (off.texts, moved(before, scrape(server.url))) == (plain.texts, {})
-
-
-def test_a_conversation_of_the_other_endpoints_is_drafted_from(server: Server) -> None:
-    on = {"vllm_xargs": {"conversation": 1}}
-
-    def items(arguments: dict[str, str]) -> list[dict[str, Any]]:
-        call = {"type": "function_call", "call_id": "1", "name": "write", "arguments": json.dumps(arguments)}
-        output = {"type": "function_call_output", "call_id": "1", "output": "w3"}
-        return [*question(7), call, output, *question(8)]
-
-    def blocks(arguments: dict[str, str]) -> list[dict[str, Any]]:
-        use = {"type": "tool_use", "id": "1", "name": "write", "input": arguments}
-        result = {"type": "tool_result", "tool_use_id": "1", "content": "w3"}
-        return [
-            *question(7),
-            {"role": "assistant", "content": [use]},
-            {"role": "user", "content": [result]},
-        ]
-
-    def responses(arguments: dict[str, str], **more: Any) -> str:
-        (answer,) = ask(server, "/v1/responses", {"input": items(arguments), **more})
-        return answer.texts[0]
-
-    def messages(arguments: dict[str, str], **more: Any) -> str:
-        return text_of(message(server, messages=blocks(arguments), **more))
-
-    for answer in (responses, messages):
-        plain = answer({"content": "w1"})
-        before = scrape(server.url)
-        assert answer({"content": plain.replace(" ", "\n")}, **on) == plain
-        by = moved(before, scrape(server.url))
-        assert by['gpu_align_draft_tokens_total{source="memory",verdict="accepted"}'] > N - 15
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
