@@ -193,7 +193,7 @@ class Client:
         self._more = dict(body or {})
         self._http = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-            timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S, pool=None),
+            timeout=httpx.Timeout(timeout_s, pool=None),  # a busy server is slow to accept, too
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
         )
 
