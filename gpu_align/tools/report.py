@@ -235,7 +235,7 @@ def folder_tables(found: Mapping[str, Any], requests: Sequence[LogCounts]) -> It
     header = ("request", "prediction", "tokens", "steps", "tokens/step", "steps lost", "accepted", "rejected",
               "mostly lost")  # fmt: skip
     title = "requests with the most steps beyond a perfect prediction"
-    yield title, header, rows, ["request", header[-1]]
+    yield title, header, rows, [header[-1]]
 
 
 def _number(value: int) -> str:
@@ -318,8 +318,14 @@ def _show_folder(requests: Sequence[LogCounts], top: int) -> tuple[dict[str, Any
     found = figures_of(requests, top)
     parts = [html.note(folder_summary(found))]
     for title, header, rows, folded in folder_tables(found, worst(requests, top)):
+        shown, names = rows, []
+        if header[0] == "request":  # names that a terminal would wrap are told below
+            shown = [(str(number), *row[1:]) for number, row in enumerate(rows, start=1)]
+            names = [f"{number}: {row[0]}" for number, row in enumerate(rows, start=1)]
         if rows or title == "by source":
-            print_table(title, header, rows, words=["source", *folded], folded=folded)
+            print_table(title, header, shown, words=["source", *folded], folded=folded)
+        for name in names:
+            typer.echo(name)
         if rows:
             parts += [html.heading(title[0].upper() + title[1:]), html.table(header, rows, prose=True)]
     typer.echo(folder_summary(found))

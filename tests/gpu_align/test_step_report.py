@@ -204,7 +204,8 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
     assert "3 requests, 12 tokens in 7 steps, 1.7 a step; 5 drafts accepted, 8 rejected;" in result.stdout
     rows = [line.split() for line in result.stdout.splitlines()]
     assert ["prediction", "3", "11", "5", "6", "45%"] in rows
-    assert ["day/b.yaml", "4", "6", "5", "1.2", "3", "1", "8", "prediction:"] in [row[:9] for row in rows]
+    assert "1: day/b.yaml" in result.stdout
+    assert ["1", "4", "6", "5", "1.2", "3", "1", "8", "prediction:"] in [row[:9] for row in rows]
     found = json.loads(out.read_text())
     assert (found["requests"], found["accepted"], found["rejected"], found["steps_lost"]) == (3, 5, 8, 3)
     assert [request["request_id"] for request in found["worst"]] == ["bad"]

@@ -384,8 +384,8 @@ class Session:
         gaps = [seconds for _, found in sample.answers for seconds, _ in found.pieces[1:]]
         if len(gaps) >= FEW_PIECES and statistics.median(gaps) < BURST * statistics.fmean(gaps):
             self.result.note(
-                f"Pieces of {client.base_url} come in bursts, half of them right after another: the server's front "
-                "end or what is between collects them. TTFT and the time between tokens are those of the bursts."
+                f"Pieces of {client.base_url} come in bursts, half of them right after another: the front end "
+                "or what is between collects them. TTFT and the time between tokens are those of the bursts."
             )
         texts = ((index, found.text) for index, found in sample.answers)
         sample.different = [(index, text) for index, text in texts if text != self._outputs[index]]
