@@ -90,6 +90,11 @@ def _json_ascii(text: str) -> str:
     return json.dumps(text)[1:-1]
 
 
+def _json_slash(text: str) -> str:
+    """The same as `_json` with ``\\/`` for a slash."""
+    return _json(text).replace("/", "\\/")
+
+
 def _json_twice(text: str) -> str:
     """As a JSON string inside a JSON string."""
     return _json(_json(text))
@@ -171,6 +176,7 @@ def _unescaped(text: str) -> str:
 _VIEWS: dict[str, Callable[[str], str]] = {
     "json": _json,
     "json_ascii": _json_ascii,
+    "json_slash": _json_slash,
     "json_twice": _json_twice,
     "diff": _diff,
     "diff_minus": _diff_minus,

@@ -32,6 +32,7 @@ def without_first(text):
 INVERSES = {
     "json": unquoted,
     "json_ascii": unquoted,
+    "json_slash": unquoted,
     "json_twice": lambda text: unquoted(unquoted(text)),
     "diff": without_first,
     "diff_minus": without_first,
@@ -45,8 +46,11 @@ def test_inverse_gives_the_text(name, text):
     assert [INVERSES[name](each) for each in found] == ([text] if found else [])
     if not found:
         assert text == "" or text == json.dumps(text, ensure_ascii=name == "json_ascii")[1:-1]
+        assert name != "json_slash" or "/" not in text
     if name == "json_ascii":
         assert all(each.isascii() for each in found)
+    if name == "json_slash":
+        assert not any(re.search(r"(?<!\\)/", each) for each in found)
 
 
 #: How a tool numbers a line.
@@ -101,6 +105,9 @@ GIVEN = {
     "a CSV": ("1,a,2\n2,b,3\n3,c,4\n4,d,5\n", "unnumbered", ()),
     "a log": ("12:01:03 up\n12:01:04 down\n13:00:00 up\n14:00:00 up\n", "unnumbered", ()),
     "a table of numbers": ("10\t1\n20\t2\n30\t3\n", "unnumbered", ()),
+    "slashes": ('"a\\/b"\n', "json_slash", (r"\"a\\\/b\"\n",)),
+    "slashes twice": ("a/b\n", "json_slash+json", (r"a\\/b\\n",)),
+    "out of a string with slashes": (r'{"path": "a\/b\nc"}', "unescaped", ("a/b\nc",)),
     "nothing to escape": ("plain", "json", ()),
     "nothing": ("", "diff", ()),
     "no fence": ("a `b` ```c``` d\n", "unfenced", ()),
