@@ -16,9 +16,9 @@ from vllm_fakes import config
 from tests.campaign.wire_bodies import is_taken, predictions
 from vllm_integration.config.in_use import drafts_predictions
 from vllm_integration.config.settings import Settings
+from vllm_integration.frontend import conversation
 from vllm_integration.frontend import endpoints as api
 from vllm_integration.frontend import prediction as limits
-from vllm_integration.frontend import prediction_views
 from vllm_integration.frontend import usage as response_usage
 from vllm_integration.frontend.prediction import FieldError, Limits, parse_prediction
 from vllm_integration.seams import install as compat
@@ -333,7 +333,7 @@ def test_a_view_that_is_cut_or_fails_is_counted(
     counts = [refused("view", action) for action in ("truncated", "dropped")]
     call(Serving(limit=4), field)
     call(Serving(limit=2), field)
-    monkeypatch.setattr(prediction_views.views, "make", broken)
+    monkeypatch.setattr(conversation.views, "make", broken)
     assert call(Serving(), field) == ("served", travelling(97, 34), "raw")
     assert [refused("view", action) for action in ("truncated", "dropped")] == [counts[0] + 1, counts[1] + 2]
     assert plugin_log == ["A prediction is used without its views: RuntimeError"]

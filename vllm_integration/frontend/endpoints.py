@@ -28,6 +28,7 @@ from ..wire import request as wire
 from . import conversation, status
 from . import usage as response_usage
 from .body import BodyLimit, BodyScan
+from .conversation import views_for, with_views
 from .prediction import (
     CONVERSATION,
     FIELD,
@@ -45,7 +46,6 @@ from .prediction import (
     tokenize_params,
     type_name,
 )
-from .prediction_views import views_for, with_views
 
 logger = logging.getLogger("vllm.gpu_align")
 
