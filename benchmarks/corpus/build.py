@@ -6,12 +6,9 @@ record for each source file that changed::
     {"id": "flask/2.2.5..3.0.3/flask/app.py", "kind": "python", "text": "python", "package": "flask",
      "split": "test", "tokens": "tekken", "prediction": [ids], "output": [ids]}
 
-The old file is the prediction, the new one what the model writes. docs/quality.md has the sets of ``--set``.
-
 Selection rule: files that both versions have, whose text differs, and whose *new* version has 200 to 8,000
 tokens; the old one may be of any length. Tokens are Tekken's unless the record says otherwise, so that no model
-has to be fetched. Records are sorted by id, and the gzip header carries no time: the same packages give the same
-bytes.
+has to be fetched.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Learn the recipe pack that comes with the library: ``python -m benchmarks.learn.recipes [OUT.json.gz]``.
 
-The texts are whole packages of the tuning splits; no reported corpus contains one of these packages, and no text
-that a package of the reported ones has is learned (`learnable_texts`). How far the promises hold is measured on
+How far the promises hold is measured on
 packages that the pack does not know: one is learned from all but one part of the packages, and the drafter replays
 the edits of that part with it. Drafts from recipes are accepted less often than the counts promise, as they are
 chosen where nothing else is likely; the calibration says by how much. It changes what is chosen, so the replay is

@@ -1,13 +1,8 @@
 """Learn the survival tables that the drafter chooses by: ``python -m benchmarks.learn.survival [OUT.json]``.
 
-Replays edit pairs of the tuning split, packages that no reported corpus contains, and predictions that belong to
-another file. At every verification step each candidate that the drafter could have chosen is compared with what
+At every verification step each candidate that the drafter could have chosen is compared with what
 really came next; a class's curve is the share of its candidates whose first k tokens were all right. The steps
 are those of the drafter itself, so the replay is repeated with the table it just learned until they settle.
-
-The calibration of the confidences is counted in one more replay, of more kinds of records than the curves are
-learned from: real changes of ten kinds of text, outputs like a model's and first drafts. With ``--calibrate`` this
-is all that is done: the table's curves, and with them all drafts, stay as they are.
 """
 
 from __future__ import annotations

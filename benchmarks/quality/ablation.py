@@ -163,10 +163,6 @@ def main(argv: list[str] | None = None) -> int:
     parser = quality_command("benchmarks.quality.ablation", __doc__, "test", "ablation")
     said = "measure these rows, keep the others of the JSON file, count lines anew; A+B takes away both"
     parser.add_argument("--only", nargs="*", metavar="NAME", help=said)
-    said = (
-        "keep learned tables in this folder, and use those that are there: of the same code and records only"
-    )
-    parser.add_argument("--tables", type=Path, help=said)
     options = parser.parse_args(argv)
     names = list(MECHANISMS) if options.only is None else options.only
     if unknown := [part for name in names for part in name.split("+") if part not in MECHANISMS]:
@@ -178,8 +174,6 @@ def main(argv: list[str] | None = None) -> int:
     if options.only is not None and options.json.is_file():
         rows = {row["mechanism"]: row for row in json.loads(options.json.read_text())["rows"]}
     with tempfile.TemporaryDirectory() as folder:
-        learned = options.tables or Path(folder)
-        learned.mkdir(parents=True, exist_ok=True)
         job = {
             "corpus": str(options.corpus), "tune": str(options.tune), "known": str(Path(folder) / "known.pickle"),
             "one_in": options.one_in, "settings": SETTINGS,
@@ -189,7 +183,7 @@ def main(argv: list[str] | None = None) -> int:
         lock = Lock()
 
         def add(name: str) -> None:
-            row = measure(name, job, learned)
+            row = measure(name, job, Path(folder))
             with lock:
                 rows[name] = row
                 tables.write_json(options.json, as_json(rows, options.one_in))

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.corpus.kinds import KINDS, MODEL, QUALITIES
-from benchmarks.quality import plot
 from benchmarks.quality.checks import MAX_GAP, Check, K, Lead, leads
 from benchmarks.quality.runs import (
     BOUNDS,
@@ -157,17 +156,13 @@ def quality_command(module: str, doc: str | None, corpus: str, out: str) -> argp
 def main(argv: list[str] | None = None) -> int:
     """Command line; returns the exit code (0, 1: something could not be fetched)."""
     parser = quality_command("benchmarks.quality.kinds", __doc__, "kinds-test", "kinds")
-    parser.add_argument("--images", type=Path, help="folder for the pictures; none if not given")
     options = parser.parse_args(argv)
     if code := make_ready({"kinds-test": options.corpus, "tune": options.tune}):
         return code
     entries = read_entries(options.corpus)[:: options.one_in]
-    found = measure(entries, options.jobs, knowledge(options.tune, ["tekken"], 1))
-    rows = as_json(found)
+    rows = as_json(measure(entries, options.jobs, knowledge(options.tune, ["tekken"], 1)))
     print(shown(rows))
     write_json(options.json, rows)
-    if options.images:
-        plot.draw_kinds(found, options.images)
     return 0
 
 

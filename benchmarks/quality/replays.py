@@ -194,9 +194,7 @@ def replay_batched(
 Continuations = Callable[[Record], Callable[[int], Iterable[Sequence[int]]]]
 
 
-def bound(
-    record: Record, num_draft_tokens: int, candidates: Continuations, draft_in_prefill: bool = False
-) -> PairResult:
+def bound(record: Record, num_draft_tokens: int, candidates: Continuations) -> PairResult:
     """Replay with a perfect choice of candidate and length.
 
     ::
@@ -207,9 +205,9 @@ def bound(
     No draft is ever rejected. A longer draft is never worse than a shorter one for a set of candidates that only
     grows, so with `everywhere` no drafter that copies from prediction or output takes fewer steps.
     """
-    result = PairResult.begin(record, draft_in_prefill)
+    result = PairResult.begin(record, False)
     at = candidates(record)
-    position = 0 if draft_in_prefill else 1
+    position = 1
     while position < len(record.output):
         truth = record.output[position : position + num_draft_tokens]
         right = max((count_accepted(candidate, truth) for candidate in at(position)), default=0)
@@ -244,21 +242,13 @@ def _longest_in(text: NDArray[np.int64], truth: NDArray[np.int64]) -> list[int]:
     return found
 
 
-def perfect_choice(
-    records: Sequence[Record],
-    num_draft_tokens: int,
-    config: DrafterConfig | None = None,
-    draft_in_prefill: bool = False,
-) -> list[PairResult]:
-    """`bound` with the candidates of a `Drafter` that is large enough for the longest record.
-
-    config: which matches are candidates.
-    """
+def perfect_choice(records: Sequence[Record], num_draft_tokens: int) -> list[PairResult]:
+    """`bound` with the candidates of a `Drafter` that is large enough for the longest record."""
     width = max((len(r.prompt) + len(r.output) for r in records), default=1)
     slot = np.zeros(1, np.int64)
 
     def candidates(record: Record) -> Callable[[int], Iterable[Sequence[int]]]:
-        replay = CandidateReplay([record], num_draft_tokens, config, width)
+        replay = CandidateReplay([record], num_draft_tokens, None, width)
 
         def right(done: int) -> Iterable[Sequence[int]]:
             now = np.array([done])
@@ -267,4 +257,4 @@ def perfect_choice(
 
         return right
 
-    return [bound(record, num_draft_tokens, candidates, draft_in_prefill) for record in records]
+    return [bound(record, num_draft_tokens, candidates) for record in records]

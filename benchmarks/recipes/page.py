@@ -235,11 +235,6 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
 }
 
 
-def fill(text: str, results: Results) -> str:
-    """A page with each of `BLOCKS` between its markers; as `tables.fill`."""
-    return tables.fill(text, BLOCKS, results)
-
-
 def update(results_file: Path = RESULTS, page_file: Path = PAGE, **found: Any) -> None:
     """Put what was found into the results, and make the page's tables from them."""
     stored = json.loads(results_file.read_text(encoding="utf-8")) if results_file.is_file() else {}

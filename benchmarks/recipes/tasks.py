@@ -5,10 +5,8 @@ For each task two files, ``NAME.samples.jsonl`` to learn from and ``NAME.outputs
     {"task": "triage", "prompt": "…", "samples": ["…", "…", "…", "…", "…"]}
     {"task": "triage", "prompt": "…", "output": "…"}
 
-No model has written them. The records, functions, docstrings and sentences are those of pinned packages; forms and
-templates are made here. The samples of a group are different records of one kind, but for `maths`, whose samples
-answer one prompt: what they agree on is the structure. What is learned from and what is replayed share no package
-and no record. The same packages give the same bytes; the command prints the SHA-256 of each file.
+No model has written them: forms and templates are made here, what fills them is of pinned packages. The samples of
+a group are different records of one kind, but for `maths`. The same packages give the same bytes.
 """
 
 from __future__ import annotations

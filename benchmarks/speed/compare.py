@@ -1,9 +1,9 @@
 """Two runs of the benchmark suite: ``python -m benchmarks.speed.compare OLD.json NEW.json``.
 
 A contestant has become slower where its median rose by more than the noise of both runs together, and by more
-than `--tolerance` of the old one::
+than a tenth of the old one::
 
-    new.median - old.median > max(tolerance * old.median, old.iqr + new.iqr)
+    new.median - old.median > max(0.1 * old.median, old.iqr + new.iqr)
 
 Exit code 1: something became slower. 2: the files cannot be compared: no benchmark in common, or other machines
 (`--any-machine` compares all the same; what differs is printed).
@@ -73,12 +73,8 @@ class Change(NamedTuple):
         )
 
 
-def changes(
-    old: Mapping[str, Timing], new: Mapping[str, Timing], tolerance: float = TOLERANCE
-) -> list[Change]:
+def changes(old: Mapping[str, Timing], new: Mapping[str, Timing]) -> list[Change]:
     """Every benchmark that both have, in the order of `old`."""
-    if tolerance < 0:
-        raise ValueError(f"tolerance: expected 0 or more, found {tolerance}")
     found = []
     for name in old:
         if name not in new:
@@ -86,7 +82,7 @@ def changes(
         a, b = old[name], new[name]
         if a.device != b.device:
             raise ValueError(f"{name}: expected device time in both or in neither")
-        limit = max(tolerance * a.median, a.iqr + b.iqr)
+        limit = max(TOLERANCE * a.median, a.iqr + b.iqr)
         found.append(Change(name, a, b, (b.median - a.median > limit) - (a.median - b.median > limit)))
     return found
 
@@ -102,13 +98,11 @@ def main(argv: list[str] | None = None) -> int:
     parser = command("benchmarks.speed.compare", __doc__)
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
-    said = f"share of the old time ({TOLERANCE})"
-    parser.add_argument("--tolerance", type=float, default=TOLERANCE, help=said)
     parser.add_argument("--any-machine", action="store_true", help="compare times of different machines")
     options = parser.parse_args(argv)
     try:
         (old_machine, old), (new_machine, new) = read_timings(options.old), read_timings(options.new)
-        found = changes(old, new, options.tolerance)
+        found = changes(old, new)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

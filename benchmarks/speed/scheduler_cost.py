@@ -1,7 +1,5 @@
 """What the plugin adds to a step of vLLM's scheduler and of its front end, in milliseconds of host time. No GPU.
 
-    python -m benchmarks.speed.scheduler_cost [--batch 256 1024] [--draft-tokens 16] [--steps 60]
-
 Every request of the batch has a prediction, a draft of up to K tokens that the worker reports in time, and an
 output of its own HTTP request in every step:
 
@@ -35,7 +33,7 @@ from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import DraftReport, StepDrafts, survival_levels
 from vllm_integration.wire.steps import HEADER, decode
 
-WARM_UP = 10
+BATCHES, NUM_DRAFT_TOKENS, STEPS, WARM_UP = (256, 1024), 16, 60, 10
 
 
 class Request:
@@ -149,16 +147,12 @@ def measure(batch: int, num_draft_tokens: int, count: int) -> Timer:
     return timer
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main() -> None:
     """Print the table."""
-    parser = command("benchmarks.speed.scheduler_cost", __doc__)
-    parser.add_argument("--batch", type=int, nargs="+", default=[256, 1024])
-    parser.add_argument("--draft-tokens", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=60)
-    options = parser.parse_args(arguments)
+    command("benchmarks.speed.scheduler_cost", __doc__).parse_args()
     print(f"{'batch':>6} {'part':10} {'median ms':>10} {'least ms':>10}")
-    for batch in options.batch:
-        parts = measure(batch, options.draft_tokens, options.steps)
+    for batch in BATCHES:
+        parts = measure(batch, NUM_DRAFT_TOKENS, STEPS)
         for part in ("ledger", "budget", "decode", "front end"):
             taken = parts[part][WARM_UP:]
             print(f"{batch:6} {part:10} {statistics.median(taken):10.2f} {min(taken):10.2f}")

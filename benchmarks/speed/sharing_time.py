@@ -1,7 +1,5 @@
 """Whether the time of `Drafter.add` tells that another requester sent the same prediction.
 
-    python -m benchmarks.speed.sharing_time
-
 Each round adds a prediction under one sharing key and a few others after it, as a server does, and then times
 three calls on the CPU, in an order drawn anew::
 
@@ -28,24 +26,24 @@ from benchmarks.tables import command
 from gpu_align import Drafter
 
 CASES = ("new", "other key", "same key")
-VOCABULARY = 131_072
+VOCABULARY, NUM_ROUNDS, NUM_TOKENS = 131_072, 1000, 4096
 #: Predictions of others between two calls that are timed.
 OTHERS = 3
 
 
-def rounds(num_rounds: int, num_tokens: int) -> Iterator[dict[str, float]]:
+def rounds() -> Iterator[dict[str, float]]:
     """Microseconds of each case, round by round."""
     drafter = Drafter(
-        max_slots=2, max_context_len=64, max_prediction_len=num_tokens, num_draft_tokens=16,
-        vocab_size=VOCABULARY, device="cpu", max_prediction_tokens=64 * num_tokens,
+        max_slots=2, max_context_len=64, max_prediction_len=NUM_TOKENS, num_draft_tokens=16,
+        vocab_size=VOCABULARY, device="cpu", max_prediction_tokens=64 * NUM_TOKENS,
     )  # fmt: skip
     draw, order = np.random.default_rng(0), random.Random(0)
     keys = {"new": "a", "other key": "b", "same key": "a"}
 
     def fresh() -> npt.NDArray[np.int32]:
-        return draw.integers(0, VOCABULARY, num_tokens, dtype=np.int32)
+        return draw.integers(0, VOCABULARY, NUM_TOKENS, dtype=np.int32)
 
-    for number in range(num_rounds + 20):
+    for number in range(NUM_ROUNDS + 20):
         held, took = fresh(), {}
         texts = {"new": fresh(), "other key": held.copy(), "same key": held.copy()}
         drafter.add(0, held, 0, sharing_key="a")
@@ -65,11 +63,8 @@ def sign_test(slower: int, pairs: int) -> float:
 
 
 def main() -> None:
-    parser = command("benchmarks.speed.sharing_time", __doc__)
-    parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument("--tokens", type=int, default=4096)
-    arguments = parser.parse_args()
-    measured = list(rounds(arguments.rounds, arguments.tokens))
+    command("benchmarks.speed.sharing_time", __doc__).parse_args()
+    measured = list(rounds())
     for case in CASES:
         times = sorted(took[case] for took in measured)
         quarter = len(times) // 4

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("rapidfuzz")
 pytest.importorskip("mistral_common")
 
+from benchmarks import tables
 from benchmarks.quality.runs import Entry
 from benchmarks.recipes import (
     memory,
@@ -116,8 +117,8 @@ def test_memory_of_the_earlier_version_is_worth_the_prediction() -> None:
 def test_the_page_is_made_from_the_results() -> None:
     found: dict[str, Any] = json.loads(page.RESULTS.read_text(encoding="utf-8"))
     text = page.PAGE.read_text(encoding="utf-8")
-    assert page.fill(text, found) == text, "run: python -m benchmarks.recipes --write"
+    assert tables.fill(text, page.BLOCKS, found) == text, "run: python -m benchmarks.recipes --write"
     assert list(found["tasks"]) == list(tasks.TASKS)
     assert list(found["memory"]) == list(page.CASES)
     with pytest.raises(ValueError, match="checks:begin"):
-        page.fill("no markers", found)
+        tables.fill("no markers", page.BLOCKS, found)
