@@ -112,12 +112,10 @@ def _encode(texts: list[str]) -> list[list[int]]:
 def main() -> None:
     parser = command("benchmarks.learn.recipes", __doc__)
     parser.add_argument("out", nargs="?", type=Path, default=SHIPPED, help="default: the shipped pack")
-    said = f"downloads ({corpus.DEFAULT_CACHE})"
-    parser.add_argument("--cache", type=Path, default=corpus.DEFAULT_CACHE, help=said)
     said = "take this pack's instead of measuring one (many minutes)"
     parser.add_argument("--calibration", type=Path, metavar="PACK", help=said)
     args = parser.parse_args()
-    texts = learnable_texts(args.cache)
+    texts = learnable_texts(corpus.DEFAULT_CACHE)
     pack = learn(texts)
     print(f"{len(texts):,} texts, {sum(len(text) for _, text in texts):,} characters: {pack!r}", flush=True)
     if args.calibration:
@@ -126,7 +124,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         pairs = [Path(folder) / f"{name}.jsonl.gz" for name in SPLITS]
         for name, path in zip(SPLITS, pairs, strict=True):
-            corpus.main([str(path), "--set", name, "--cache", str(args.cache)])
+            corpus.main([str(path), "--set", name])
         entries = [entry for path in pairs for entry in read_entries(path) if is_replayed(entry)]
     parts = list(parts_of(texts, entries))
     calibration = [0.0] * NUM_BINS

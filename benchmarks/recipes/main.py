@@ -163,15 +163,14 @@ def measure(folder: Path, say: Say) -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> int:
     """Command line; returns the exit code (0, 1: something could not be had)."""
     parser = command("benchmarks.recipes", __doc__)
-    parser.add_argument("--tasks", type=Path, default=tasks.DEFAULT_OUT, help="made if not there")
     parser.add_argument("--write", action="store_true", help=f"into {page.RESULTS} and the page")
     options = parser.parse_args(argv)
     if not add_to_path():
         print("error: run python -m benchmarks.quality.build_suffix_peer first", file=sys.stderr)
         return 1
-    if failed := tasks.ensure(options.tasks):
+    if failed := tasks.ensure(tasks.DEFAULT_OUT):
         return failed
-    found = measure(options.tasks, lambda line: print(line, flush=True))
+    found = measure(tasks.DEFAULT_OUT, lambda line: print(line, flush=True))
     for name, block in page.BLOCKS.items():
         if name != "memory":  # of `benchmarks.recipes.memory`
             print(f"\n{block(found)}")

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.corpus import build as corpus
 from benchmarks.quality.replays import replay_batched
-from benchmarks.quality.runs import Entry, read_entries
+from benchmarks.quality.runs import Entry, make_corpora, read_entries
 from benchmarks.recipes import json_records, page, reference_pages, tasks, triage
 from benchmarks.recipes.groups import Output, shuffled
 from benchmarks.recipes.runs import BATCH_SIZE, base_recipes, counts_of, encode, records_of
@@ -182,16 +181,12 @@ def measure(corpus_file: Path, folder: Path, say: Callable[[str], None]) -> dict
 def main(argv: list[str] | None = None) -> int:
     """Command line; returns the exit code (0, 1: a package could not be had)."""
     parser = command("benchmarks.recipes.memory", __doc__)
-    cached = Path(".cache/corpus-test.jsonl.gz")
-    parser.add_argument("--corpus", type=Path, default=cached, help="made if not there")
-    parser.add_argument("--tasks", type=Path, default=tasks.DEFAULT_OUT, help="made if not there")
     parser.add_argument("--write", action="store_true", help=f"into {page.RESULTS} and the page")
     options = parser.parse_args(argv)
-    if not options.corpus.is_file() and (failed := corpus.main([str(options.corpus), "--set", "test"])):
+    cached = Path(".cache/corpus-test.jsonl.gz")
+    if failed := make_corpora({"test": cached}) or tasks.ensure(tasks.DEFAULT_OUT):
         return failed
-    if failed := tasks.ensure(options.tasks):
-        return failed
-    found = measure(options.corpus, options.tasks, lambda line: print(line, flush=True))
+    found = measure(cached, tasks.DEFAULT_OUT, lambda line: print(line, flush=True))
     print(page.memory_table({"memory": found}))
     if options.write:
         page.update(memory=found)

@@ -2,9 +2,8 @@
 
 Replays real edits at batch 1 to 1,024: every place of a batch goes through the corpus, request after request; in
 each step a rule grants draft slots (`rules`), what they bring is looked up in a trace of the drafter (`trace`),
-and the step takes as long as its tokens need (`step_cost`). Decode steps only: no prefills, the batch always
-full. After a change of the drafter run it again: it fails if the plugin's defaults
-(`vllm_integration.config.settings`) then lose by useless predictions or by drafts that are all rejected.
+and the step takes as long as its tokens need (`step_cost`). After a change of the drafter run it again: it fails
+if the plugin's defaults (`vllm_integration.config.settings`) then lose by useless predictions or rejected drafts.
 """
 
 from __future__ import annotations
@@ -34,6 +33,8 @@ from benchmarks.tables import RESULTS, as_json, fill_file
 from gpu_align.simulate import read_records, recipes_for
 
 BATCHES = (1, 8, 32, 64, 128, 256, 512, 1024)
+#: What is traced, and how many of its output tokens.
+CORPUS, MAX_TOKENS = Path(".cache/corpus.jsonl.gz"), 30_000
 CONTEXTS = (500, 2_000, 8_000)
 #: Setups whose numbers are shown one by one; the worst case is over all of them.
 SHOWN = (
@@ -270,14 +271,14 @@ def losses(table: dict[str, Any]) -> list[str]:
     ]
 
 
-def make_traces(corpus_path: Path, folder: Path, max_tokens: int, num_draft_tokens: int, jobs: int) -> None:
+def make_traces(corpus_path: Path, folder: Path, num_draft_tokens: int, jobs: int) -> None:
     """Record the traces of the drafter as it is served, with recipes; the corpus is fetched if it is not there."""
     if not corpus_path.exists() and corpus.main([str(corpus_path)]) != 0:
         raise typer.Exit(1)
     records = read_records(corpus_path, "tekken")
     recipes = recipes_for(records)
     for name, chosen in (("edit", records), ("unrelated", unrelated(records))):
-        record_trace(sample(chosen, max_tokens), num_draft_tokens, jobs, recipes).save(folder / f"{name}.npz")
+        record_trace(sample(chosen, MAX_TOKENS), num_draft_tokens, jobs, recipes).save(folder / f"{name}.npz")
 
 
 def _rounded(value: Any) -> Any:
@@ -288,26 +289,20 @@ def _rounded(value: Any) -> Any:
     return [_rounded(v) for v in value] if isinstance(value, list) else value
 
 
-#: Options of this command and of `benchmarks.serving.settings`.
-Corpus = Annotated[Path, typer.Option("--corpus", help="records; fetched where missing")]
-MaxTokens = Annotated[int, typer.Option(help="output tokens that are traced", min=2)]
-DraftTokens = Annotated[int, typer.Option(help="K", min=1)]
-DrafterUs = Annotated[float, typer.Option(help="what a step of the drafter costs, µs", min=0)]
-Json = Annotated[Path, typer.Option("--json", help="results")]
+#: Of this command and of `benchmarks.serving.settings`.
 Jobs = Annotated[int, typer.Option(help="processes", min=1)]
 
 
 def main(
-    corpus_path: Corpus = Path(".cache/corpus.jsonl.gz"),
+    corpus_path: Annotated[Path, typer.Option("--corpus", help="records; fetched where missing")] = CORPUS,
     traces: Annotated[Path, typer.Option(help="folder of the traces")] = Path(".cache/serving"),
     keep_traces: Annotated[bool, typer.Option(help="use the traces that are there")] = False,
-    max_tokens: MaxTokens = 30_000,
-    num_draft_tokens: DraftTokens = 32,
-    drafter_us: DrafterUs = 15.0,
+    num_draft_tokens: Annotated[int, typer.Option(help="K", min=1)] = 32,
+    drafter_us: Annotated[float, typer.Option(help="what a step of the drafter costs, µs", min=0)] = 15.0,
     curve: Annotated[
         list[Path] | None, typer.Option(help="measured step times instead of paper ones")
     ] = None,
-    json_path: Json = RESULTS / "serving.json",
+    json_path: Annotated[Path, typer.Option("--json", help="results")] = RESULTS / "serving.json",
     write: Annotated[bool, typer.Option(help="fill the tables of the pages")] = False,
     jobs: Jobs = 2,
 ) -> None:
@@ -319,7 +314,7 @@ def main(
             costs = list(map(read_measured, curve))
             shown = [cost.name for cost in costs]
         if not keep_traces:
-            make_traces(corpus_path, traces, max_tokens, num_draft_tokens, jobs)
+            make_traces(corpus_path, traces, num_draft_tokens, jobs)
         trace = _trace(traces, "edit")
     except (ValueError, OSError) as error:
         typer.echo(f"error: {error}", err=True)

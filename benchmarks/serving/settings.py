@@ -16,8 +16,8 @@ import numpy as np
 import typer
 
 from benchmarks import tables
-from benchmarks.corpus import build as corpus
-from benchmarks.serving.main import SHOWN, Corpus, DrafterUs, DraftTokens, Jobs, Json, MaxTokens, simulate
+from benchmarks.quality.runs import make_corpora
+from benchmarks.serving.main import SHOWN, Jobs, simulate
 from benchmarks.serving.rules import Plugin
 from benchmarks.serving.step_cost import paper_costs
 from benchmarks.serving.trace import Trace, record_trace, sample
@@ -26,6 +26,8 @@ from gpu_align.simulate import read_records, recipes_for
 from gpu_align.tools.simulate.policies import setting_name
 
 BATCHES = (1, 64, 256)
+#: Of a step; output tokens that are traced; what a step of the drafter costs.
+NUM_DRAFT_TOKENS, MAX_TOKENS, DRAFTER_US = 32, 12_000, 15.0
 #: Steps that asynchronous scheduling plans ahead.
 LATE = (0, 1)
 #: From few rejected drafts to few steps; the empty one is the default.
@@ -41,7 +43,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 )
 
 
-def speedups(trace: Trace, drafter_us: float) -> dict[str, float]:
+def speedups(trace: Trace) -> dict[str, float]:
     """``"batch, late"`` → throughput over that without drafts, the geometric mean over `SHOWN` where it fits."""
     costs = [cost for context in (500, 2_000) for cost in paper_costs(context) if cost.name in SHOWN]
     found = {}
@@ -49,7 +51,7 @@ def speedups(trace: Trace, drafter_us: float) -> dict[str, float]:
         for batch in BATCHES:
             rule = Plugin(trace.num_draft_tokens, late)
             run = simulate(trace, rule, batch, warm_up=rule.warm_up)
-            ratios = [run.speedup(cost, batch, drafter_us / 1000) for cost in costs if cost.fits(batch)]
+            ratios = [run.speedup(cost, batch, DRAFTER_US / 1000) for cost in costs if cost.fits(batch)]
             found[f"{batch}, {late}"] = round(float(np.exp(np.mean(np.log(ratios)))), 3)
     return found
 
@@ -67,27 +69,23 @@ def table(results: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def main(
-    corpus_path: Corpus = Path(".cache/corpus-kinds-test.jsonl.gz"),
-    max_tokens: MaxTokens = 12_000,
-    num_draft_tokens: DraftTokens = 32,
-    drafter_us: DrafterUs = 15.0,
-    json_path: Json = tables.RESULTS / "serving_settings.json",
     write: Annotated[bool, typer.Option(help="fill the table of the page")] = False,
     jobs: Jobs = 2,
 ) -> None:
     """Throughput of the drafter's settings on paper, over all kinds of text."""
-    if not corpus_path.exists() and corpus.main([str(corpus_path), "--set", "kinds-test"]) != 0:
+    corpus = Path(".cache/corpus-kinds-test.jsonl.gz")
+    if make_corpora({"kinds-test": corpus}):
         raise typer.Exit(1)
-    records = sample(read_records(corpus_path, "tekken"), max_tokens)
+    records = sample(read_records(corpus, "tekken"), MAX_TOKENS)
     recipes = recipes_for(records)
     results = {}
     for setting in SETTINGS:
         name = setting_name(setting).partition(" ")[2] or "default"
-        trace = record_trace(records, num_draft_tokens, jobs, recipes, DrafterConfig(**setting))
-        results[name] = speedups(trace, drafter_us)
+        trace = record_trace(records, NUM_DRAFT_TOKENS, jobs, recipes, DrafterConfig(**setting))
+        results[name] = speedups(trace)
         typer.echo(f"{name}: {results[name]}")
-    found = {"records": len(records), "num_draft_tokens": num_draft_tokens, "settings": results}
-    json_path.write_text(tables.as_json(found), encoding="utf-8")
+    found = {"records": len(records), "num_draft_tokens": NUM_DRAFT_TOKENS, "settings": results}
+    (tables.RESULTS / "serving_settings.json").write_text(tables.as_json(found), encoding="utf-8")
     if write:
         tables.fill_file(tables.DOCS / "developer" / "serving-rules.md", {"settings": table}, results)
 
