@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
+from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any
 
@@ -160,6 +162,50 @@ def test_nothing_is_found_by_another_tenant(serving: Any) -> None:
     for salt in ("a", "b", None, "b"):
         predicted(serving, chat([{"role": "user", "content": NUMBERED}], cache_salt=salt))
     assert "".join(serving.renderer.read) == forms(PLAIN) * 3
+
+
+#: Who asks; the ids of a tenant are its own.
+tenant: ContextVar[int] = ContextVar("tenant")
+#: Some that a key which joins them with a text would mistake for each other.
+SALTS = (None, "", "a", "b", "1:a", "a\nTrue", "None", "0:")
+
+
+class MarkingRenderer(Renderer):
+    """The ids of a text tell for whom it was read."""
+
+    async def tokenize_prompt_async(self, prompt: dict[str, str], params: Any) -> dict[str, list[int]]:
+        self.read.append(prompt["prompt"])
+        await asyncio.sleep(0)  # others ask meanwhile
+        return {"prompt_token_ids": [tenant.get() << 16 | ord(character) for character in prompt["prompt"]]}
+
+
+def test_ten_thousand_requests_and_none_drafts_from_another_tenants_conversation(
+    serving: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few texts, so that nearly each is one that another tenant has sent; more of them than are kept."""
+    rng = random.Random(0)
+    monkeypatch.setattr(conversation, "kept", kept := conversation.Views(max_bytes=20_000))
+    serving.renderer = MarkingRenderer()
+    texts = [f"1: a{number}\n2: b\n3: c\n" for number in range(20)]
+
+    async def wrong_of_one() -> int:
+        tenant.set(index := rng.randrange(len(SALTS)))
+        said = rng.sample(texts, 2)
+        messages = [{"role": "user", "content": text} for text in said]
+        request = SimpleNamespace(messages=messages, cache_salt=SALTS[index], tools=None)
+        prediction = await conversation.predict(serving, request)
+        assert prediction is not None
+        assert prediction.token_ids is not None
+        own = "".join(forms(conversation.views.make(text, ["unnumbered"])[0]) for text in reversed(said))
+        ids = wire.decode_token_ids(prediction.token_ids).tolist()
+        return ids != [index << 16 | ord(character) for character in own]
+
+    async def wrong() -> int:
+        return sum([sum(await asyncio.gather(*(wrong_of_one() for _ in range(10)))) for _ in range(1000)])
+
+    assert asyncio.run(wrong()) == 0
+    assert 3 * len(SALTS) * len(texts) < len(serving.renderer.read) < 3 * 20_000  # kept, and dropped
+    assert 15_000 < kept.num_bytes <= 20_000
 
 
 def test_what_is_kept_of_earlier_turns_is_bounded() -> None:
