@@ -243,3 +243,55 @@ def test_where_it_fails_the_request_goes_on(serving: Any, monkeypatch: pytest.Mo
     assert asyncio.run(endpoints.take(serving, request, plain_text=False)) is None
     assert counted == [("conversation", "dropped")]
     assert counted[0] in metrics.REFUSED
+
+
+ARGUMENTS = json.dumps({"path": "f.py", "content": PLAIN})
+_CALL = f'{{"name": "write", "%s": {ARGUMENTS}}}'
+_DEEPSEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>%s<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+_XML = f"<parameter=path>\nf.py\n</parameter>\n<parameter=content>\n{PLAIN}\n</parameter>"
+#: vLLM's name of a parser → a call as its models write it.
+CALLS = {
+    "hermes": f"<tool_call>\n{_CALL % 'arguments'}\n</tool_call>",
+    "llama3_json": _CALL % "parameters",
+    "mistral": f"[TOOL_CALLS]write{ARGUMENTS}",
+    "deepseek_v3": _DEEPSEEK % f"function<｜tool▁sep｜>write\n```json\n{ARGUMENTS}\n```",
+    "deepseek_v31": _DEEPSEEK % f"write<｜tool▁sep｜>{ARGUMENTS}",
+    "qwen3_coder": f"<tool_call>\n<function=write>\n{_XML}\n</function>\n</tool_call>",
+    "openai": f"<|channel|>commentary to=functions.write <|constrain|>json<|message|>{ARGUMENTS}<|call|>",
+}
+
+
+class _Vocabulary(dict[str, int]):
+    def get(self, token: str, default: Any = None) -> int:
+        return hash(token) % 2**16 + 10
+
+    __getitem__ = get
+
+    def __contains__(self, token: object) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_text_of_a_call_is_among_the_views_of_what_was_read_and_of_the_call(
+    serving: Any, name: str
+) -> None:
+    from vllm.tool_parsers import ToolParserManager
+
+    in_form = PLAIN if name == "qwen3_coder" else json.dumps(PLAIN)[1:-1]
+    assert CALLS[name].count(in_form) == 1
+    assert in_form in (predicted(serving, chat(tool_result(NUMBERED), tools=TOOLS)) or "")
+    arguments = ARGUMENTS
+    if name != "openai":  # Harmony's parser reads the ids of its own vocabulary
+        vocabulary = _Vocabulary()
+        tokenizer = SimpleNamespace(
+            get_vocab=lambda: vocabulary, encode=lambda text, **_: list(map(ord, text)), vocab=vocabulary,
+            convert_tokens_to_ids=vocabulary.get, bos_token="<s>", all_special_tokens=[], all_special_ids=[],
+            eos_token="</s>", decode=lambda ids, **_: "".join(map(chr, ids)),
+        )  # fmt: skip
+        request = chat([{"role": "user", "content": "x"}], tools=TOOLS)
+        parser: Any = ToolParserManager.get_tool_parser(name)(tokenizer, request.tools)
+        [call] = parser.extract_tool_calls(CALLS[name], request).tool_calls
+        arguments = call.function.arguments
+    assert predicted(serving, chat([call_of(json.loads(arguments))], tools=TOOLS)) == forms(
+        PLAIN, in_json=True
+    )
