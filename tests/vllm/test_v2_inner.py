@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from v2_harness import SHORT, Request, V2Engine, edited, prompt_of
 
 pytestmark = pytest.mark.vllm
@@ -137,3 +139,69 @@ def test_the_models_drafter_fails_in_a_step(start_beside: Start, greedy: Greedy)
     assert "gpu_align goes on without the model's drafter: RuntimeError: out of luck" in line
     assert run.verification_steps(1) <= 4
     assert run.verification_steps(0) > N // (INNER + 1) + 5
+
+
+class _Operations(TorchDispatchMode):
+    """The operations of PyTorch that write: on a GPU each is a launch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view:
+            self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+class Recorder:
+    """A kernel that is launched, and does nothing."""
+
+    def __init__(self, grids: list[tuple[int, ...]]) -> None:
+        self.grids = grids
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *_, **__: self.grids.append(grid)
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_no_draft_has_tokens_of_both(seed: int) -> None:
+    """Random batches, rows, K and lengths of the model's drafter: each row is one drafter's alone."""
+    from vllm_integration.worker.speculator import PredictedOutputsSpeculator
+
+    draw = torch.Generator().manual_seed(seed)
+
+    def one(least: int, most: int) -> int:
+        return int(torch.randint(least, most + 1, (), generator=draw))
+
+    max_slots, num_draft_tokens = one(1, 40), one(1, 33)
+    num_reqs, inner = one(1, max_slots), one(1, num_draft_tokens)
+    ours = torch.randint(0, 100, (num_reqs, num_draft_tokens), generator=draw)
+    models = torch.randint(100, 200, (num_reqs, inner), generator=draw)
+    rows = torch.randperm(max_slots, generator=draw)[:num_reqs].to(torch.int32)
+    speculator: Any = object.__new__(PredictedOutputsSpeculator)
+    speculator._is_ours = torch.rand(max_slots, generator=draw) < one(0, 4) / 4
+    speculator.propose = lambda *_, **__: ours.clone()
+    batch = SimpleNamespace(idx_mapping=rows)
+    drafts = speculator.propose_beside(models, batch, None, dummy_run=False)
+    for row, slot in enumerate(rows.tolist()):
+        if speculator._is_ours[slot]:
+            assert drafts[row].tolist() == ours[row].tolist()
+        else:
+            assert drafts[row, :inner].tolist() == models[row].tolist()
+
+
+def test_one_launch_more_beside_a_drafter_of_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none without. What the interpreter does in a kernel is not counted."""
+    from vllm_integration.worker import speculator as module
+
+    kernels: list[tuple[int, ...]] = []
+    monkeypatch.setattr(module, "_put_models", Recorder(kernels))
+    speculator: Any = object.__new__(module.PredictedOutputsSpeculator)
+    speculator._is_ours, ours = torch.zeros(4, dtype=torch.bool), torch.zeros((3, K), dtype=torch.int64)
+    speculator.propose = lambda *_, **__: ours
+    batch = SimpleNamespace(idx_mapping=torch.arange(3))
+    for models, launches in ((None, []), (torch.zeros((3, INNER), dtype=torch.int64), [(3,)])):
+        with _Operations() as operations:
+            assert speculator.propose_beside(models, batch, None, dummy_run=False) is ours
+        assert (operations.names, kernels) == ([], launches)

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
+import triton
+import triton.language as tl
 from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
@@ -211,9 +213,16 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         the model's own drafter; k ≤ K. What is behind them nobody verifies."""
         drafts = self.propose(input_batch, num_sampled=num_sampled, dummy_run=dummy_run)
         if models is not None:
-            firsts = drafts[:, : models.shape[1]]
-            is_ours = self._is_ours[input_batch.idx_mapping].unsqueeze(1)
-            torch.where(is_ours, firsts, models, out=firsts)
+            num_reqs, width = models.shape
+            _put_models[(num_reqs,)](
+                drafts,
+                models,
+                input_batch.idx_mapping,
+                self._is_ours,
+                width,
+                *(*drafts.stride(), *models.stride()),
+                BLOCK=triton.next_power_of_2(width),
+            )
         return drafts
 
     def _no_drafts(self, num_reqs: int) -> torch.Tensor:
@@ -221,6 +230,20 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
             self.draft_token_confidence_probs[:num_reqs].zero_()
         # The runner may have written -1 into what it was given.
         return self._nothing[:num_reqs].zero_()
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _put_models(  # type: ignore[no-untyped-def]
+    drafts_ptr, models_ptr, rows_ptr, is_ours_ptr, width, draft_row, draft_column, model_row, model_column,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The drafts of the model's own drafter, where the request of a batch position is not ours."""
+    b = tl.program_id(0)
+    is_ours = tl.load(is_ours_ptr + tl.load(rows_ptr + b)) != 0
+    k = tl.arange(0, BLOCK)
+    taken = (k < width) & (not is_ours)
+    tokens = tl.load(models_ptr + b * model_row + k * model_column, mask=taken)
+    tl.store(drafts_ptr + b * draft_row + k * draft_column, tokens, mask=taken)
 
 
 def _verified(batch: Any, trims: bool) -> Sequence[int]:
