@@ -25,14 +25,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 from unittest.mock import patch
+from zlib import crc32
 
+import numpy as np
 import torch
 import typer
 
 from benchmarks import tables
 from benchmarks.speed import static_check
-from benchmarks.speed.racing import Findings, RacingMachine, where
-from benchmarks.speed.sass import Instruction, Program, disassemble
+from benchmarks.speed.racing import NEVER, TURNED, Findings, RacingMachine, is_bound, where
+from benchmarks.speed.sass import Program, disassemble
 from benchmarks.speed.sass_warp import Memory, constant_bank, width_of
 
 #: Target → where shared memory begins.
@@ -61,14 +63,17 @@ class Emulator:
         target: a key of `TARGETS`.
         seed: of the order in which programs, warps and branches go.
         runs: else it only compiles, into Triton's cache.
+        edges: counts where bounds are met.
     """
 
-    def __init__(self, target: str, seed: int, runs: bool = True) -> None:
-        self.target, self.rng, self.runs = target, random.Random(seed), runs
+    def __init__(self, target: str, seed: int, runs: bool = True, edges: bool = False) -> None:
+        self.target, self.rng, self.runs, self.edges = target, random.Random(seed), runs, edges
         self.codes: dict[str, Code] = {}
         self.compiled: set[str] = set()
         #: Name of the kernel that was launched last.
         self.last = ""
+        #: Of each launch, what it stored and where: in whatever order its warps went, always the same.
+        self.stored: list[int] = []
 
     def launch(self, kernel: Any, grid: tuple[int, ...], args: Any, by_name: dict[str, Any]) -> None:
         self.last = kernel.fn.__name__
@@ -93,7 +98,7 @@ class Emulator:
             arguments,
             made.shared,
             made.num_warps,
-            Findings(code),
+            Findings(code, self.edges),
         )
 
     def _run(self, code: Code, given: dict[str, Any], grid: tuple[int, int]) -> None:
@@ -111,10 +116,13 @@ class Emulator:
             return begins[pointer] + arg.data_ptr() - pointer, 8
 
         bank = constant_bank(self.target, map(placed, arguments))
-        RacingMachine(
+        machine = RacingMachine(
             code.program, memory, bank, code.num_warps, shared_start=TARGETS[self.target], shared_size=code.shared,
             findings=code.findings, seed=self.rng.randrange(2**32),
-        ).run_grid(grid)  # fmt: skip
+        )  # fmt: skip
+        machine.run_grid(grid)
+        is_stored = machine.globally.store != NEVER
+        self.stored.append(crc32(memory.bytes[is_stored], crc32(np.packbits(is_stored))))
         for own, array in zip(storages.values(), memory.arrays, strict=True):
             own[:] = array
 
@@ -194,6 +202,19 @@ def lcs_of(rng: random.Random, m: int, n: int, block_words: int | None) -> None:
     )
 
 
+def long_contexts(rng: random.Random) -> None:
+    """The length alone, of contexts that a program of 1,024 threads numbers in turns."""
+    from gpu_align.ops.lcs import lcs_length
+    from tests.gpu_align.ops.test_lcs import make_batch, put
+
+    batch = make_batch(rng.randrange(2**32), 1, 4200, 60, 30)
+    found, same = (
+        lcs_length(*put(batch, backend), backend=backend, block_words=128)
+        for backend in ("triton", "reference")
+    )
+    assert found.tolist() == same.tolist()
+
+
 def scans(rng: random.Random) -> None:
     from tests.gpu_align.ops.test_suffix_match import random_rows
 
@@ -250,8 +271,9 @@ CASES: dict[str, list[Callable[[random.Random], None]]] = {
     "step": [lambda rng, K=K, s=s: steps(rng, K, s) for K in (16, 64, 256) for s in (False, True)],
     "lcs": [
         lambda rng, m=m, n=n, w=w: lcs_of(rng, m, n, w)
-        for m, n, w in ((9, 65, None), (12, 200, 2), (40, 1000, 8), (30, 5000, 128))
-    ],
+        for m, n, w in ((9, 65, None), (80, 200, 2), (300, 1000, 8), (30, 5000, 128))
+    ]
+    + [long_contexts],
     "suffix match": [scans],
     "index": [lambda rng, bits=bits: indices(rng, bits) for bits in (0, 9, 16)],
     "budget": [lambda rng, B=B, K=K: budgets(rng, B, K) for B, K in ((17, 16), (129, 4))],
@@ -285,7 +307,7 @@ class Row(NamedTuple):
     Attributes:
         differences: cases of it that did not end as they should.
         instructions: that were executed, of any warp.
-        reached, code: instructions of the binaries that ran, and all but padding.
+        reached, code: instructions of the binaries that ran, and all that are `entered`.
         same_value: bytes that two threads stored without an order, with one value.
     """
 
@@ -322,6 +344,7 @@ def run_cases(
             end = time.process_time() + share * seconds
             for turn in turns:
                 of = f"{seed} {name} {i} {turn}"
+                torch.manual_seed(crc32(of.encode()))
                 try:
                     CASES[name][i](random.Random(of))
                 except (AssertionError, IndexError, NotImplementedError, RuntimeError) as error:
@@ -338,7 +361,7 @@ def _outcome(emulator: Emulator, wrong: dict[str, str]) -> Outcome:
     rows: dict[str, Row] = {}
     for code in emulator.codes.values():
         found = code.findings
-        own = [i for i, ins in enumerate(code.program.code) if not _is_padding(ins)]
+        own = sorted(entered(code.program))
         kernel = code.label.partition(",")[0]
         differences = sum(text.startswith(f"{kernel}:") for text in wrong.values())
         row = Row(
@@ -354,9 +377,25 @@ def _outcome(emulator: Emulator, wrong: dict[str, str]) -> Outcome:
     return Outcome(wrong, sorted(rows.values()), races, unreached)
 
 
-def _is_padding(ins: Instruction) -> bool:
-    """Behind a kernel's end: a branch to itself, and nothing."""
-    return ins.name == "NOP" or (ins.name == "BRA" and not ins.lines)
+def entered(program: Program) -> set[int]:
+    """Instructions that a branch or the one before leads to. Not padding behind the end, and not what is behind
+    ``BRA.DIV``: for warps whose lanes are apart, of which the emulator says that there is none."""
+    found: set[int] = set()
+    left = [0]
+    while left:
+        if (i := left.pop()) in found or i >= len(program.code):
+            continue
+        found.add(i)
+        ins = program.code[i]
+        is_divided = "DIV" in ins.modifiers
+        if not is_divided:
+            left += [
+                program.labels[o.text] for o in ins.operands if o.kind == "L" and o.text in program.labels
+            ]
+        is_one_way = ins.name in ("BRA", "EXIT", "RET") and ins.guard is None and not is_divided
+        if not is_one_way or (ins.name == "BRA" and (len(ins.operands) > 1 or "CONV" in ins.modifiers)):
+            left.append(i + 1)
+    return found
 
 
 # Planted faults.
@@ -367,8 +406,8 @@ FAULTS = BARRIER, ATOMIC, BOUND, ADDRESS = (
 
 
 def plants(code: Code, rng: random.Random, most: int) -> Iterator[tuple[str, int, Program]]:
-    """``(kind, instruction, program)`` with a fault where the code was run: `most` of the last two kinds."""
-    turned = {"GE": "GT", "GT": "GE", "LT": "LE", "LE": "LT"}
+    """``(kind, instruction, program)`` with a fault where the code was run, or a bound met: `most` of the last two
+    kinds."""
     faults: dict[str, dict[int, dict[str, Any]]] = {kind: {} for kind in FAULTS}
     for i, ins in enumerate(code.program.code):
         if not code.findings.reached[i]:
@@ -377,8 +416,8 @@ def plants(code: Code, rng: random.Random, most: int) -> Iterator[tuple[str, int
             faults[BARRIER][i] = {"name": "NOP"}
         elif ins.name in ("RED", "REDG"):
             faults[ATOMIC][i] = {"name": "STG"}
-        elif ins.name == "ISETP" and ins.modifiers[0] in turned:
-            faults[BOUND][i] = {"modifiers": (turned[ins.modifiers[0]], *ins.modifiers[1:])}
+        elif is_bound(ins) and code.findings.edges and code.findings.edges[i]:
+            faults[BOUND][i] = {"modifiers": (TURNED[ins.modifiers[0]], *ins.modifiers[1:])}
         elif ins.name in ("LDG", "STG", "LDS", "STS"):
             further = None, "", width_of(ins)
             operands = (replace(o, terms=(*o.terms, further)) if o.kind == "M" else o for o in ins.operands)
@@ -391,12 +430,14 @@ def plants(code: Code, rng: random.Random, most: int) -> Iterator[tuple[str, int
             yield kind, i, Program(changed, code.program.labels)
 
 
-#: Turns of a case that are tried for instructions that they reach; in those that reach it a fault may show.
-TURNS = 8
+#: Turns of a case that are tried with a fault: of more, those that meet it most often.
+TRIED, TURNS = 8, {"step": 24}
+#: What is reported of a barrier that cannot change anything.
+ONE_WARP = "one warp: no effect possible"
 
 
 class Planted(NamedTuple):
-    """A fault, and what was reported: empty where nothing was."""
+    """A fault, and what was reported: empty where no byte that any launch stored differs, and nothing raced."""
 
     kernel: str
     kind: str
@@ -407,26 +448,36 @@ class Planted(NamedTuple):
 def plant_faults(target: str, name: str, case: int, seed: int, most: int) -> Iterator[Planted]:
     """Every fault of `plants` in every kernel that a case launches; of steps, in those of the step alone."""
     with patch.dict(CASES, {name: [CASES[name][case]]}):
-        sound, before, reached = Emulator(target, seed), Counter[tuple[str, int]](), {}
-        for turn in range(TURNS):
+        sound, reached, stored = Emulator(target, seed, edges=True), {}, {}
+        before: Counter[tuple[str, int, bool]] = Counter()
+        for turn in range(TURNS.get(name, TRIED)):
+            sound.stored = stored[turn] = []
             if wrong := run_cases(sound, [name], [turn], seed).wrong:
                 raise RuntimeError(f"expected no faults before one is planted, found {wrong}")
-            counts = Counter(
-                {(k, i): n for k, c in sound.codes.items() for i, n in enumerate(c.findings.reached)}
-            )
+            counts = Counter({
+                (key, i, is_edge): n
+                for key, code in sound.codes.items()
+                for is_edge, numbers in enumerate((code.findings.reached, code.findings.edges or ()))
+                for i, n in enumerate(numbers)
+            })  # fmt: skip
             reached[turn], before = counts - before, counts
-        turns = sorted(reached, key=lambda turn: reached[turn].total())
         for key, code in sound.codes.items():
             if name == "step" and not code.label.startswith("step_kernel"):
                 continue
             for kind, i, program in plants(code, random.Random(seed), most):
+                reported = ONE_WARP if kind == BARRIER and code.num_warps == 1 else ""
                 broken = Emulator(target, seed)
                 broken.codes = {k: replace(c, findings=Findings(c.program)) for k, c in sound.codes.items()}
                 broken.codes[key] = replace(broken.codes[key], program=program)
-                own = [turn for turn in turns if reached[turn][key, i]]
-                found = run_cases(broken, [name], own, seed, most_wrong=1)
-                reported = [*(" ← ".join(race) for race in found.races), *found.wrong.values()]
-                yield Planted(code.label, kind, where(code.program.code[i]), reported[0] if reported else "")
+                at = key, i, kind == BOUND
+                for turn in sorted(reached, key=lambda turn: -reached[turn][at])[:TRIED]:
+                    if not reported and reached[turn][at]:
+                        broken.stored = []
+                        found = run_cases(broken, [name], [turn], seed, most_wrong=1)
+                        reports = [*(" ← ".join(race) for race in found.races), *found.wrong.values()]
+                        reports += ["other bytes are stored"] * (broken.stored != stored[turn])
+                        reported = next(iter(reports), "")
+                yield Planted(code.label, kind, where(code.program.code[i]), reported)
 
 
 # Command line.
@@ -491,11 +542,12 @@ def _plant(target: str, names: Collection[str], seed: int, most: int) -> dict[st
     for name, case in [(of, i) for of in names for i in range(len(CASES[of]))]:
         for found in plant_faults(target, name, case, seed, most):
             of = f"{found.kernel.partition(',')[0]}, {found.kind}"
-            row = rows.setdefault(of, {"planted": 0, "found": 0, "missed": []})
-            row["planted"] += 1
-            row["found"] += bool(found.reported)
-            row["missed"] += [] if found.reported else [found.where]
-            verdict = "found" if found.reported else "MISSED"
+            row = rows.setdefault(of, {"planted": 0, "found": 0, "one_warp": 0, "missed": []})
+            verdict = "none" if found.reported == ONE_WARP else "found" if found.reported else "MISSED"
+            row["one_warp"] += verdict == "none"
+            row["planted"] += verdict != "none"
+            row["found"] += verdict == "found"
+            row["missed"] += [found.where] if verdict == "MISSED" else []
             typer.echo(f"{verdict}: {found.kernel}: {found.kind}: {found.where}: {found.reported[:160]}")
     planted, number = (sum(row[key] for row in rows.values()) for key in ("planted", "found"))
     typer.echo(f"{target}: {number} of {planted} planted faults found")

@@ -3,33 +3,42 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.speed.machine_code import entered
 from benchmarks.speed.racing import Findings, RacingMachine
-from benchmarks.speed.sass import parse
+from benchmarks.speed.sass import Program, parse
 from benchmarks.speed.sass_warp import Memory
 from gpu_align.ops.kernels import draft_budget
 
 SHARED = ["S2R R0, SR_TID.X", "LEA R2, R0, RZ, 0x2", "STS [R2], R0"]
+#: What the command says of a planted fault.
+VERDICTS = ("found", "MISSED", "none")
 #: The word of the same lane in the other warp, of the next lane in the same warp.
 OTHER_WARP, NEXT_LANE = "LOP3.LUT R3, R2, 0x80, RZ, 0x3c, !PT", "LOP3.LUT R3, R2, 0x4, RZ, 0x3c, !PT"
 BARRIER, LOAD = "BAR.SYNC.DEFER_BLOCKING 0x0", "LDS R4, [R3]"
 GLOBAL = ["MOV R2, c[0x0][0x160]", "MOV R3, c[0x0][0x164]", "MOV R0, 0x7", "S2R R1, SR_TID.X"]
 
 
+def program_of(lines: list[str]) -> Program:
+    """A line that begins with a point is a label."""
+    return parse("".join(
+        f"{line}:\n" if line[0] == "."
+        else f"        /*{16 * i:04x}*/ {line} ;  /* 0x{0:016x} */\n /* 0x{7 << 46 | 7 << 49:016x} */\n"
+        for i, line in enumerate(lines)
+    ))  # fmt: skip
+
+
 def run(lines: list[str], grid: tuple[int, int] = (1, 1), num_warps: int = 2, seed: int = 0) -> Findings:
     """A program of these instructions, with one tensor of 64 words."""
-    text = "".join(
-        f"        /*{16 * i:04x}*/ {line} ;  /* 0x{0:016x} */\n /* 0x{7 << 46 | 7 << 49:016x} */\n"
-        for i, line in enumerate([*lines, "EXIT"])
-    )
     memory = Memory([np.zeros(64, np.int32)])
     constants = bytes(0x160) + memory.address(0).to_bytes(8, "little")
-    program = parse(text)
-    findings = Findings(program)
+    program = program_of([*lines, "EXIT"])
+    findings = Findings(program, has_edges=True)
     how = {"shared_start": 0, "shared_size": 256, "findings": findings, "seed": seed}
     RacingMachine(program, memory, constants, num_warps, **how).run_grid(grid)
     return findings
@@ -66,6 +75,18 @@ def test_accesses_outside_or_unaligned(line: str) -> None:
         run([*GLOBAL, line])
 
 
+def test_where_a_bound_is_met() -> None:
+    """Lane 4 of both warps; the second comparison counts where the first holds; upper words never do."""
+    lane = ["S2R R0, SR_LANEID", "ISETP.GE.AND P0, PT, R0, 0x4, PT", "ISETP.LT.AND P1, PT, R0, 0x3, P0"]
+    assert run([*lane, "ISETP.GE.AND.EX P0, PT, R0, 0x4, PT, P0"]).edges == [0, 2, 0, 0, 0]
+
+
+def test_code_for_lanes_apart_and_padding_are_not_entered() -> None:
+    branches = ["BRA.DIV UR4, `(.L_2)", "@P0 BRA `(.L_1)", "EXIT", ".L_1", "BRA P0, `(.L_1)", "EXIT"]
+    program = program_of([*branches, ".L_2", "NOP", "BRA `(.L_1)", ".L_3", "BRA `(.L_3)"])
+    assert entered(program) == {0, 1, 2, 3, 4}
+
+
 def machine_code(*options: str) -> subprocess.CompletedProcess[str]:
     """The command. In a process of its own: here kernels are interpreted."""
     pytest.importorskip("triton.backends.nvidia")
@@ -83,11 +104,18 @@ def test_every_kernel_does_what_its_reference_does() -> None:
 
 
 def test_faults_in_machine_code_are_found() -> None:
-    """But for a barrier before what the same threads read: a compiler may choose other threads."""
-    done = machine_code("--quick", "--only", "budget", "--plant", "0")
-    lines = [line.partition(": ") for line in done.stdout.splitlines() if "barrier left out" in line]
+    """But for a barrier in one warp, and one before what the same threads read: a compiler may choose others. A
+    bound may leave all that is stored as it is."""
+    done = machine_code("--quick", "--only", "budget", "--plant", "1")
+    lines = [line.split(": ") for line in done.stdout.splitlines() if line.split(":")[0] in VERDICTS]
     source = Path(draft_budget.__file__).read_text(encoding="utf-8").splitlines()
     [own] = [i for i, line in enumerate(source, 1) if "debug_barrier" in line]
-    missed = [text for verdict, _, text in lines if verdict == "MISSED"]
-    assert len(lines) > len(missed) == 2, done.stdout + done.stderr
-    assert all(f"draft_budget.py:{own}" in text for text in missed), done.stdout
+    counts = Counter((verdict, kind) for verdict, _, kind, *_ in lines)
+    assert counts["found", "barrier left out"] == 6, done.stdout + done.stderr
+    assert counts["found", "bound moved by one"] > 0, done.stdout
+    assert counts["found", "address off by one"] == 2, done.stdout
+    others = [
+        where for verdict, _, kind, where, *_ in lines if kind == "barrier left out" and verdict != "found"
+    ]
+    assert others == [f"BAR draft_budget.py:{own}"] * 2, done.stdout
+    assert counts["none", "barrier left out"] == 1, done.stdout
