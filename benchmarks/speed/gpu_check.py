@@ -209,6 +209,10 @@ STAGES = (
                    "tests/gpu_align/test_arena.py", "-k", "capture or replay or signature or example"),
         needs=("pytest",),
     ),
+    Stage(
+        "warm_up", 90, tests=("tests/gpu_align/test_warm_up.py",),  # where nothing was compiled before
+        dry_tests=("tests/gpu_align/test_warm_up.py", "-k", "changes_no_slot"), needs=("pytest",),
+    ),
     Stage("cases", 180, cases_rows),
     Stage("capture", 60, capture_rows),
     Stage("steps", 120, steps_rows),

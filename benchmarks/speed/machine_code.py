@@ -7,22 +7,27 @@ stored** have to be what reference and oracle say; races, accesses outside of a 
 memory that is read before it is written are findings. So are instructions that no case reached, if they are more
 than 2 %.
 
+``--also DIR --write`` does the same beside it with another Triton, of ``pip install --target DIR triton==3.6.0``,
+and puts both into the pages: the full run.
+
 ``--plant`` breaks the machine code instead, a barrier, an atomic or a bound at a time, and tells which of these
 faults were found. Exit code 1: something was found, or a planted fault was not.
 """
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import json
 import os
 import random
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 from unittest.mock import patch
 from zlib import crc32
@@ -222,6 +227,18 @@ def scans(rng: random.Random) -> None:
         assert row["holds"], row
 
 
+def long_scans(rng: random.Random) -> None:
+    """In texts around one block and two."""
+    from tests.gpu_align.ops.test_suffix_match import oracle, run
+
+    text = rng.choices(range(rng.choice([2, 3, 9])), k=rng.choice([1000, 1024, 1025, 2049]))
+    begin = rng.randrange(len(text))
+    context = text[begin : begin + rng.randint(1, 70)]
+    anchor = rng.choice([None, rng.randint(-3, 2100)])
+    found = run("triton", [([], context, text)], anchors=None if anchor is None else [anchor])
+    assert found == [oracle(context, text, anchor, 1, 64)]
+
+
 def indices(rng: random.Random, bits: int) -> None:
     from tests.gpu_align.ops.test_suffix_index import check_index
 
@@ -274,7 +291,7 @@ CASES: dict[str, list[Callable[[random.Random], None]]] = {
         for m, n, w in ((9, 65, None), (80, 200, 2), (300, 1000, 8), (30, 5000, 128))
     ]
     + [long_contexts],
-    "suffix match": [scans],
+    "suffix match": [scans, long_scans],
     "index": [lambda rng, bits=bits: indices(rng, bits) for bits in (0, 9, 16)],
     "budget": [lambda rng, B=B, K=K: budgets(rng, B, K) for B, K in ((17, 16), (129, 4))],
 }
@@ -488,18 +505,20 @@ def main(
     only: Annotated[
         list[str] | None, typer.Option(help="of the cases: step, lcs, suffix match, index, budget")
     ] = None,
-    seconds: Annotated[float, typer.Option(help="for each target, compiling included")] = 600.0,
+    seconds: Annotated[float, typer.Option(help="for each target")] = 500.0,
     seed: Annotated[int, typer.Option(help="of cases and schedules")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="few cases, sm_90")] = False,
     plant: Annotated[
         int | None, typer.Option(help="plant faults instead: so many bounds and addresses")
     ] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", help="add the rows to this file")] = None,
+    also: Annotated[str, typer.Option(help="folder of another Triton, beside this one")] = "",
+    write: Annotated[bool, typer.Option("--write", help="put the rows into results and pages")] = False,
 ) -> None:
     """Execute the machine code of every kernel beside its reference, in random order, and look for races."""
     os.environ.pop("TRITON_INTERPRET", None)  # read when a kernel is decorated
     import triton
 
+    other = _run_also(also) if also else None
     torch.set_num_threads(1)
     targets = static_check.chosen_targets(target or (["sm_90"] if quick else None), TARGETS, False)
     names = only or list(CASES)
@@ -508,10 +527,11 @@ def main(
     version, is_wrong = triton.__version__, False
     for chosen in targets:
         if plant is not None:
-            _store(json_path, "planted", version, chosen, _plant(chosen, names, seed, plant))
+            planted = _plant(chosen, names, seed, plant)
+            _store(write, "planted", version, chosen, planted)
             continue
         outcome = run_cases(Emulator(chosen, seed), names, range(2 if quick else 1_000_000), seed, seconds)
-        _store(json_path, "triton", version, chosen, {row.kernel: row._asdict() for row in outcome.rows})
+        _store(write, "triton", version, chosen, {row.kernel: row._asdict() for row in outcome.rows})
         typer.echo(f"triton {version}, {chosen}\n\n{markdown(outcome.rows)}\n")
         for of, text in outcome.wrong.items():
             typer.echo(f"{of}: {text}", err=True)
@@ -522,18 +542,33 @@ def main(
             most = dict(outcome.unreached.most_common(12))
             typer.echo(f"reached less than 98 %: {', '.join(few)}; most of it: {most}")
         is_wrong = is_wrong or bool(outcome.wrong or outcome.races)
+    is_wrong = bool(other and other.wait()) or is_wrong
+    if write:
+        subprocess.run([sys.executable, tables.DOCS / "_scripts" / "fill_numbers.py"], check=True)
     if is_wrong:
         raise typer.Exit(1)
 
 
-def _store(path: Path | None, kind: str, version: str, target: str, rows: dict[str, Any]) -> None:
-    """Put the rows of a target in their place in the file; others stay, also those of its other kernels."""
-    if path is None:
+def _run_also(folder: str) -> subprocess.Popen[bytes]:
+    """This command with the Triton of a folder, on another core."""
+    arguments = [word for word in sys.argv[1:] if word not in ("--also", folder, f"--also={folder}")]
+    path = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "benchmarks.speed.machine_code", *arguments]
+    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path})
+
+
+def _store(write: bool, kind: str, version: str, target: str, rows: dict[str, Any]) -> None:
+    """Put the rows of a target in their place in the results; others stay, also those of its other kernels."""
+    if not write:
         return
-    stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    of = stored.setdefault(kind, {}).setdefault(version, {}).setdefault(target, {})
-    of |= rows
-    path.write_text(tables.as_json(stored, depth=4), encoding="utf-8")
+    with (tables.RESULTS / "machine_code.json").open("r+", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # the other Triton's run writes, too
+        stored = json.load(file)
+        of = stored.setdefault(kind, {}).setdefault(version, {}).setdefault(target, {})
+        of |= rows
+        file.seek(0)
+        file.truncate()
+        file.write(tables.as_json(stored, depth=4))
 
 
 def _plant(target: str, names: Collection[str], seed: int, most: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ argument it rewrites the blocks from docs/quality.json as it is. The table of th
 docs/ablation.json, which ``python -m benchmarks.quality.ablation --json docs/ablation.json`` writes, that of a
 better choice from docs/headroom.json, which ``benchmarks.quality.headroom --json`` writes, that of the latency
 model from benchmarks/results/latency.json, the file of ``benchmarks.speed.latency_model --write``, and that of the
-machine code from benchmarks/results/machine_code.json, the file of ``benchmarks.speed.machine_code --json``. That
+machine code from benchmarks/results/machine_code.json, the file of ``benchmarks.speed.machine_code --write``. That
 of agents is made from benchmarks/results/agents.json, the file of ``benchmarks.agents --json``.
 """
 
@@ -297,20 +297,24 @@ def latency(numbers: dict[str, Any]) -> str:
 
 
 def executed(numbers: dict[str, Any]) -> str:
-    """What `benchmarks.speed.machine_code` found, all targets and versions of Triton together."""
+    """What `benchmarks.speed.machine_code` found, all targets and versions of Triton together; each reached."""
     stored = tables.read("machine_code")["triton"]
-    runs = [run for targets in stored.values() for run in targets.values()]
+    versions = sorted(stored, reverse=True)
+    targets = sorted(stored[versions[0]], key=lambda target: int(target[3:]))
     rows = []
-    for kernel in runs[0]:
-        found = [run[kernel] for run in runs]
-        sums = [sum(f[name] for f in found) for name in ("programs", "instructions", "differences", "races")]
-        least = min(f["reached"] / f["code"] for f in found)
-        rows.append([f"`{kernel}`", *(f"{n:,}" for n in sums), f"{100 * least:.1f} %"])
-    heads = ["kernel", "programs", "instructions", "differences", "races", "least code reached"]
-    targets = ", ".join(
-        sorted({target for run in stored.values() for target in run}, key=lambda t: int(t[3:]))
-    )
-    return tables.table(heads, rows) + f"\n\n{targets}; Triton {', '.join(sorted(stored))}."
+    for kernel in sorted(stored[versions[0]][targets[0]]):
+        found = {v: [stored[v][target][kernel] for target in targets] for v in versions}
+        runs = [run for of in found.values() for run in of]
+        sums = [
+            sum(run[name] for run in runs) for name in ("programs", "instructions", "differences", "races")
+        ]
+        reached = (
+            " / ".join(f"{100 * run['reached'] / run['code']:.1f}" for run in found[v]) for v in versions
+        )
+        rows.append([f"`{kernel}`", *(f"{n:,}" for n in sums), *reached])
+    heads = ["kernel", "programs", "instructions", "differences", "races"]
+    note = f"Reached: percent of the code for {', '.join(targets)}."
+    return tables.table([*heads, *(f"reached, Triton {v}" for v in versions)], rows) + f"\n\n{note}"
 
 
 def planted(numbers: dict[str, Any]) -> str:
@@ -321,8 +325,9 @@ def planted(numbers: dict[str, Any]) -> str:
     rows = []
     for kernel in sorted({of.split(", ")[0] for of in found}):
         own = [found.get(f"{kernel}, {kind}") for kind in kinds]
-        rows.append([f"`{kernel}`", *(f"{row['found']}/{row['planted']}" if row else "–" for row in own)])
-    return tables.table(["found/planted", *kinds], rows)
+        cells = [f"{row['found']}/{row['planted']}" if row and row["planted"] else "–" for row in own]
+        rows.append([f"`{kernel}`", *cells, sum(row["one_warp"] for row in own if row) or "–"])
+    return tables.table(["found/planted", *kinds, "barrier, one warp"], rows)
 
 
 #: Columns of the page about agents, by the names of `benchmarks.agents.rows`, and their heads.
