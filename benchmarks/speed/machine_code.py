@@ -292,7 +292,7 @@ CASES: dict[str, list[Callable[[random.Random], None]]] = {
     ]
     + [long_contexts],
     "suffix match": [scans, long_scans],
-    "index": [lambda rng, bits=bits: indices(rng, bits) for bits in (0, 9, 16)],
+    "index": [lambda rng, bits=bits: indices(rng, bits) for bits in (0, 11, 16)],
     "budget": [lambda rng, B=B, K=K: budgets(rng, B, K) for B, K in ((17, 16), (129, 4))],
 }
 
