@@ -338,6 +338,11 @@ def test_vllms_own_drafter_is_configured_as_without_us(monkeypatch: pytest.Monke
             True,
             "expected draft_sample_method 'greedy'",
         ),
+        (
+            MTP[:-1] + ', "num_speculative_tokens_per_batch_size": [[1, 8, 3], [9, 64, 0]]}',
+            True,
+            "expected a fixed num_speculative_tokens",
+        ),
         ('{"method": "nonsense"}', True, "^vLLM's own$"),
     ],
 )

@@ -229,6 +229,8 @@ def _take_inner_drafter(vllm_config: Any) -> None:
     )
     if inner.draft_sample_method != "greedy":
         raise ValueError("GPU_ALIGN_DRAFTER: expected draft_sample_method 'greedy', got another one")
+    if getattr(inner, "num_speculative_tokens_per_batch_size", None) is not None:
+        raise ValueError("GPU_ALIGN_DRAFTER: expected a fixed num_speculative_tokens, got one by batch size")
     setattr(inner, INNER, int(inner.num_speculative_tokens))
     inner.num_speculative_tokens = max(inner.num_speculative_tokens, speculative.num_speculative_tokens)
     vllm_config.speculative_config = inner
