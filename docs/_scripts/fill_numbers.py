@@ -287,10 +287,8 @@ def latency(numbers: dict[str, Any]) -> str:
         if kind == "lcs_length":
             throughput.append(f"{state} {found['sm_90']['tcups_batch'] * GIGAHERTZ:.1f}")
         else:
-            rows.setdefault(state, []).append(
-                f"{_us(found['sm_90']['warm'])} / {_us(found['sm_90']['cold'])}"
-            )
-    heads = ["µs, warm / cold", "no recipes", "recipes", "recipes with shapes"]
+            rows.setdefault(state, []).append(f"{_us(found['sm_90']['warm'])}/{_us(found['sm_90']['cold'])}")
+    heads = ["µs, warm/cold", "no recipes", "recipes", "recipes with shapes"]
     return tables.table(heads, ([state, *cells] for state, cells in rows.items())) + (
         f"\n\nsm_90, Triton {newest}. `lcs_length`, TCUPS: {', '.join(throughput)}."
     )
@@ -309,7 +307,7 @@ def executed(numbers: dict[str, Any]) -> str:
             sum(run[name] for run in runs) for name in ("programs", "instructions", "differences", "races")
         ]
         reached = (
-            " / ".join(f"{100 * run['reached'] / run['code']:.1f}" for run in found[v]) for v in versions
+            "/".join(f"{100 * run['reached'] / run['code']:.1f}" for run in found[v]) for v in versions
         )
         rows.append([f"`{kernel}`", *(f"{n:,}" for n in sums), *reached])
     heads = ["kernel", "programs", "instructions", "differences", "races"]
