@@ -214,7 +214,13 @@ def test_a_bad_choice_is_the_callers_error_and_pooling_parameters_are_left_alone
     with pytest.raises(VLLMValidationError, match="prediction"):
         brought({KEY: 7})
     assert refused("malformed") == before + 1
-    for given in ({"recipes": 5}, {"recipes": ["no"]}, {"memory": "x"}, {"gpu_align": "x"}):
+    for given in (
+        {"recipes": 5},
+        {"recipes": ["no"]},
+        {"memory": "x"},
+        {"gpu_align": "x"},
+        {"conversation": True},
+    ):
         with pytest.raises(VLLMValidationError) as caught:
             brought(given)
         assert caught.value.parameter in given

@@ -340,6 +340,9 @@ def _prepared(processor: Any, params: Any) -> Any:
     if any(key in extra_args for key in KEYS):
         choices = choices_of(extra_args, Settings.from_env())
         prediction = replace(prediction or wire.Prediction(token_ids=b""), **choices)
+    if extra_args.get(CONVERSATION):
+        message = f"{CONVERSATION}: expected over HTTP; offline the texts can be the prediction"
+        raise FieldError(message, "unsupported", parameter=CONVERSATION)
     given = prediction or wire.Prediction(token_ids=b"")
     # Without a prediction it is drafted for where that is asked for, and a draft can become output.
     max_tokens = getattr(params, "max_tokens", None)
