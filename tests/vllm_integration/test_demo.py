@@ -209,7 +209,7 @@ def test_what_bench_is_given(
     assert options == {"--served-model-name": name, "--dtype": dtype}
     assert served.env["GPU_ALIGN_DEBUG_DIR"] == str(tmp_path / "steps")
     assert ("HF_HUB_OFFLINE" in served.env) == (model is None)
-    assert served.logs == tmp_path
+    assert (served.logs, served.together) == (tmp_path, model is None)
     assert served.body == {"return_token_ids": True}
     assert list((tmp_path / "steps").iterdir()) == []
     calls = tuple(f"call, {name}" for name in ("none", "context", "edited"))

@@ -135,6 +135,7 @@ def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
         path,
         NUM_DRAFT_TOKENS,
         (*SERVER_OPTIONS, "--served-model-name", name, "--dtype", dtype),
+        together=tiny,  # of another model the memory may hold one
         kinds=kinds,
         env={"GPU_ALIGN_DEBUG_DIR": str(steps_dir.resolve()), **offline},
         logs=out_dir,
@@ -182,8 +183,9 @@ def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
     ]
     if ngram:
         facts.append(
-            "vLLM's n-gram drafter cannot be chosen for one request: it runs in a second server, after the first, "
-            "with vLLM's default window. Its passes and drafts are taken from /metrics."
+            "vLLM's n-gram drafter cannot be chosen for one request: it runs in a second server, "
+            f"{'beside' if tiny else 'after'} the first, with vLLM's default window. Its passes and drafts are "
+            "taken from /metrics."
         )
     table = json.dumps({**as_json(rows, name), "calls": as_json(calls, name)["rows"]}, indent=1) + "\n"
     (out_dir / "demo.json").write_text(table, encoding="utf-8")
