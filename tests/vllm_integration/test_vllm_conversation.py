@@ -150,12 +150,19 @@ def test_the_newest_messages_come_first_as_far_as_there_is_room(serving: Any) ->
     assert prediction.kind == wire.TextKind.MEMORY
 
 
-def test_a_conversation_that_grows_costs_what_is_new_in_it(serving: Any) -> None:
+def test_a_conversation_that_grows_costs_what_is_new_in_it(
+    serving: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[Any] = []
+    run_in_thread = asyncio.to_thread
+    monkeypatch.setattr(asyncio, "to_thread", lambda *args: (threads.append(args), run_in_thread(*args))[1])
     messages = [{"role": "user", "content": f"1: a{turn}\n2: b\n3: c\n"} for turn in range(40)]
     for turns in (39, 40):
         serving.renderer.read.clear()
+        threads.clear()
         assert (predicted(serving, chat(messages[:turns])) or "").count("\nb\n") == turns
     assert serving.renderer.read == ["a39\nb\nc\n", " a39\n b\n c\n", "-a39\n-b\n-c\n"]
+    assert len(threads) == 3  # hashes of all, views and token ids of the new one
 
 
 def test_nothing_is_found_by_another_tenant(serving: Any) -> None:

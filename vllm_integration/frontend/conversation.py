@@ -14,6 +14,8 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from gpu_align import views
 
 from ..config.settings import drafts_from_conversation
@@ -24,7 +26,6 @@ from .prediction import (
     FIELD,
     FieldError,
     Limits,
-    as_prediction,
     count_refused,
     tokenize_params,
     type_name,
@@ -72,17 +73,20 @@ async def predict(serving: Any, request: Any) -> wire.Prediction | None:
     if serving.renderer.tokenizer is None:
         return None
     limits = Limits.of(serving.engine_client.vllm_config)
-    salt = getattr(request, "cache_salt", None)
+    may_be_json = expects_json(request)
+    texts: list[str] = []
+    characters = limits.characters
+    for text in texts_of(request):
+        texts.append(text[:characters])
+        characters -= len(texts[-1])
+        if characters <= 0:
+            break
+    keys = await asyncio.to_thread(_keys, getattr(request, "cache_salt", None), may_be_json, texts)
     parts: list[bytes] = []
     room = 4 * limits.tokens
-    characters = limits.characters
-    may_be_json = expects_json(request)
-    for text in texts_of(request):
-        if room <= 0 or characters <= 0:
+    for text, key in zip(texts, keys, strict=True):
+        if room <= 0:
             break
-        text = text[:characters]
-        characters -= len(text)
-        key = await asyncio.to_thread(_key, salt, may_be_json, text)
         token_ids = kept.get(key)
         if token_ids is None:
             token_ids = await _encode(serving, text, may_be_json, limits)
@@ -93,21 +97,23 @@ async def predict(serving: Any, request: Any) -> wire.Prediction | None:
     return wire.Prediction(token_ids=token_ids, kind=wire.TextKind.MEMORY) if token_ids else None
 
 
-def _key(salt: str | None, may_be_json: bool, text: str) -> bytes:
+def _keys(salt: str | None, may_be_json: bool, texts: list[str]) -> list[bytes]:
     # The length keeps a salt and a text that begins alike apart.
     told = "" if salt is None else f"{len(salt)}:{salt}"
-    whole = f"{told}\n{may_be_json}\n{text}".encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(whole, digest_size=32).digest()
+    wholes = (f"{told}\n{may_be_json}\n{text}".encode("utf-8", "surrogatepass") for text in texts)
+    return [hashlib.blake2b(whole, digest_size=32).digest() for whole in wholes]
 
 
 async def _encode(serving: Any, text: str, may_be_json: bool, limits: Limits) -> bytes:
-    parts = []
-    for view in await asyncio.to_thread(_views_of, text, may_be_json):
-        prompt = await serving.renderer.tokenize_prompt_async({"prompt": view}, tokenize_params(limits))
-        ids = prompt["prompt_token_ids"][: limits.tokens]
-        made = await asyncio.to_thread(as_prediction, ids, limits)
-        parts.append(made.token_ids or b"")
-    return b"".join(parts)
+    made = await asyncio.to_thread(_views_of, text, may_be_json)
+    params = tokenize_params(limits)
+    prompts = [await serving.renderer.tokenize_prompt_async({"prompt": view}, params) for view in made]
+    ids = [prompt["prompt_token_ids"][: limits.tokens] for prompt in prompts]
+    return await asyncio.to_thread(lambda: b"".join(map(_encoded, ids)))
+
+
+def _encoded(token_ids: list[int]) -> bytes:
+    return wire.encode_token_ids(CONVERSATION, np.array(token_ids, np.int32), tell=False)
 
 
 def _views_of(text: str, may_be_json: bool) -> list[str]:
