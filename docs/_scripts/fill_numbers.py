@@ -7,11 +7,10 @@
 
 keeps OUT.json as docs/quality.json and rewrites the blocks between the markers of each page from it. Without an
 argument it rewrites the blocks from docs/quality.json as it is. The table of the ablation is made from
-docs/ablation.json, which ``python -m benchmarks.quality.ablation --json docs/ablation.json`` writes, that of a
-better choice from docs/headroom.json, which ``benchmarks.quality.headroom --json`` writes, that of the latency
-model from benchmarks/results/latency.json, the file of ``benchmarks.speed.latency_model --write``, and that of the
-machine code from benchmarks/results/machine_code.json, the file of ``benchmarks.speed.machine_code --write``. That
-of agents is made from benchmarks/results/agents.json, the file of ``benchmarks.agents --json``.
+docs/ablation.json, which ``python -m benchmarks.quality.ablation --json docs/ablation.json`` writes, that of the
+latency model from benchmarks/results/latency.json, the file of ``benchmarks.speed.latency_model --write``, that of
+the machine code from benchmarks/results/machine_code.json, the file of ``benchmarks.speed.machine_code --write``,
+and that of agents from benchmarks/results/agents.json, the file of ``benchmarks.agents --json``.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from benchmarks.tables import DOCS, ratio, signed
 
 NUMBERS = DOCS / "quality.json"
 ABLATION = DOCS / "ablation.json"
-HEADROOM = DOCS / "headroom.json"
 #: Clock of the latency model, in GHz.
 GIGAHERTZ = 1.755
 #: Name of the block in ``<!-- NAME:begin -->``.
@@ -226,10 +224,7 @@ def _factor(check: dict[str, Any]) -> float:
 
 
 def kind_checks(numbers: dict[str, Any]) -> str:
-    """The same by kind of text and quality of the prediction, bold where it does not hold.
-
-    The last two columns, from docs/headroom.json: ours, and a chooser that knows the output, over suffix decoding.
-    """
+    """The same by kind of text and quality of the prediction, bold where it does not hold."""
     rows: dict[str, list[str]] = {}
     wanted: dict[str, str] = {}
     for check in numbers["checks"]:
@@ -239,15 +234,9 @@ def kind_checks(numbers: dict[str, Any]) -> str:
             value = check["value"].removeprefix("x ").split(" over ")[0]
             rows.setdefault(match[1], []).append(f"{strong}{value}{strong}")
             wanted[match[2]] = check["wanted"]
-    stored = json.loads(HEADROOM.read_text(encoding="utf-8"))
-    for kind, found in stored.items():
-        ours, peer, either = (
-            count for name, count in found.items() if name not in ("records", "output_tokens")
-        )
-        rows[kind] += [signed(peer / ours - 1), signed(peer / either - 1)]
     heads = [f"K = {size} ({says})" for size, says in wanted.items()]
     holds = [check["passed"] for check in numbers["checks"] if KIND_CHECK.fullmatch(check["name"])]
-    return tables.table(["", *heads, "lead", "at most"], ([kind, *cells] for kind, cells in rows.items())) + (
+    return tables.table(["", *heads], ([kind, *cells] for kind, cells in rows.items())) + (
         f"\n\nWith those at K = {K} and of the confidence {sum(holds)} of {len(holds)} checks hold."
     )
 
