@@ -74,8 +74,9 @@ format: $(VENV)/.dev  ## apply what ruff can fix
 	@$(BIN)/ruff format .
 
 bench: $(VENV)/.dev  ## CPU and GPU alignment side by side: .cache/bench.json and a picture
-	@mkdir -p .cache
-	@$(BIN)/python -m pytest -q benchmarks/speed --benchmark-only --benchmark-columns=median,iqr,rounds --benchmark-json .cache/bench.json
+	@rm -f .cache/bench.json
+	@GPU_CHECK_FILE=.cache/bench.json $(BIN)/python -m pytest -q -p benchmarks.speed.rows_plugin benchmarks/speed \
+	  --benchmark-only --benchmark-columns=median,iqr,rounds
 	@$(BIN)/python -m benchmarks.speed.plot .cache/bench.json .cache/bench.png
 
 bench-quality: $(VENV)/.dev  ## draft quality: every drafter, our trade-off, what has to hold, pictures (needs g++)

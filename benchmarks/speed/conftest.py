@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -18,12 +16,6 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
     config.addinivalue_line("markers", "largest(tokens): batch times size that the CPU does without --full")
     config.addinivalue_line("markers", "most_cells(cells): of an LCS that a GPU does without --full")
-
-
-def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
-    from benchmarks.speed.workload import machine
-
-    machine_info["gpu_align"] = machine()
 
 
 @pytest.fixture(autouse=True)

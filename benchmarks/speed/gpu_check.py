@@ -168,13 +168,12 @@ def serve_rows(device: str, dry_run: bool, out: Path) -> Iterator[Row]:
 def picture_rows(device: str, dry_run: bool, out: Path) -> Iterator[Row]:
     def run() -> dict[str, Any]:
         from benchmarks.speed import plot
-        from benchmarks.speed.compare import read_timings
 
-        bench = out / "bench.json"
-        if not bench.exists():
+        suite = result_file.read(out / "suite.json")
+        if not plot.panels(suite.get("rows", ())):
             raise SkipError("no benchmark was run")
         try:
-            plot.draw(*read_timings(bench), out / "bench.png")
+            plot.draw(suite, out / "bench.png")
         except ModuleNotFoundError as error:
             raise SkipError(f"not installed: {error.name}") from error
         return {"path": str(out / "bench.png")}
@@ -326,8 +325,7 @@ def _brief(fields: dict[str, Any]) -> str:
 def run_stage(stage: Stage, path: Path, seconds: float, dry_run: bool) -> int:
     """Run a stage that is no pytest run, in this process."""
     deadline = time.monotonic() + seconds
-    header = json.loads(os.environ.get("GPU_CHECK_HEADER") or "{}") or result_file.machine_header()
-    result = ResultFile(path, stage.name, header, dry_run)
+    result = ResultFile(path, stage.name, result_file.machine_header(), dry_run)
     assert stage.rows is not None
     code = run_rows(result, stage.rows("cpu" if dry_run else "cuda", dry_run, path.parent), deadline)
     result.set(status="done")
@@ -404,10 +402,6 @@ class Check:
             "GPU_CHECK_HEADER": json.dumps(self.header), "GPU_CHECK_DRY_RUN": "1" if self.dry_run else "0",
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONUNBUFFERED": "1",
         }  # fmt: skip
-        if stage.name == "suite":
-            bench = self.out / "bench.json"
-            bench.unlink(missing_ok=True)
-            environment["GPU_CHECK_BENCH"] = str(bench)
         if stage.on_cpu:
             environment.pop("TRITON_INTERPRET", None)
         elif self.dry_run:

@@ -1,15 +1,16 @@
-"""A picture of a benchmark run: ``python -m benchmarks.speed.plot BENCH.json OUT.png``. Needs matplotlib."""
+"""A picture of a benchmark run: ``python -m benchmarks.speed.plot ROWS.json OUT.png``. Needs matplotlib."""
 
 from __future__ import annotations
 
 import re
 import sys
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.pictures import pyplot, save
-from benchmarks.speed.compare import Timing, read_timings
+from benchmarks.speed import result_file
 from benchmarks.tables import command
 
 #: One colour a contestant, whatever else is in the picture. Ours are the two strongest.
@@ -23,7 +24,6 @@ COLOURS = {
     "static_text": "#78716c",
     "prompt_lookup": "#b45309",
     "suffix_tree": "#7c3aed",
-    "vllm_ngram_gpu": "#be123c",
 }
 
 
@@ -34,27 +34,29 @@ class Panel(NamedTuple):
     size: int
 
 
-def panels(timings: dict[str, Timing]) -> dict[Panel, dict[str, list[tuple[int, float, float]]]]:
-    """Panel → contestant → (batch, median, interquartile range), by batch."""
-    found: dict[Panel, dict[str, list[tuple[int, float, float]]]] = defaultdict(lambda: defaultdict(list))
-    for timing in timings.values():
-        match = re.fullmatch(r"(.+), batch (\d+), (\d+) tokens(?:, (\w+))?", timing.group)
+#: Contestant → (batch, median, interquartile range), by batch.
+Lines = dict[str, list[tuple[int, float, float]]]
+
+
+def panels(rows: Iterable[Mapping[str, Any]]) -> dict[Panel, Lines]:
+    """The times of `rows_plugin`'s rows by panel: device time where there is one, else wall time."""
+    found: dict[Panel, Lines] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        match = re.fullmatch(r"(.+), batch (\d+), (\d+) tokens(?:, (\w+))?", row.get("group", ""))
         if match is None:
             continue
         title = match[1] + (f", {match[4]}" if match[4] else "")
-        found[Panel(title, int(match[3]))][timing.contestant].append(
-            (int(match[2]), timing.median, timing.iqr)
-        )
-    for lines in found.values():
-        for points in lines.values():
-            points.sort()
+        times = row.get("device_us") or {"median": row["us"], "iqr": row["iqr_us"]}
+        points = found[Panel(title, int(match[3]))][row["contestant"]]
+        points.append((int(match[2]), times["median"], times["iqr"]))
+        points.sort()
     return {panel: dict(found[panel]) for panel in sorted(found)}
 
 
-def draw(machine: dict[str, str], timings: dict[str, Timing], out: Path) -> None:
-    """Titles down, text lengths across; time against batch, both logarithmic."""
+def draw(stored: Mapping[str, Any], out: Path) -> None:
+    """What a result file holds. Titles down, text lengths across; time against batch, both logarithmic."""
     plt = pyplot()
-    found = panels(timings)
+    machine, found = stored.get("header", {}), panels(stored.get("rows", ()))
     if not found:
         raise ValueError("expected groups like 'step, batch 64, 1024 tokens', found none")
     titles = list(dict.fromkeys(panel.title for panel in found))
@@ -88,11 +90,11 @@ def draw(machine: dict[str, str], timings: dict[str, Timing], out: Path) -> None
 
 def main(argv: list[str] | None = None) -> int:
     parser = command("benchmarks.speed.plot", __doc__)
-    parser.add_argument("run", type=Path, help="what pytest --benchmark-json wrote")
+    parser.add_argument("rows", type=Path, help="what benchmarks.speed.rows_plugin wrote")
     parser.add_argument("out", type=Path, help=".png, .svg or .pdf")
     options = parser.parse_args(argv)
     try:
-        draw(*read_timings(options.run), options.out)
+        draw(result_file.read(options.rows), options.out)
     except (ValueError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -109,7 +109,10 @@ def _commit() -> str:
 
 @functools.lru_cache(maxsize=1)
 def machine_header() -> dict[str, Any]:
-    """GPU, driver, versions, commit and date."""
+    """GPU, driver, versions, commit and date; what ``GPU_CHECK_HEADER`` holds, if it was asked before."""
+    if told := os.environ.get("GPU_CHECK_HEADER"):
+        found: dict[str, Any] = json.loads(told)
+        return found
     import torch
 
     from benchmarks.speed.workload import machine

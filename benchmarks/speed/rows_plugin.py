@@ -2,15 +2,14 @@
 
 ``GPU_CHECK_FILE`` names the result file, ``GPU_CHECK_STAGE`` the stage, ``GPU_CHECK_DRY_RUN=1`` a dry run. A
 file of tests is a row with counts, written again after each of its tests; what fails is a row of its own, and
-so is a file that cannot be imported. A benchmark is a row of its own with its times; ``GPU_CHECK_BENCH``
-names a file that holds them as ``pytest --benchmark-json`` writes them, also after a run that was killed.
+so is a file that cannot be imported. In the stage ``suite``, which is the default, a benchmark is a row with its
+times.
 
 With pytest-xdist only the process that hands out the tests writes.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -22,7 +21,6 @@ import pytest
 
 from benchmarks.speed import result_file
 from benchmarks.speed.result_file import FAILED, MEASURED, PASSED, SKIPPED, STARTED, ResultFile
-from benchmarks.tables import write_json
 
 #: Seconds between two writes of a row whose tests pass.
 EVERY = 0.5
@@ -37,14 +35,9 @@ class Rows:
     """The rows of one run."""
 
     def __init__(self) -> None:
-        env = os.environ
-        self.header = json.loads(env.get("GPU_CHECK_HEADER") or "{}") or result_file.machine_header()
-        self.is_dry_run = env.get("GPU_CHECK_DRY_RUN") == "1"
-        self.file = ResultFile(
-            Path(env["GPU_CHECK_FILE"]), env["GPU_CHECK_STAGE"], self.header, self.is_dry_run
-        )
-        self.bench = Path(env["GPU_CHECK_BENCH"]) if "GPU_CHECK_BENCH" in env else None
-        self.benchmarks: list[dict[str, Any]] = []
+        path, stage = Path(os.environ["GPU_CHECK_FILE"]), os.environ.get("GPU_CHECK_STAGE", "suite")
+        self.is_suite, self.is_dry_run = stage == "suite", os.environ.get("GPU_CHECK_DRY_RUN") == "1"
+        self.file = ResultFile(path, stage, result_file.machine_header(), self.is_dry_run)
         self.counts: dict[str, dict[str, Any]] = defaultdict(
             lambda: {"collected": 0, "passed": 0, "failed": 0, "skipped": 0, "test_seconds": 0.0}
         )
@@ -56,7 +49,7 @@ class Rows:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Benchmarks: those of a GPU first, then small before large; in a dry run one of each function."""
-        if self.bench is None:
+        if not self.is_suite:
             return
 
         def key(item: pytest.Item) -> tuple[bool, int]:
@@ -108,35 +101,25 @@ class Rows:
         elif report.skipped:
             counts["skipped"] += 1
             self.skips[path][_reason(report)] += 1
-            if self.bench is not None:
+            if self.is_suite:
                 self.file.row(report.nodeid, SKIPPED, reason=_reason(report))
         elif report.when == "call":
             counts["passed"] += 1
-        if self.bench is None and (report.failed or time.monotonic() - self.written > EVERY):
+        if not self.is_suite and (report.failed or time.monotonic() - self.written > EVERY):
             self._write_counts()
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Any:
         fixture = getattr(item, "funcargs", {}).get("benchmark")
         stats = getattr(fixture, "stats", None)
-        if self.bench is not None and stats is not None and not getattr(stats, "has_error", False):
-            self._add_benchmark(item, fixture, stats)
+        if self.is_suite and stats is not None and not getattr(stats, "has_error", False):
+            params = getattr(getattr(item, "callspec", None), "params", {})
+            contestant = params.get("name") or item.name.partition("[")[0].removeprefix("test_")
+            times = {f"{name}us": round(getattr(stats.stats, number) * 1e6, 2)
+                     for name, number in (("", "median"), ("iqr_", "iqr"))}  # fmt: skip
+            more = {"group": fixture.group or "", "contestant": contestant, "rounds": stats.stats.rounds}
+            self.file.row(item.nodeid, MEASURED, **times, **more, **fixture.extra_info)
         yield
-
-    def _add_benchmark(self, item: pytest.Item, fixture: Any, stats: Any) -> None:
-        numbers = {name: getattr(stats.stats, name) for name in ("median", "iqr", "min", "max", "rounds")}
-        params = getattr(getattr(item, "callspec", None), "params", {})
-        row = {
-            "name": item.name, "fullname": item.nodeid, "group": fixture.group or "", "params": dict(params),
-            "stats": numbers, "extra_info": dict(fixture.extra_info),
-        }  # fmt: skip
-        self.benchmarks.append(row)
-        times = {"us": round(numbers["median"] * 1e6, 2), "iqr_us": round(numbers["iqr"] * 1e6, 2)}
-        more = {"group": row["group"], "rounds": numbers["rounds"], **row["extra_info"]}
-        self.file.row(item.nodeid, MEASURED, **times, **more)
-        assert self.bench is not None
-        info = {"machine_info": {"gpu_align": self.header}, "benchmarks": self.benchmarks}
-        write_json(self.bench, info)
 
     def _write_counts(self) -> None:
         for path, counts in self.counts.items():
@@ -152,7 +135,7 @@ class Rows:
         self.written = time.monotonic()
 
     def pytest_sessionfinish(self) -> None:
-        if self.bench is None:
+        if not self.is_suite:
             self._write_counts()
 
 

@@ -1,15 +1,12 @@
-"""CPU against GPU: the longest common subsequence of a whole batch, and a step of requests that diverged, side by
-side: ``make bench``.
+"""CPU against GPU: the longest common subsequence of a whole batch, side by side: ``make bench``.
 
-One group a size; the fastest line of a group is 1.0. Every contestant's result is checked before it is timed, but
-for what a policy drafts after it diverged.
+One group a size; the fastest line of a group is 1.0. Every contestant's result is checked before it is timed.
 The kernel takes part where there is a GPU; under Triton's interpreter its time would mean nothing.
 """
 
 from __future__ import annotations
 
 import difflib
-from functools import partial
 from typing import Any
 
 import pytest
@@ -17,15 +14,9 @@ import torch
 
 from benchmarks.speed.device_time import time_device
 from benchmarks.speed.lcs_time import LcsCase, draw_pairs, tensors_of
-from benchmarks.speed.test_bench_step import PolicySteps, ends_line, needs_numba
-from benchmarks.speed.workload import Steps, make_texts, spread
+from benchmarks.speed.test_bench_step import SIZES, needs_gpu
+from benchmarks.speed.workload import spread
 from gpu_align.ops.lcs import lcs_length, lcs_workspace
-from gpu_align.policies import Myers, StaticText
-
-SIZES = [(batch, size) for size in (1024, 4096, 32_768) for batch in (1, 64, 256, 1024)]
-needs_gpu = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="a kernel's time means something on a GPU only"
-)
 
 
 def pairs_of(batch: int, size: int) -> list[tuple[list[int], list[int]]]:
@@ -100,48 +91,3 @@ class TestLcsLength:
 
         benchmark.extra_info["device_us"] = spread(time_device(run, lambda: None, 30))
         benchmark.pedantic(run_and_wait, rounds=20, warmup_rounds=3)
-
-
-@pytest.mark.parametrize("size", [1, 17, 256, 8192])
-@pytest.mark.parametrize("batch", [1, 64, 256, 1024])
-class TestRealignment:
-    """A step of requests that all diverged, with `size` new tokens each; half of a text is written before it."""
-
-    @pytest.fixture(autouse=True)
-    def group(self, benchmark: Any, batch: int, size: int) -> None:
-        benchmark.group = f"realignment, batch {batch}, {size} new tokens"
-        self.texts = make_texts(batch, max(1024, 4 * size), "lost", size)
-
-    @pytest.mark.largest(1 << 14)
-    @pytest.mark.parametrize("name", ["static_text_rapidfuzz", "static_text_difflib", "myers"])
-    def test_policy(self, benchmark: Any, name: str, batch: int, size: int) -> None:
-        if name == "static_text_rapidfuzz":
-            pytest.importorskip("rapidfuzz")
-
-        def setup() -> tuple[tuple[PolicySteps], dict[str, Any]]:
-            aligner = "difflib" if name.endswith("difflib") else "auto"
-            make = Myers if name == "myers" else partial(StaticText, ends_line, aligner)
-            steps = PolicySteps(make, self.texts)
-            steps.advance()
-            return (steps,), {}
-
-        benchmark.pedantic(PolicySteps.step, setup=setup, rounds=3)
-
-    @needs_numba
-    @pytest.mark.largest(1 << 16)
-    def test_token_loop(self, benchmark: Any, batch: int, size: int) -> None:
-        self.time(benchmark, Steps(self.texts, "cpu"))
-
-    @needs_gpu
-    def test_triton(self, benchmark: Any, batch: int, size: int) -> None:
-        self.time(benchmark, Steps(self.texts, "cuda"))
-
-    def time(self, benchmark: Any, steps: Steps) -> None:
-        def run() -> None:
-            steps.propose()
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-
-        steps.advance()
-        steps.check()
-        benchmark.pedantic(run, setup=steps.advance, rounds=10)

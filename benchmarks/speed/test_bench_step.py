@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.speed.device_time import time_device, time_graph
-from benchmarks.speed.ngram_time import Tensors, vllm_v2
+from benchmarks.speed.device_time import time_graph
 from benchmarks.speed.workload import NUM_DRAFT_TOKENS, STATES, Steps, Texts, make_texts, spread
 from gpu_align.policies import OPTIONAL_POLICIES, POLICIES, Policy, StaticText
 
@@ -136,31 +135,3 @@ class TestStep:
 
         benchmark.extra_info["device_us"] = spread(time_graph(steps))
         benchmark.pedantic(step, setup=steps.advance, rounds=20, warmup_rounds=3)
-
-    @needs_gpu
-    def test_vllm_ngram_gpu(self, benchmark: Any, batch: int, size: int, state: str) -> None:
-        """vLLM's n-gram kernel. It knows no predictions: the user's text is in the prompt, ahead of the output."""
-        pytest.importorskip("vllm.v1.worker.gpu.spec_decode.ngram.speculator")
-        texts = make_texts(batch, size, state)
-        token_ids = torch.from_numpy(texts.predictions).cuda()
-        token_ids = torch.cat([token_ids, torch.from_numpy(texts.outputs).cuda()], dim=1).contiguous()
-        total_len = torch.full((batch,), size + texts.done, dtype=torch.int32, device="cuda")
-        step = vllm_v2(Tensors(token_ids, total_len, size), "cuda")
-
-        def advance() -> None:
-            if int(total_len[0]) + texts.step_tokens + NUM_DRAFT_TOKENS > 2 * size:
-                total_len.fill_(size + texts.done)
-            total_len.add_(texts.step_tokens)
-
-        advance()
-        drafts, written = step().tolist(), int(total_len[0]) - size
-        if state == "aligned":
-            expected = texts.outputs[:, written : written + NUM_DRAFT_TOKENS].tolist()
-            assert drafts == expected
-        benchmark.extra_info["device_us"] = spread(time_device(step, advance, 50))
-
-        def step_and_wait() -> None:
-            step()
-            torch.cuda.synchronize()
-
-        benchmark.pedantic(step_and_wait, setup=advance, rounds=20, warmup_rounds=3)
