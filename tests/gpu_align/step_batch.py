@@ -43,19 +43,28 @@ class Known(NamedTuple):
     indents: Any = None
     line_ends: Sequence[int] = ()
     runs: Any = None
+    shapes_first: bool = False
 
     @classmethod
     def draw(cls, rng: random.Random, alphabet: int, vocab_size: int) -> Known:
         lists = recipes_of(rng, alphabet, rng.choice([0, 0, 5, 60, 200]))
         shapes, shape_of = shapes_of(rng, alphabet, rng.choice([0, 0, 30]))
-        return cls(lists, shapes, shape_of, *(indents_of(rng, vocab_size) if rng.random() < 0.6 else ()))
+        indents = indents_of(rng, vocab_size) if rng.random() < 0.6 else ()
+        return cls(lists, shapes, shape_of, *indents)._replace(shapes_first=len(lists) % 2 > 0)
+
+    @property
+    def packs(self) -> list[str]:
+        """In their order."""
+        names = ["words"] * bool(self.lists) + ["shapes"] * bool(self.shapes)
+        return names[::-1] if self.shapes_first else names
 
     @property
     def recipes(self) -> Recipes | None:
-        packs = {"words": Recipes.from_lists(self.lists)} if self.lists else {}
-        if self.shapes:
-            packs["shapes"] = Recipes.from_lists(self.shapes, shape_of=self.shape_of)
-        recipes = Recipes.join(packs) if packs else None
+        made = {
+            "words": Recipes.from_lists(self.lists),
+            "shapes": Recipes.from_lists(self.shapes, shape_of=self.shape_of) if self.shapes else None,
+        }
+        recipes = Recipes.join({name: made[name] for name in self.packs}) if self.packs else None
         if self.indents is None:
             return recipes
         return replace(Recipes.from_lists([]) if recipes is None else recipes, indents=self.indents)
@@ -74,12 +83,13 @@ class Running:
     done: int
     memory: bool = False
     related: bool = False
+    packs: Sequence[str] | None = None
     oracle: Any = None
     draft: list[int] = field(default_factory=list)
     splits: list[int] = field(default_factory=list)
 
     def enter(self, drafter: Drafter, slot: int) -> None:
-        how = {"memory": self.memory, "related": self.related}
+        how: dict[str, Any] = {"memory": self.memory, "related": self.related, "recipes": self.packs}
         assert drafter.add(slot, self.prediction, self.prompt_len, **how)
 
 
@@ -165,7 +175,8 @@ class StepBatch:
             min_match=config.min_match, min_context_match=config.min_context_match,
             use_context=config.use_context, recipes=known.lists, recipe_floor=config.min_survival_recipe,
             shapes=known.shapes, shape_of=known.shape_of, line_ends=known.line_ends, runs=known.runs,
-            memory=request.memory, related=request.memory and request.related,
+            packs=[name for name in known.packs if request.packs is None or name in request.packs],
+            shapes_first=known.shapes_first, memory=request.memory, related=request.memory and request.related,
         )  # fmt: skip
 
     def add(self, slot: int, request: Running) -> None:
@@ -358,7 +369,10 @@ class StepBatch:
         tokens = [*prompt, *output[:num]]
         done = min(len(prompt) + rng.choice([0, 1, 1, 20]), len(tokens))
         memory = rng.random() < 0.3
-        return Running(prediction, len(prompt), tokens, done, memory, memory and rng.random() < 0.5)
+        related = memory and rng.random() < 0.5
+        known = self.known.packs
+        packs = [None, None, known, known[::-1], known[:1], known[1:], []][len(tokens) % 7]
+        return Running(prediction, len(prompt), tokens, done, memory, related, packs)
 
     def turn_over(self) -> None:
         """Some requests end, some are preempted and come back in another slot, some tokens are taken back."""

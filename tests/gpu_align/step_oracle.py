@@ -69,13 +69,18 @@ class Oracle:
 
     def __init__(self, prediction, prompt_len, tables, *, K, quarters, vocab_size, capacity,
                  min_match=1, min_context_match=1, use_context=True, recipes=(), recipe_floor=0.0,
-                 shapes=(), shape_of=(), line_ends=(), runs=None, memory=False, related=False):  # fmt: skip
+                 shapes=(), shape_of=(), packs=(), shapes_first=False, line_ends=(), runs=None,
+                 memory=False, related=False):  # fmt: skip
         self.text, self.prompt_len, self.tables = list(prediction), prompt_len, tables
         self.K, self.quarters, self.vocab_size, self.capacity = K, quarters, vocab_size, capacity
         self.min_match, self.min_context_match, self.use_context = min_match, min_context_match, use_context
-        #: Context -> number, continuation, survival.
-        self.recipes = {tuple(before): (i, *rest) for i, (before, *rest) in enumerate(recipes)}
-        self.shapes = {tuple(before): (i + len(recipes), *rest) for i, (before, *rest) in enumerate(shapes)}
+        #: Context -> number, continuation, survival, of the packs that the request uses; the first one decides.
+        self.packs = packs
+        first = (len(shapes), 0) if shapes_first else (0, len(recipes))
+        self.recipes, self.shapes = (
+            {tuple(before): (i, *rest) for i, (before, *rest) in enumerate(lists, start)}
+            for lists, start in zip((recipes, shapes), first, strict=True)
+        )
         self.shape_of = list(shape_of)
         #: Tokens that end a line; ``(width, character) -> token`` of each run of one character.
         self.line_ends, self.runs = set(line_ends), dict(runs or {})
@@ -293,11 +298,13 @@ class Oracle:
         return draft[:num]
 
     def recipe(self, tokens: list[int]) -> tuple[int, list[int], int]:
-        """``(number, draft, value)`` of the recipe with the longest context, else with the longest shape."""
+        """``(number, draft, value)`` of the first pack's longest context or shape, else of the second's."""
         shape = self.shape(tokens[self.prompt_len :])
-        contexts = [(self.recipes, tuple(tokens[-n:])) for n in range(min(8, len(tokens)), 0, -1)]
-        contexts += [(self.shapes, tuple(shape[-n:])) for n in range(len(shape), 0, -1)]
-        for table, context in contexts:
+        found = {
+            "words": [(self.recipes, tuple(tokens[-n:])) for n in range(min(8, len(tokens)), 0, -1)],
+            "shapes": [(self.shapes, tuple(shape[-n:])) for n in range(len(shape), 0, -1)],
+        }
+        for table, context in (each for pack in self.packs for each in found[pack]):
             if context in table:
                 number, continuation, survival = table[context]
                 units = [round(float(np.float32(p)) * 2**16) for p in survival]

@@ -1,17 +1,13 @@
 """What tokens do to lines, of tokenizers and of packs; `test_step` has the drafts that are indented."""
 
-import inspect
 from dataclasses import replace
 
 import numpy as np
 
 from gpu_align import RecipePack
-from gpu_align.arena import PredictionArena
 from gpu_align.ops.constants import LINE_END, NUM_RUNS
 from gpu_align.ops.recipe_lookup import Recipes
 from gpu_align.recipes.tokenize import indents_of
-from gpu_align.simulate import Record, replay
-from gpu_align.tools.simulate.policies import our_drafter
 from gpu_align.tools.simulate.tokenizers import load_tokenizer
 from tests.gpu_align.ops.test_step import END, layout
 
@@ -30,20 +26,6 @@ def test_what_tokens_do_to_lines():
         assert pack.indents[NUM_RUNS + token] == what, text
         if what > 0:
             assert pack.indents[what] == token
-
-
-def test_a_class_in_a_new_block():
-    """A class put into an ``if``, every line four further in: with Tekken a third of the steps at most."""
-    tekken = load_tokenizer("tekken")
-    body = inspect.getsource(PredictionArena)
-    moved = "".join(f"    {line}" if line.strip() else line for line in body.splitlines(keepends=True))
-    record = Record("", [], tekken.encode(body), tekken.encode(f"if TYPE_CHECKING:\n{moved}"), "tekken")
-    known = RecipePack.load().tokenize(lambda texts: [tekken.encode(text) for text in texts])
-    steps = [
-        replay(our_drafter([record], recipes=recipes), record, 64).steps
-        for recipes in (known, replace(known, indents=None))
-    ]
-    assert steps[0] <= steps[1] / 3, steps
 
 
 def test_packs_join():

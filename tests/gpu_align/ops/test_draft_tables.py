@@ -11,7 +11,6 @@ from gpu_align.ops.draft import (
     KNOTS,
     SurvivalTables,
     fit_curves,
-    length_quarters,
     lost_classes,
     read_survival,
 )
@@ -92,18 +91,3 @@ def test_confidence_is_calibrated_and_the_choice_is_not():
     )
     for name in ("max_draft_len", "expected_accepted"):
         assert getattr(plain, name).equal(getattr(shifted, name))
-
-
-@pytest.mark.parametrize("name", ["min_survival", "min_survival_lost"])
-@pytest.mark.parametrize("value", [1.5, -0.1, float("nan")])
-def test_thresholds_are_probabilities(name, value):
-    with pytest.raises(ValueError, match=rf"^{name}: expected 0 <= p <= 1, found {value}"):
-        SurvivalTables.load(4, "cpu", **{name: value})
-
-
-@pytest.mark.parametrize("factor", [-0.25, 0.1, float("nan"), float("inf"), 2.0**30])
-def test_length_factor_is_a_number_of_quarters(factor):
-    assert length_quarters(1.75) == 7
-    with pytest.raises(ValueError, match=r"length_factor: expected a multiple of 0\.25") as caught:
-        length_quarters(factor)
-    assert str(factor) in str(caught.value)

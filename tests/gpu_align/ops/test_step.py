@@ -12,9 +12,7 @@ import pytest
 
 from gpu_align import DrafterConfig, Source
 from gpu_align.ops.constants import LINE_END, NUM_CLASSES, NUM_RUNS, SURVIVAL_ONE
-from gpu_align.simulate import Record, replay
-from gpu_align.tools.simulate.policies import our_drafter
-from tests.gpu_align.engine import Engine, drafted
+from tests.gpu_align.engine import drafted
 from tests.gpu_align.step_batch import Known, Running, StepBatch, StepRow
 from tests.gpu_align.step_harness import BACKENDS, INTERPRETED, distinct, flat_curves, random_curves
 
@@ -363,41 +361,6 @@ def test_indentation(size: int) -> None:
         request.done = len(request.tokens)
     drafts = step(batch, batch.running)
     assert drafts[0] == rows_of(*block(2)[1:])[:16]
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_token_outside_the_vocabulary_ends_the_draft(backend: str) -> None:
-    for bad in (-1, 1000, 2**31 - 1, -(2**31)):
-        engine = Engine(backend, max_slots=1, curves=flat_curves(SURVIVAL_ONE, 16))
-        engine.add(0, distinct(20), [])
-        # What `add` would have refused; the index does not know it.
-        engine.drafter._state.prediction_tokens[8] = bad
-        for num, length in ((5, 3), (3, 0)):
-            engine.write(0, distinct(num, 0 if num == 5 else 5))
-            tokens, found, *_ = engine.propose([0])[0]
-            assert (found, tokens[length:]) == (length, [4 if num == 5 else 7] * (16 - length))
-        # In the context, and as the last token of all, which then cannot fill the row.
-        assert drafted(backend, [], [4, 5, 6, bad, 4, 5])[0] == [6]
-        assert drafted(backend, [], [4, 5, 6, bad])[0] == []
-
-
-def test_a_row_of_zeros_takes_a_step_for_each_k() -> None:
-    """Without going round, a draft would hold one token of it."""
-    record = Record("zeros", [1, 2, 3], [], [4, 5, *[7] * 680, 6], None)
-    assert replay(our_drafter([record]), record, 16).steps < 60
-
-
-def test_exactly_the_nearest_occurrences_are_looked_at() -> None:
-    """The only long match is the first or the last of the occurrences around the cursor, or one too many."""
-    text = [t for i in range(60) for t in (100 + i, 200 + i, 7)]
-    ends = [*range(-19, -12), *range(12, 20)]
-    given = {slot: (text, [], [*text[:90], 130 + i, 230 + i, 7]) for slot, i in enumerate(ends)}
-    batch = batch_of(given, max_slots=len(ends))
-    for request in batch.running.values():
-        request.done = 93
-    drafts = step(batch, given)
-    found = [i for slot, i in enumerate(ends) if drafts[slot][:1] == [131 + i]]
-    assert (found[0], found[-1]) == (-16, 15)
 
 
 def test_prefill_in_chunks_and_a_long_prompt() -> None:

@@ -4,14 +4,10 @@ import random
 from collections import Counter
 from itertools import accumulate
 
-import numpy as np
 import pytest
 import torch
 
-from gpu_align.ops import constants
-from gpu_align.ops.constants import HASH, PAGE, WAYS, context_index_bits, index_bits
-from gpu_align.ops.reference.suffix_match import bucket_of, shift_of
-from gpu_align.ops.state import allocate_state
+from gpu_align.ops.constants import HASH, WAYS, context_index_bits, index_bits
 from gpu_align.ops.suffix_match import BLOCK, build_index
 from tests.gpu_align.step_harness import BACKENDS, POISON, device_of
 
@@ -25,12 +21,6 @@ def test_sizes_of_an_index():
     assert [context_index_bits(n) for n in (1, 16, 17, 32, 33, 8192)] == [0, 0, 1, 1, 2, 9]
     # As many entries as the context has tokens, or up to twice as many.
     assert all(n <= WAYS << context_index_bits(n) < 2 * max(n, WAYS) + WAYS for n in range(1, 3000))
-
-
-@pytest.mark.parametrize("bits", [1, 7, 19, 31])
-def test_buckets(bits):
-    for token in (0, 1, 2, 131_071, 2**31 - 1, -1, -(2**31)):
-        assert bucket_of(np.int32(token), np.int32(32 - bits)) == bucket(token, bits)
 
 
 def token_in(bucket, bits):
@@ -77,16 +67,3 @@ def test_index_of_few_buckets(size, bits, backend):
         tokens = [token_in(b, bits) for b in buckets[:size]]
         assert [bucket(token, bits) for token in tokens] == list(buckets[:size])
         check_index([tokens[i % len(tokens)] for i in range(size)], bits, backend)
-
-
-@pytest.mark.parametrize("bits", [0, 1, 2, 9])
-def test_the_shift_is_that_of_the_number_of_buckets(bits):
-    assert shift_of(2**bits, 32) == 32 - bits
-
-
-def test_a_vacant_slot_is_told_in_the_layout():
-    state = allocate_state(2, 40, PAGE, "cpu")
-    assert state.slot_meta[:, constants.OUTPUT_START].tolist() == [constants.VACANT] * 2
-    assert state.slot_meta[:, constants.CONTEXT_START].tolist() == [constants.VACANT] * 2
-    assert state.align_state[:, constants.SEEN].tolist() == [-1, -1]
-    assert state.context_index.shape == (2, 4, WAYS)
