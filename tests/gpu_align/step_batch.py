@@ -421,7 +421,7 @@ class StepBatch:
 def config_of(rng: random.Random) -> DrafterConfig:
     return DrafterConfig(
         length_factor=rng.choice([0, 0.5, 8, 64]), min_survival=rng.choice([0, 0.05, 0.3]),
-        min_survival_lost=rng.choice([0, 0.35]), min_survival_recipe=rng.choice([0, 0.2, 0.5]),
+        min_survival_lost=rng.choice([0, 0.35]), min_survival_recipe=rng.choice([0, 0.3, 0.5]),
         min_match=rng.choice([1, 1, 2]), min_context_match=rng.choice([1, 1, 3]),
         use_context=rng.random() < 0.85,
     )  # fmt: skip

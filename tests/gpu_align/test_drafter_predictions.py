@@ -1,6 +1,5 @@
 """`Drafter`: requests share the room for predictions, and what they share never shows."""
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from gpu_align import Source
 from gpu_align.ops.constants import PAGE
 from gpu_align.ops.kernels.slots import set_slot_kernel
 from gpu_align.ops.kernels.suffix_match import index_kernel, index_keys_kernel
-from tests.gpu_align.engine import Engine, snapshot
+from tests.gpu_align.engine import Engine
 from tests.gpu_align.step_harness import BACKENDS, distinct
 
 
@@ -99,20 +98,14 @@ class TestPredictions:
         assert engine.propose([3])[0] == together[3]
         assert engine.propose([2])[0][0] == distinct(16, 201)
 
-    def test_requests_with_different_keys_share_nothing_and_draft_the_same(self, backend, monkeypatch):
-        from gpu_align import drafter as module
-
-        stored = []
-        store = module.store_prediction
-        monkeypatch.setattr(module, "store_prediction", lambda *args: stored.append(args[1]) or store(*args))
+    def test_requests_with_different_keys_share_nothing_and_draft_the_same(self, backend):
         engine, prediction = Engine(backend), distinct(90)
         for slot, key in enumerate(["a", "a", "b", None]):
             assert engine.add(slot, prediction, [900], distinct(10), sharing_key=key)
         stats = engine.drafter.prediction_stats
         assert (stats.num_predictions, stats.reused, stats.used_tokens) == (3, 1, 3 * PAGE)
-        assert stored == [0, PAGE, 2 * PAGE], "a second copy is uploaded and indexed like the first"
         first, *others = engine.propose([0, 1, 2, 3])
-        assert others == [first] * 3
+        assert (others, first[1]) == ([first] * 3, 16)
         with pytest.raises(TypeError, match="sharing_key: expected a hashable value, found dict"):
             engine.drafter.add(1, prediction, 1, sharing_key={})
         assert engine.propose([1])[0] == first, "a refused add leaves the slot as it was"
@@ -139,36 +132,17 @@ class TestPredictions:
 OPERATIONS = ("slice.Tensor", "empty.memory_format", "copy_", "detach", "sort.stable")
 
 
-@pytest.fixture
-def launched(monkeypatch):
-    """Kernels that are to be launched, with their variants; none of them runs."""
-    found: list[tuple[Any, Any]] = []
-    for module in ("suffix_match", "slots"):
-        monkeypatch.setattr(
-            f"gpu_align.ops.{module}.launch",
-            lambda kernel, *_, variant=None, **__: found.append((kernel, variant)),
-        )
-    return found
+class TestWhatAddCosts:
+    """What `add` launches, and that nothing waits for it."""
 
-
-class TestWhatAddWrites:
-    """The kernels that `add` launches, and what both backends write to the same bits."""
-
-    def test_both_backends_write_the_same_state(self):
-        """Indexes, slots that are new, shared, refused, empty, and vacated ones."""
-        engines = [Engine(backend, N=600, max_prediction_tokens=4 * PAGE) for backend in BACKENDS]
-        for engine in engines:
-            assert engine.add(0, [7] * 257, [900, 901])
-            assert engine.add(1, distinct(PAGE), [])
-            assert engine.add(2, [7] * 257, [])
-            assert not engine.add(3, distinct(300), [5])
-            assert engine.add(1, [], [3])
-            engine.drafter.remove(2)
-        states = [[tensor.tolist() for tensor in snapshot(engine.drafter)] for engine in engines]
-        assert states[0] == states[1]
-
-    def test_kernels_and_operations_of_an_add(self, launched):
-        """How many of them there are is what `add` costs the host."""
+    def test_kernels_and_operations_of_an_add(self, monkeypatch):
+        """How many of them there are is what `add` costs the host. Here none of the kernels runs."""
+        launched: list[tuple[Any, Any]] = []
+        for module in ("suffix_match", "slots"):
+            monkeypatch.setattr(
+                f"gpu_align.ops.{module}.launch",
+                lambda kernel, *_, variant=None, **__: launched.append((kernel, variant)),
+            )
         drafter = Engine("triton").drafter
         with Operations() as operations:
             drafter.add(0, distinct(60), 0)
@@ -181,21 +155,6 @@ class TestWhatAddWrites:
             with Operations() as operations:
                 call()
             assert (launched, operations.names) == ([(set_slot_kernel, None)], [])
-
-    @pytest.mark.parametrize("backend", BACKENDS)
-    def test_the_caller_may_change_its_tokens(self, backend):
-        engine, tokens = Engine(backend), np.array(distinct(60), dtype=np.int32)
-        engine.add(0, tokens, [], distinct(3))
-        tokens[:] = 5
-        assert engine.propose([0])[0][0] == distinct(16, 3)
-        # They are found again by what they were.
-        engine.add(1, distinct(60), [])
-        engine.add(2, tokens, [])
-        assert engine.drafter.prediction_stats.num_predictions == 2
-        assert engine.drafter.prediction_stats.reused == 1
-        tokens.flags.writeable = False
-        with warnings.catch_warnings(action="error"):
-            engine.add(3, tokens[::2], [])
 
     def test_an_upload_is_from_pinned_memory_and_not_waited_for(self, monkeypatch):
         """On a GPU; `meta` stands for one that is not there."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_align import Drafter, DrafterConfig, Recipes, Source
+from gpu_align import DrafterConfig, Recipes, Source
 from gpu_align.ops import recipe_lookup as shared
 from gpu_align.ops.recipe_lookup import RecipeTable
 from tests.gpu_align.engine import Engine
@@ -20,17 +20,13 @@ def rules() -> Recipes:
 
 
 def made(recipes: Recipes | None, **changed: Any) -> Engine:
-    return Engine(
-        "auto", max_slots=2, **{"T": 32, "N": 16, "K": 4, "vocab": 50, "recipes": recipes, **changed}
-    )
+    sizes = {"max_slots": 2, "T": 32, "N": 16, "K": 4, "vocab": 50}
+    return Engine("auto", **{**sizes, "recipes": recipes, **changed})
 
 
-def drafter(recipes: Recipes | None, **changed: Any) -> Drafter:
-    return made(recipes, **changed).drafter
-
-
-def addresses(*drafters: Drafter) -> list[tuple[int, ...]]:
-    return [tuple(tensor.data_ptr() for tensor in one._recipes if tensor.numel()) for one in drafters]
+def addresses(*engines: Engine) -> set[tuple[int, ...]]:
+    tables = (engine.drafter._recipes for engine in engines)
+    return {tuple(tensor.data_ptr() for tensor in table if tensor.numel()) for table in tables}
 
 
 def propose(engine: Engine) -> Any:
@@ -43,12 +39,10 @@ def test_one_table_in_memory_and_drafts_as_from_one_of_its_own(monkeypatch: pyte
     build = RecipeTable.build
     monkeypatch.setattr(RecipeTable, "build", lambda *args: built.append(args) or build(*args))
     recipes = rules()
-    first, second = made(recipes), drafter(recipes, T=64)
-    assert len(built) == 1
-    assert len(set(addresses(first.drafter, second))) == 1
-    own = made(rules())
+    first, second, own = made(recipes), made(recipes, T=64), made(rules())
     assert len(built) == 2
-    assert addresses(own.drafter) != addresses(first.drafter)
+    assert len(addresses(first, second)) == 1
+    assert len(addresses(first, own)) == 2
     wanted = propose(own)
     before = [tensor.clone() for tensor in first.drafter._recipes]
     for one in (first, made(recipes)):
@@ -66,15 +60,16 @@ def test_one_table_in_memory_and_drafts_as_from_one_of_its_own(monkeypatch: pyte
 )
 def test_what_changes_the_table_is_not_shared(changed: dict[str, Any]) -> None:
     recipes = rules()
-    one, other = drafter(recipes), drafter(recipes, **changed)
-    assert addresses(one) != addresses(other)
-    assert one._recipes.max_draft_len.tolist() == [3]
-    assert other._recipes.max_draft_len.tolist() == [2]
+    one, other = made(recipes), made(recipes, **changed)
+    assert len(addresses(one, other)) == 2
+    assert one.drafter._recipes.max_draft_len.tolist() == [3]
+    assert other.drafter._recipes.max_draft_len.tolist() == [2]
 
 
 def test_a_table_goes_with_its_last_drafter() -> None:
     recipes = rules()
     first, second = made(recipes), made(recipes)
+    tables = len(shared._tables)
     del first
     gc.collect()
     assert len(shared._tables[recipes]) == 1
@@ -82,7 +77,6 @@ def test_a_table_goes_with_its_last_drafter() -> None:
     del second
     gc.collect()
     assert len(shared._tables[recipes]) == 0
-    tables = len(shared._tables)
     del recipes
     gc.collect()
     assert len(shared._tables) == tables - 1
@@ -91,4 +85,4 @@ def test_a_table_goes_with_its_last_drafter() -> None:
 def test_drafters_that_are_made_at_once_share_one_table() -> None:
     recipes = rules()
     with ThreadPoolExecutor(8) as pool:
-        assert len(set(addresses(*pool.map(drafter, [recipes] * 8)))) == 1
+        assert len(addresses(*pool.map(made, [recipes] * 8))) == 1

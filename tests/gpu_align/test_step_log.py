@@ -126,12 +126,6 @@ def test_lines_are_those_of_the_text_however_it_is_cut_into_steps(
     assert [line.text for line in lines] == decode(tokens).splitlines(keepends=True)[: tokens.count(5)]
 
 
-def test_each_token_is_decoded_once_to_see_whether_it_ends_a_line() -> None:
-    asked: list[list[int]] = []
-    Texts(lambda ids: asked.append(ids) or decode(ids)).lines_of([1, 2, 5] * 50)  # type: ignore[func-returns-value]
-    assert sorted(ids for ids in asked if len(ids) == 1 and ids != [1]) == [[2], [5]]
-
-
 def test_every_cut_of_a_live_file_reads_to_its_last_whole_step(tmp_path: Path) -> None:
     whole = LOG.with_texts(decode, [8] * 5)
     written = dump_live_head(whole) + "".join(map(dump_live_step, whole.steps))

@@ -61,15 +61,14 @@ def test_the_table_and_the_page_show_every_step(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     result = run(written(tmp_path, document()), "--html", page)
     assert result.exit_code == 0, result.output
-    assert "chatcmpl-1" in result.output
-    assert "5 tokens in 3 steps, 1.7 a step; 2 drafts accepted, 1 rejected" in result.output
-    assert "1 → 3" in result.output
-    assert "because <b> (expected 2.5)" in " ".join(result.output.split())
+    told = " ".join(result.output.split())
+    for words in (
+        "5 tokens in 3 steps, 1.7 a step; 2 drafts accepted, 1 rejected", "1 → 3", "because <b> (expected 2.5)",
+    ):  # fmt: skip
+        assert words in told
     text = page.read_text()
     assert f'<span class="o o{Origin.PREDICTION:d}" title="step 2"> b c</span>' in text
-    assert f'<span class="o o{Origin.GENERATED:d}" title="step 3"> &lt;x&gt; e</span>' not in text
     assert " &lt;x&gt; e</span>" in text  # the model's own tokens of neighbouring steps share a colour
-    assert "Step 1: 2 of 3 accepted" in text
     assert "<b>" not in text
 
 
@@ -134,9 +133,9 @@ def test_a_bad_file_is_refused_with_its_name_and_the_place(tmp_path: Path, conte
     assert place in str(refused.value)
 
 
-def step(
-    new: int, source: str = "none", proposed: int = 0, verified: int = 0, accepted: int = 0, why: str = ""
-) -> Any:
+def step(new: int, source: str = "none", counts: tuple[int, int, int] = (0, 0, 0), why: str = "") -> Any:
+    """counts: of tokens that were proposed, verified and accepted."""
+    proposed, verified, accepted = counts
     drafted = {"source": source, "proposed": [7] * proposed, "confidence": [0.5] * proposed}
     candidate = {"why": why} if why else None
     return step_of(0, 5, [7] * new, **drafted, verified=verified, accepted=accepted, candidate=candidate)
@@ -149,10 +148,10 @@ AT_2, AT_31 = "the last 2 tokens occur in the prediction", "the last 31 tokens o
 def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "logs"
     (folder / "day").mkdir(parents=True)
-    good = [step(1), step(5, "prediction", 4, 4, 4)]
+    good = [step(1), step(5, "prediction", (4, 4, 4))]
     bad = [
-        step(1), step(2, "prediction", 4, 4, 1, AT_2), step(1, "prediction", 4, 3, 0, AT_31),
-        step(1, "context", 2, 2, 0), step(1),
+        step(1), step(2, "prediction", (4, 4, 1), AT_2), step(1, "prediction", (4, 3, 0), AT_31),
+        step(1, "context", (2, 2, 0)), step(1),
     ]  # fmt: skip
     logs = {"a": log_of(good, "good", 4), "day/b": log_of(bad, "bad", 4), "c": log_of([], "empty", 4)}
     for path, content in logs.items():
@@ -204,13 +203,11 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
     assert "3 requests, 12 tokens in 7 steps, 1.7 a step; 5 drafts accepted, 8 rejected;" in result.stdout
     rows = [line.split() for line in result.stdout.splitlines()]
     assert ["prediction", "3", "11", "5", "6", "45%"] in rows
-    assert "1: day/b.yaml" in result.stdout
     assert ["1", "4", "6", "5", "1.2", "3", "1", "8", "prediction:"] in [row[:9] for row in rows]
     found = json.loads(out.read_text())
     assert (found["requests"], found["accepted"], found["rejected"], found["steps_lost"]) == (3, 5, 8, 3)
     assert [request["request_id"] for request in found["worst"]] == ["bad"]
-    assert len(found["losses"]) == 1
-    assert [skipped["file"] for skipped in found["skipped"]] == ["torn.yaml"]
+    assert (len(found["losses"]), [skipped["file"] for skipped in found["skipped"]]) == (1, ["torn.yaml"])
     text = page.read_text()
     assert "day/b.yaml" in text
     assert "the last N tokens occur in the prediction" in text
