@@ -54,8 +54,11 @@ def examine(has_gpu: bool, deep: bool) -> Iterator[Finding]:
     else:
         yield Finding(name, version, ok=True)
     yield plugin()
-    run = f"{RUN}; a start with others is refused" if has_gpu else "a start with any is refused on a CPU"
-    yield Finding("recurrent layers", run)
+    if fault := source_probe.recurrent_fault():
+        yield Finding("recurrent layers", f"a start with any is refused: {fault}", fix=fix)
+    else:
+        run = f"{RUN}; a start with others is refused" if has_gpu else "a start with any is refused on a CPU"
+        yield Finding("recurrent layers", run)
     if has_gpu:
         yield from graphs()
     try:

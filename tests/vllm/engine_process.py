@@ -116,7 +116,7 @@ def run_mamba_as_on_a_gpu() -> None:
 
     take_masks("create_masked_load", 1)
     take_masks("create_masked_store", 2)
-    engine_config.loses_recurrent_states = lambda model_config: False
+    engine_config.has_cpu_kernels = lambda: False
     platform = type(current_platform)
     is_cpu, platform.is_cpu = platform.is_cpu, lambda self: False
     try:
@@ -156,21 +156,6 @@ def run_gdn_as_on_a_gpu() -> None:
 
     module.fla_chunk_gated_delta_rule = prefill
     module.QwenGatedDeltaNetAttention.forward_cpu = module.QwenGatedDeltaNetAttention.forward_cuda
-
-
-def plan_steps_without_drafts_as_without_speculation() -> None:
-    """As vLLM did before its fix for GDN layers."""
-    from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadataBuilder
-
-    build = GDNAttentionMetadataBuilder.build
-
-    def unfixed(self: Any, *args: Any, num_decode_draft_tokens_cpu: Any = None, **kwargs: Any) -> Any:
-        drafts = num_decode_draft_tokens_cpu
-        if drafts is not None and not drafts[drafts >= 0].sum():
-            drafts = None
-        return build(self, *args, num_decode_draft_tokens_cpu=drafts, **kwargs)
-
-    GDNAttentionMetadataBuilder.build = unfixed
 
 
 class _GrammarBitmask:

@@ -3,7 +3,9 @@ that come and go leave no trace in their states. Their step kernels are vLLM's o
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,17 @@ from typing import Any
 import pytest
 import torch
 from tiny_llama import greedy_by_transformers
-from v2_harness import SHORT, Request, V2Engine, edited, prompt_of
+from v2_harness import SHORT, Request, Run, V2Engine, copy_vllm, edited, prompt_of
+
+from vllm_integration.seams import source_probe
+from vllm_integration.seams.source_probe import recurrent_fault
 
 pytestmark = pytest.mark.vllm
 
 Greedy = Callable[[list[int], int], list[int]]
 N = 16
+#: Requests of an engine: a multiple of 6, more to be surer.
+NUM_REQUESTS = int(os.environ.get("HYBRID_REQUESTS", "36"))
 SIZES: dict[str, Any] = {
     "vocab_size": 404,
     "hidden_size": 64,
@@ -127,12 +134,12 @@ def start(family: str, hybrid: Path, tmp_path_factory: pytest.TempPathFactory) -
     return start
 
 
-def wrong(engine: V2Engine, greedy: Greedy) -> tuple[list[int], int]:
-    """Requests with other answers than transformers gives, and preemptions. Predictions are right, right at first,
-    wrong at first, and none: rows with accepted, rejected and no drafts stand beside and follow each other."""
+def wrong(engine: V2Engine, greedy: Greedy, count: int = NUM_REQUESTS) -> tuple[list[int], Run]:
+    """Requests with other answers than transformers gives. Predictions are right, right at first, wrong at first,
+    and none: rows with accepted, rejected and no drafts stand beside and follow each other."""
     draw = random.Random(5)
-    requests = []
-    for seed in range(6):
+    requests: list[Request] = []
+    for seed in range(count // 6):
         prompt = prompt_of(seed, draw.choice((8, 12, 50)))
         output = greedy(prompt, N)
         half = output[: N // 2] + prompt_of(seed + 500, 8)
@@ -142,36 +149,90 @@ def wrong(engine: V2Engine, greedy: Greedy) -> tuple[list[int], int]:
     draw.shuffle(requests)
     for index, request in enumerate(requests):
         request.arrives = index // 4
-    for seed in range(
-        6, 12
-    ):  # alone: all drafts are accepted, then none is left to draft before the last token
-        prompt = prompt_of(seed)
-        requests.append(Request(prompt, greedy(prompt, N + 1), N + 1, arrives=40 + 10 * seed))
-    run = engine.run(requests)
-    assert run.accepted > 50
+    for seed in range(count - len(requests)):
+        # Alone: all drafts are accepted, then none is left to draft before the last token.
+        prompt = prompt_of(count + seed)
+        begins = 2 * len(requests) + 10 * seed
+        requests.append(Request(prompt, greedy(prompt, N + 1), N + 1, arrives=begins))
+    run = engine.run(requests, seconds=3000)
+    assert run.accepted > count
     wrong = [i for i, r in enumerate(requests) if run.outputs[i] != greedy(r.prompt, r.max_tokens)]
-    return wrong, run.preemptions
+    return wrong, run
 
 
 def test_a_recurrent_model_writes_what_it_writes_without_drafts(
     start: Callable[..., V2Engine], greedy: Greedy
 ) -> None:
     with start() as engine:
-        others, preemptions = wrong(engine, greedy)
+        others, run = wrong(engine, greedy)
+    print(f"{len(run.outputs)} requests, {run.accepted} accepted, {run.preemptions} preemptions")
     assert others == []
-    assert preemptions
+    assert run.preemptions
 
 
-@pytest.mark.parametrize("unfixed", [False, True])
-@pytest.mark.parametrize("family", ["Qwen3Next"], indirect=True, scope="module")
-def test_and_sees_the_fault_that_vllm_has_fixed(
-    start: Callable[..., V2Engine], greedy: Greedy, unfixed: bool
+#: File of vLLM → what stands there, and what stood there before its fix. The last: as V1 decided.
+UNFIXED = {
+    "vllm/v1/attention/backends/gdn_attn.py": [
+        (
+            "if num_spec_decodes == 0:",
+            "if num_decode_draft_tokens_cpu[spec_sequence_masks_cpu].sum().item() == 0:",
+        ),
+    ],
+    "vllm/v1/worker/gpu/model_states/mamba_hybrid.py": [
+        (
+            "is_decode, num_draft_tokens_per_req",
+            "is_decode & (num_draft_tokens_per_req > 0), num_draft_tokens_per_req",
+        ),
+        (
+            "if not for_capture and self.vllm_config.num_speculative_tokens > 0:",
+            "if not for_capture and input_batch.num_draft_tokens > 0:",
+        ),
+    ],
+}
+
+
+@pytest.fixture
+def unfixed(tmp_path: Path) -> Path:
+    """A search path with vLLM as it was before its fix."""
+    copy = tmp_path / "site"
+    copy_vllm(copy, list(UNFIXED))
+    for name, changes in UNFIXED.items():
+        for now, before in changes:
+            text = (copy / name).read_text()
+            assert text.count(now) == 1
+            (copy / name).write_text(text.replace(now, before))
+    return copy
+
+
+def test_a_vllm_without_its_fix_is_recognised(unfixed: Path) -> None:
+    assert recurrent_fault() == ""
+    installed = source_probe.installed_root()
+    assert installed is not None
+    for name in UNFIXED:
+        module = name.removesuffix(".py").replace("/", ".")
+        assert module in recurrent_fault(unfixed)
+        shutil.copy(installed / name, unfixed / "fixed")
+        (unfixed / "fixed").replace(unfixed / name)
+    assert recurrent_fault(unfixed) == ""
+    (unfixed / name).unlink()
+    assert module in recurrent_fault(unfixed)
+
+
+@pytest.mark.parametrize("family", ["Mamba2", "Qwen3Next"], indirect=True, scope="module")
+@pytest.mark.parametrize("is_fixed", [True, False])
+def test_and_does_not_without_vllms_fix(
+    start: Callable[..., V2Engine], greedy: Greedy, unfixed: Path, is_fixed: bool
 ) -> None:
     """A step in which no row has drafts, planned as without speculation, goes on from the state before the drafts.
     (With prefix caching vLLM copies states after each step.)"""
-    fault = "\nplan_steps_without_drafts_as_without_speculation()" if unfixed else ""
     environment = {"VLLM_ENABLE_FLA_PACKED_RECURRENT_DECODE": "0"}  # by a kernel that can be interpreted
-    settings = {"enable_prefix_caching": False, "asynchronous": False, "delay_counts": 0}
-    with start(fault, environment, **settings) as engine:
-        others, _ = wrong(engine, greedy)
-    assert bool(others) is unfixed
+    then, settings = "", {"enable_prefix_caching": False, "asynchronous": False, "delay_counts": 0}
+    if not is_fixed:
+        here = Path(__file__).parent
+        environment["PYTHONPATH"] = os.pathsep.join(map(str, [unfixed, here.parents[1], here]))
+        # Else the start is refused.
+        then = "\nfrom vllm_integration.seams import source_probe\nsource_probe.recurrent_fault = lambda: ''"
+        settings["own_process"] = True
+    with start(then, environment, **settings) as engine:
+        others, _ = wrong(engine, greedy, 12)
+    assert bool(others) is not is_fixed

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from v2_harness import MAX_MODEL_LEN, SHORT, Request, V2Engine, edited, prompt_of
+from v2_harness import MAX_MODEL_LEN, SHORT, Request, V2Engine, copy_vllm, edited, prompt_of
 
-from vllm_integration.seams.source_probe import installed_root
 from vllm_integration.seams.table import SEAMS
 
 PATCH = Path(__file__).with_name("upstream.patch")
@@ -27,35 +25,10 @@ HOOKS = {
 
 
 def patched(directory: Path) -> Path:
-    """A search path with vLLM as the patch makes it: links to what is installed, but for patched files."""
-    root = installed_root()
-    if root is None:
-        pytest.skip("vLLM is not installed")
-    _link_all(root / "vllm", directory / "vllm")
-    for name in re.findall(r"^\+\+\+ b/(\S+)", PATCH.read_text(), re.M):
-        parts = Path(name).parts
-        for depth in range(2, len(parts)):
-            _make_real(directory.joinpath(*parts[:depth]))
-        file = directory / name
-        source = file.resolve()
-        file.unlink()
-        shutil.copy(source, file)
+    """A search path with vLLM as the patch makes it."""
+    copy_vllm(directory, re.findall(r"^\+\+\+ b/(\S+)", PATCH.read_text(), re.M))
     subprocess.run(["git", "apply", str(PATCH)], cwd=directory, check=True)
     return directory
-
-
-def _make_real(folder: Path) -> None:
-    if folder.is_symlink():
-        source = folder.resolve()
-        folder.unlink()
-        _link_all(source, folder)
-
-
-def _link_all(source: Path, target: Path) -> None:
-    target.mkdir()
-    for each in source.iterdir():
-        if each.name != "__pycache__":  # compiled files of the patched ones go elsewhere
-            (target / each.name).symlink_to(each)
 
 
 def test_each_row_of_the_table_that_names_a_hook_names_one_of_the_patch() -> None:
@@ -71,7 +44,6 @@ def test_the_patched_vllm_drafts_without_a_seam(
 ) -> None:
     """Greedy output is the model's own, predictions are accepted, requests without one get no placeholders after
     their first report; the scheduler and all functions are vLLM's."""
-    (tmp_path / "site").mkdir()
     here = Path(__file__).parent
     path = [patched(tmp_path / "site"), here.parents[1], here]
     environment = {**SHORT, "VLLM_PLUGINS": "", "PYTHONPATH": os.pathsep.join(map(str, path))}

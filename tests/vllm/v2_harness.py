@@ -6,6 +6,7 @@ import json
 import os
 import random
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +20,10 @@ from functools import cache
 from pathlib import Path
 from subprocess import Popen
 from typing import IO, Any
+
+import pytest
+
+from vllm_integration.seams.source_probe import installed_root
 
 ENGINE_PROCESS = Path(__file__).with_name("engine_process.py")
 
@@ -336,6 +341,29 @@ def python_path(directory: Path, calls: str = "") -> str:
         f"engine_process.pretend_triton_has_a_cpu_backend()\n{calls}"
     )
     return os.pathsep.join([str(directory), str(here.parents[1])])
+
+
+def copy_vllm(directory: Path, names: Sequence[str]) -> None:
+    """A search path with the installed vLLM: links, but for the files of these names, which can be changed."""
+    root = installed_root()
+    if root is None:
+        pytest.skip("vLLM is not installed")
+    directory.mkdir()
+    _link_all(root / "vllm", directory / "vllm")
+    for name in names:
+        for folder in [*Path(name).parents][-3::-1]:
+            if (directory / folder).is_symlink():
+                (directory / folder).unlink()
+                _link_all(root / folder, directory / folder)
+        (directory / name).unlink()
+        shutil.copy(root / name, directory / name)
+
+
+def _link_all(source: Path, target: Path) -> None:
+    target.mkdir()
+    for each in source.iterdir():
+        if each.name != "__pycache__":  # compiled files of the changed ones go elsewhere
+            (target / each.name).symlink_to(each)
 
 
 def prompt_of(seed: int, length: int = 12) -> list[int]:

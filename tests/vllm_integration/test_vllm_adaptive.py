@@ -227,11 +227,9 @@ class V1Config:
 
 @pytest.mark.parametrize("kind", ["is_hybrid", "is_attention_free"])
 def test_a_recurrent_model_is_refused_on_the_cpu(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    from vllm.platforms import current_platform
-
     with pytest.raises(ValueError, match=r"CPU kernels .* start this model without speculative_config"):
         V1Config(**{kind: True}).post_init()
-    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    monkeypatch.setattr(engine_config, "has_cpu_kernels", lambda: False)
     with pytest.raises(ValueError, match=r"only where that was run, .* without speculative_config"):
         V1Config(**{kind: True}).post_init()
 
@@ -252,13 +250,18 @@ def test_a_recurrent_model_is_refused_on_the_cpu(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_recurrent_layers_that_were_not_run_are_refused(
-    architecture: str, layers: str, runner: str, served: bool
+    monkeypatch: pytest.MonkeyPatch, architecture: str, layers: str, runner: str, served: bool
 ) -> None:
+    monkeypatch.setattr(engine_config, "has_cpu_kernels", lambda: False)
     model = SimpleNamespace(is_hybrid=False, is_attention_free=False, architecture=architecture)
     if layers:
         setattr(model, layers, True)
     config = SimpleNamespace(model_config=model, use_v2_model_runner=runner == "V2")
-    assert engine_config.was_run(config) is served
+    assert bool(engine_config.refused_layers(config)) is not served
+    monkeypatch.setattr(engine_config.source_probe, "_UNFIXED", {"vllm.nothing": ""})
+    refused = engine_config.refused_layers(config)
+    assert bool(refused) is bool(layers)
+    assert not served or not layers or "no fix for recurrent layers" in refused
 
 
 def test_v1_does_without(plugin_log: list[str]) -> None:

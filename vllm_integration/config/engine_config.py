@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ..seams import source_probe
 from ..seams.install import are_whole, install, seam, shown_reason
 from ..seams.table import CONFIG
 from ..wire import request as wire
@@ -130,7 +131,6 @@ def set_cost_curves(original: Callable[..., Any], self: Any, *args: Any, **kwarg
 
 #: Architectures with the recurrent layers of `RUN`.
 _RUN = ("FalconH1", "GraniteMoeHybrid", "Mamba2", "NemotronH", "Qwen3Next", "Qwen3_5", "Zamba2")
-_WITHOUT = "start this model without speculative_config"
 
 _SCHEDULERS = {
     False: "vllm_integration.scheduler.schedulers.PredictedOutputsScheduler",
@@ -189,15 +189,8 @@ def post_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
         counts = are_whole(("usage_v1",), "gpu_align reports no usage with the V1 model runner")
         if counts and not self.scheduler_config.async_scheduling:
             _use_our_scheduler(self.scheduler_config, V1_SCHEDULER)
-    if loses_recurrent_states(self.model_config):
-        raise ValueError(
-            "vLLM's CPU kernels of recurrent layers (Mamba, GDN, short convolutions) lose their states where "
-            f"anything drafts: {_WITHOUT}"
-        )
-    if not was_run(self):
-        raise ValueError(
-            f"gpu_align drafts for models with recurrent layers only where that was run, {RUN}: {_WITHOUT}"
-        )
+    if reason := refused_layers(self):
+        raise ValueError(f"{reason}: start this model without speculative_config")
     note_engine(self)
     return result
 
@@ -245,19 +238,26 @@ def inner_config(vllm_config: Any) -> Any:
     return config
 
 
-def was_run(vllm_config: Any) -> bool:
-    """Whether the model's layers keep no recurrent states, or were run with drafts that come and go."""
+def refused_layers(vllm_config: Any) -> str:
+    """Why a model with recurrent layers is not served; empty where it has none, or these were run with drafts that
+    come and go."""
     model = vllm_config.model_config
-    recurrent = model.is_hybrid or model.is_attention_free
-    return not recurrent or (vllm_config.use_v2_model_runner and model.architecture.startswith(_RUN))
+    if not (model.is_hybrid or model.is_attention_free):
+        return ""
+    if has_cpu_kernels():
+        kernels = "vLLM's CPU kernels of recurrent layers (Mamba, GDN, short convolutions)"
+        return f"{kernels} lose their states where anything drafts"
+    if not (vllm_config.use_v2_model_runner and model.architecture.startswith(_RUN)):
+        return f"gpu_align drafts for models with recurrent layers only where that was run, {RUN}"
+    return source_probe.recurrent_fault()
 
 
-def loses_recurrent_states(model_config: Any) -> bool:
-    """Whether this model's answers would be wrong: vLLM 0.32's `causal_conv1d_update_cpu` ignores how many drafts
+def has_cpu_kernels() -> bool:
+    """Whether layers run vLLM's CPU kernels, of which 0.32's `causal_conv1d_update_cpu` ignores how many drafts
     were accepted, also where there were none."""
     from vllm.platforms import current_platform
 
-    return bool(current_platform.is_cpu() and (model_config.is_hybrid or model_config.is_attention_free))
+    return bool(current_platform.is_cpu())
 
 
 @functools.cache
