@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from importlib.metadata import EntryPoint, entry_points
@@ -74,6 +75,15 @@ def check_outputs(outputs: dict[str, Path | None], sources: Sequence[Path]) -> N
         if not path.parent.is_dir():
             refuse(f"{option}: the folder {path.parent} does not exist")
         taken[realpath(path)] = f"the file of {option}"
+
+
+def server_url(option: str, given: str) -> str:
+    """The address of an OpenAI-compatible server, as an option gives it."""
+    if not re.fullmatch(r"\s*https?://.*/v1/*\s*", given):
+        refuse(
+            f"{option}: expected a URL that ends in /v1, such as http://localhost:8000/v1, found {given!r}"
+        )
+    return given.strip().rstrip("/")
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -165,6 +175,7 @@ gpu-align report logs --top 3 --json requests.json
 gpu-align doctor
 gpu-align doctor -v
 gpu-align doctor --json doctor.json
+gpu-align doctor --base-url http://localhost:8000/v1
 """.splitlines()
 
 

@@ -5,6 +5,7 @@ What is found of an engine comes from its plugin, through the entry points of th
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import glob
@@ -30,7 +31,7 @@ from rich.console import Console
 from rich.text import Text
 
 from .. import __version__
-from .console import ROOT, check_outputs, counted, option, plugins
+from .console import ROOT, check_outputs, counted, option, plugins, server_url
 
 
 @dataclass(frozen=True)
@@ -326,6 +327,36 @@ def _engines(deep: bool) -> Iterator[Finding]:
             yield from of_engine(has_gpu(), deep)
 
 
+def examine_server(url: str, model: str | None, api_key: str | None) -> Iterator[Finding]:
+    """Whether the server behind `url` gets the `prediction` of a request: a gateway may drop fields that it does
+    not know. One small request where it does, two where not."""
+    from .bench.client import BenchError, Client, RequestRefusedError
+
+    what, messages = "prediction", [{"role": "user", "content": "Write these words:\n\none two three four"}]
+    proves = "the server gets predictions"
+
+    async def ask() -> Finding:
+        async with contextlib.aclosing(Client(url, api_key, _TIME_LIMIT["cpu"])) as client:
+            await client.choose_model(model)
+            answer = await client.stream(messages, 8, "one two three four")
+            if answer.accepted is not None:
+                found = f"arrives: {answer.accepted} tokens of a test accepted, {answer.rejected} rejected"
+                return Finding(what, found, ok=True, proves=proves)
+            try:
+                await client.stream(messages, 8, {"type": "none"})
+            except RequestRefusedError as error:
+                if what in str(error):
+                    return Finding(what, "arrives; its usage does not come back", ok=True, proves=proves)
+                raise
+        found = "does not arrive: the server does not draft from it, or a gateway in between drops the field"
+        return Finding(what, found, ok=False, fix="gpu-align doctor --base-url http://THE_SERVER_ITSELF/v1")
+
+    try:
+        yield asyncio.run(ask())
+    except BenchError as error:
+        yield Finding(what, str(error), ok=False)
+
+
 _MARKS = {True: ("ok", "green"), False: ("FAIL", "red"), None: ("", "")}
 #: Fields of a `Finding` in the JSON.
 _WRITTEN = ("what", "found", "ok", "fix", "detail")
@@ -364,13 +395,23 @@ def doctor_command(
     deep: Annotated[
         bool, typer.Option("--deep", help="import vLLM (a minute) instead of reading its sources")
     ] = False,
+    base_url: Annotated[
+        str | None,
+        option("URL", "instead: whether predictions arrive at a server, through what is in between"),
+    ] = None,
+    model: Annotated[str | None, option("NAME", "needed where the server has several")] = None,
+    api_key: Annotated[str | None, option("KEY", "of the server", envvar="OPENAI_API_KEY")] = None,
 ) -> None:
     """Examine this machine: what is installed, whether drafting works, and the command that mends what does not.
 
     Exit code 0: usable. 1: not usable.
     """
     check_outputs({"--json": json_out}, [])
-    findings = show(examine(deep), Console(), verbose)
+    if base_url is None:
+        examined = examine(deep)
+    else:
+        examined = examine_server(server_url("--base-url", base_url), model, api_key)
+    findings = show(examined, Console(), verbose)
     line, problems = verdict(findings)
     if json_out is not None:
         report = {

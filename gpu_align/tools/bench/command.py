@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import re
 import shlex
 import signal
 from collections.abc import Callable, Sequence
@@ -18,7 +17,16 @@ import typer
 
 from ... import __version__
 from ...errors import MissingExtraError
-from ..console import JsonOut, check_outputs, counted, option, print_table, progress_bar, refuse
+from ..console import (
+    JsonOut,
+    check_outputs,
+    counted,
+    option,
+    print_table,
+    progress_bar,
+    refuse,
+    server_url,
+)
 
 if TYPE_CHECKING:
     from ..inputs import Pair
@@ -118,8 +126,8 @@ def bench_command(
         refuse(f"--prediction: expected auto, before or output, found {prediction!r}")
     where: Attached | Served
     if serve is None:
-        compared = None if compare_url is None else _url("--compare-url", compare_url)
-        where = Attached(_url("--base-url", base_url or ""), compared, model, api_key)
+        compared = None if compare_url is None else server_url("--compare-url", compare_url)
+        where = Attached(server_url("--base-url", base_url or ""), compared, model, api_key)
     else:
         if not serve.strip():
             refuse(f"--serve: expected a model's name or folder, found {serve!r}")
@@ -156,12 +164,6 @@ def bench_command(
     except BenchError as error:
         refuse(str(error))
     _finish(result, json_out, html_out, failure)
-
-
-def _url(name: str, given: str) -> str:
-    if not re.fullmatch(r"\s*https?://.*/v1/*\s*", given):
-        refuse(f"{name}: expected a URL that ends in /v1, such as http://localhost:8000/v1, found {given!r}")
-    return given.strip().rstrip("/")
 
 
 def _numbers(concurrency: str) -> tuple[int, ...]:

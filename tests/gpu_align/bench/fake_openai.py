@@ -64,6 +64,7 @@ class Fake:
         die_after: requests after which it answers HTTP 500.
         others: output tokens of other clients, added to each request's.
         pause_s, burst: a pause before each so many pieces.
+        drops: fields of requests that a gateway in front of it drops; "usage": of answers.
         max_num_seqs: as its status says.
     """
 
@@ -80,6 +81,7 @@ class Fake:
     others: int = 0
     pause_s: float = 0.0
     burst: int = 1
+    drops: tuple[str, ...] = ()
     max_num_seqs: int | None = None
     port: int = 0
     counts: Counter[str] = field(default_factory=Counter)
@@ -160,7 +162,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         fake = self.fake
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        prompt = body["messages"][0]["content"]
+        body = {name: value for name, value in body.items() if name not in fake.drops}
+        prompt, prediction = body["messages"][0]["content"], body.get("prediction") or {}
         with fake.lock:
             fake.salts.append(body.get("cache_salt"))
             if fake.die_after is not None:
@@ -169,6 +172,8 @@ class _Handler(BaseHTTPRequestHandler):
         tokens = [f"{word} " for word in answer[: body["max_tokens"]]]
         if fake.refuse is not None and fake.refuse in prompt:
             self._send(400, '{"error": {"message": "the prompt is too long"}}')
+        elif fake.plugin and prediction.get("type", "content") != "content":
+            self._send(400, '{"error": {"message": "prediction.type: expected content"}}')
         elif fake.die_after is not None and fake.die_after < 0:
             self._send(500, '{"error": {"message": "engine core died"}}')
         elif body.get("logprobs"):
@@ -176,7 +181,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             with fake.lock:
                 fake.xargs.append(body.get("vllm_xargs"))
-            self._stream(body, tokens, (body.get("prediction") or {}).get("content"))
+            self._stream(body, tokens, prediction.get("content"))
 
     def _stream(self, body: dict[str, Any], tokens: list[str], prediction: str | None) -> None:
         fake = self.fake
@@ -211,8 +216,12 @@ class _Handler(BaseHTTPRequestHandler):
             if fake.vllm and body["stream_options"].get("continuous_usage_stats"):
                 event["usage"] = {"completion_tokens": sent}
             self._chunk(f"data: {json.dumps(event)}\n\n")
+        shown = fake.plugin and "usage" not in fake.drops
         details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
-        usage = {"completion_tokens": sent, "completion_tokens_details": details if prediction else {}}
+        usage = {
+            "completion_tokens": sent,
+            "completion_tokens_details": details if prediction and shown else {},
+        }
         self._chunk(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\n")
         self._chunk("data: [DONE]\n\n")
         self.wfile.write(b"0\r\n\r\n")

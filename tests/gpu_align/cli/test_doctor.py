@@ -19,6 +19,7 @@ import gpu_align
 from gpu_align.tools import console, doctor
 from gpu_align.tools.cli import app
 from gpu_align.tools.doctor import Finding
+from tests.gpu_align.bench.fake_openai import Fake
 from vllm_integration.seams.table import SEAMS
 
 
@@ -161,3 +162,28 @@ def test_a_self_check_that_crashes_or_hangs(monkeypatch: pytest.MonkeyPatch, cod
     finding = doctor.finding_of(doctor.start_check("cpu"), "cpu")
     assert finding.ok is False
     assert words in finding.found
+
+
+@pytest.mark.parametrize(
+    ("server", "code", "words"),
+    [
+        ({}, 0, "ok   prediction        arrives: 3 tokens of a test accepted"),
+        ({"drops": ("usage",)}, 0, "arrives; its usage does not come back"),
+        ({"drops": ("prediction",)}, 1, "FAIL prediction        does not arrive"),
+        ({"plugin": False}, 1, "does not arrive"),
+        ({"refuse": "one two"}, 1, "HTTP 400: the prompt is too long"),
+        ({"key": "k"}, 1, "the API key is refused"),
+        ({"models": ("a", "b")}, 1, "serves a, b: name one"),
+    ],
+)
+def test_whether_predictions_arrive_at_a_server(server: dict[str, Any], code: int, words: str) -> None:
+    """Through a gateway that drops fields which it does not know."""
+    with Fake(**server) as fake:
+        done = run("--base-url", fake.url)
+        assert done.exit_code == code
+        assert words in done.output
+        assert "python" not in done.output
+        if "models" in server:
+            assert run("--base-url", fake.url, "--model", "b").exit_code == 0
+        if "key" in server:
+            assert run("--base-url", fake.url, "--api-key", "k").exit_code == 0

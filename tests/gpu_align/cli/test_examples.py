@@ -92,7 +92,8 @@ def test_an_example_runs(line: str, folder: Path, monkeypatch: pytest.MonkeyPatc
     # The demo, the examination and bench have tests of their own.
     monkeypatch.setattr("vllm_integration.demo.run.run_demo", lambda model, out, ngram: 0)
     findings = [Finding("torch", "2.13.0", True)]
-    monkeypatch.setattr("gpu_align.tools.doctor.examine", lambda deep: findings)
+    for name in ("examine", "examine_server"):
+        monkeypatch.setattr(f"gpu_align.tools.doctor.{name}", lambda *_: findings)
     monkeypatch.chdir(folder)
     result = CliRunner().invoke(app, shlex.split(line)[1:])
     assert result.exit_code == 0, result.output

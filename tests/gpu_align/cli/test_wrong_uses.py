@@ -242,6 +242,7 @@ WRONG: dict[str, str] = {
         now
         --json {json}
         --json folder
+        --base-url http://127.0.0.1:9
         -x
     """,
 }  # fmt: skip
