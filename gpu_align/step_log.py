@@ -22,8 +22,8 @@ from .errors import MissingExtraError
 FORMAT = "gpu-align-steps/1"
 #: Counts the fields that were added, which a reader may ignore. 1 (no key in the file): all but lines. 2: lines.
 REVISION = 2
-#: Names of `gpu_align.Source`, in its order.
-SOURCES = ("none", "prediction", "context", "recipe", "memory")
+#: Names of `gpu_align.Source`, in its order, and the model's own drafter of an engine that has one beside.
+SOURCES = ("none", "prediction", "context", "recipe", "memory", "draft_model")
 
 #: Tokens before a text that it is decoded with: leading spaces and torn characters depend on them.
 _TEXT_CONTEXT = 8

@@ -18,14 +18,14 @@ from typing import Any
 
 
 class Origin(IntEnum):
-    """Where an output token came from. 1 to 4 are the values of `gpu_align.Source`."""
+    """Where an output token came from: the values are places in `step_log.SOURCES`."""
 
     GENERATED = 0
     PREDICTION = 1
     CONTEXT = 2
     RECIPE = 3
     MEMORY = 4
-    #: an accepted draft of a policy that does not say where it looked
+    #: an accepted draft of a drafter that does not say where it looked, such as a model's own
     ACCEPTED = 5
 
 

@@ -78,7 +78,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     (tmp_path / "bare.yaml").write_text(dump(LOG), encoding="utf-8")
     assert read_step_log(tmp_path / "bare.yaml") == LOG
     assert read_step_log(FILE) == LOG.with_texts(decode, [8] * 5)
-    assert [source.name.lower() for source in Source] == list(SOURCES)
+    assert [*(source.name.lower() for source in Source), "draft_model"] == list(SOURCES)
     assert read_step_log(FILE).usage() == yaml.safe_load(FILE.read_text(encoding="utf-8"))["usage"]
 
 

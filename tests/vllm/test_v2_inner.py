@@ -7,11 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from v2_harness import SHORT, Request, V2Engine, edited, prompt_of
+from v2_harness import SHORT, Request, Run, V2Engine, edited, prompt_of
+
+from gpu_align.ops.draft import Draft
 
 pytestmark = pytest.mark.vllm
 
@@ -105,6 +109,23 @@ def test_each_request_has_the_steps_of_its_own_drafter(
             us.verification_steps(i) for i in range(len(ours))
         ]
     assert max(drafts for i in ours for _, drafts, _ in run.of(i)) == K
+    check_sources(run, ours)
+
+
+def check_sources(run: Run, ours: list[int], most: tuple[str, ...] = ()) -> None:
+    """Whose drafts the front end has counted, a request: those of one drafter. most: further sources of ours."""
+    for i, answer in enumerate(run.answers):
+        usage, steps = answer["usage"], run.of(i)
+        assert usage["output_tokens"] == len(answer["token_ids"])
+        if i in ours:
+            assert set(usage["by_source"]) <= {"prediction", "context", *most}
+            continue
+        # Asynchronous scheduling may have planned a step more when a request ends.
+        verified = sum(drafts for _, drafts, sampled in steps if sampled)
+        accepted = sum(max(0, sampled - 1) for _, _, sampled in steps)
+        assert usage["by_source"] == {"draft_model": {name: usage[name] for name in ("drafted", "accepted")}}
+        assert verified - INNER <= usage["drafted"] <= verified
+        assert accepted - INNER <= usage["accepted"] <= accepted
 
 
 def test_preempted_requests_resume_where_they_were(start_beside: Start, greedy: Greedy) -> None:
@@ -139,6 +160,9 @@ def test_the_models_drafter_fails_in_a_step(start_beside: Start, greedy: Greedy)
     assert "gpu_align goes on without the model's drafter: RuntimeError: out of luck" in line
     assert run.verification_steps(1) <= 4
     assert run.verification_steps(0) > N // (INNER + 1) + 5
+    late = run.of(0)[12:]
+    assert late
+    assert {drafts for _, drafts, _ in late} == {0}  # the scheduler knows
 
 
 class _Operations(TorchDispatchMode):
@@ -164,33 +188,6 @@ class Recorder:
         return lambda *_, **__: self.grids.append(grid)
 
 
-@pytest.mark.parametrize("seed", range(300))
-def test_no_draft_has_tokens_of_both(seed: int) -> None:
-    """Random batches, rows, K and lengths of the model's drafter: each row is one drafter's alone."""
-    from vllm_integration.worker.speculator import PredictedOutputsSpeculator
-
-    draw = torch.Generator().manual_seed(seed)
-
-    def one(least: int, most: int) -> int:
-        return int(torch.randint(least, most + 1, (), generator=draw))
-
-    max_slots, num_draft_tokens = one(1, 40), one(1, 33)
-    num_reqs, inner = one(1, max_slots), one(1, num_draft_tokens)
-    ours = torch.randint(0, 100, (num_reqs, num_draft_tokens), generator=draw)
-    models = torch.randint(100, 200, (num_reqs, inner), generator=draw)
-    rows = torch.randperm(max_slots, generator=draw)[:num_reqs].to(torch.int32)
-    speculator: Any = object.__new__(PredictedOutputsSpeculator)
-    speculator._is_ours = torch.rand(max_slots, generator=draw) < one(0, 4) / 4
-    speculator.propose = lambda *_, **__: ours.clone()
-    batch = SimpleNamespace(idx_mapping=rows)
-    drafts = speculator.propose_beside(models, batch, None, dummy_run=False)
-    for row, slot in enumerate(rows.tolist()):
-        if speculator._is_ours[slot]:
-            assert drafts[row].tolist() == ours[row].tolist()
-        else:
-            assert drafts[row, :inner].tolist() == models[row].tolist()
-
-
 def test_one_launch_more_beside_a_drafter_of_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
     """And none without. What the interpreter does in a kernel is not counted."""
     from vllm_integration.worker import speculator as module
@@ -199,9 +196,19 @@ def test_one_launch_more_beside_a_drafter_of_vllms(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, "_put_models", Recorder(kernels))
     speculator: Any = object.__new__(module.PredictedOutputsSpeculator)
     speculator._is_ours, ours = torch.zeros(4, dtype=torch.bool), torch.zeros((3, K), dtype=torch.int64)
-    speculator.propose = lambda *_, **__: ours
-    batch = SimpleNamespace(idx_mapping=torch.arange(3))
-    for models, launches in ((None, []), (torch.zeros((3, INNER), dtype=torch.int64), [(3,)])):
+    speculator.settings = SimpleNamespace(drafter_fills=False)
+    batch = SimpleNamespace(req_ids=["a", "b", "c"], idx_mapping=torch.arange(3))
+    draft = Draft(ours, torch.zeros(3), torch.zeros(0), torch.zeros(3))
+    vars(speculator).update(
+        _num_occupied=1, reporter=Mock(), miss_log=None, log=None, _occupied=np.ones(4, bool)
+    )
+    vars(speculator).update(_speculative=Mock(enable_adaptive_verification=False), req_states=Mock())
+    vars(speculator).update(drafter=Mock(propose=lambda *_: draft), run=lambda step, *given: step(*given))
+    batch.idx_mapping_np = np.arange(3)
+    counted = []
+    for models in (None, torch.zeros((3, INNER), dtype=torch.int64)):
         with _Operations() as operations:
-            assert speculator.propose_beside(models, batch, None, dummy_run=False) is ours
-        assert (operations.names, kernels) == ([], launches)
+            assert speculator.propose(batch, num_sampled=torch.ones(3), models=models) is ours
+        counted.append(len(operations.names) + len(kernels))
+    assert kernels == [(3,)]
+    assert counted[1] == counted[0] + 1

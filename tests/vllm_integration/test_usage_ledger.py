@@ -23,7 +23,7 @@ from vllm_integration.scheduler.draft_budget import DraftedRequests
 from vllm_integration.scheduler.verification_ledger import VerificationLedger
 from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire import request as wire
-from vllm_integration.wire.reports import GRAPHS, REFUSALS, DraftReport, StepDrafts
+from vllm_integration.wire.reports import DRAFT_MODEL, GRAPHS, REFUSALS, DraftReport, StepDrafts
 from vllm_integration.wire.steps import HEADER, decode, encode
 
 PREDICTION, CONTEXT = 1, 2
@@ -81,10 +81,11 @@ def test_another_text_is_no_message(text: str) -> None:
 
 
 class Oracle:
-    """One request, as `VerificationLedger` tells of it. drafts: (position, length, source), the newest first."""
+    """One request, as `VerificationLedger` tells of it. drafts: (position, length, source), the newest first.
+    is_theirs: the model's own drafter drafts for it, as much as was scheduled."""
 
-    def __init__(self) -> None:
-        self.num_tokens, self.refused = 10, ""
+    def __init__(self, is_theirs: bool) -> None:
+        self.num_tokens, self.refused, self.is_theirs = 10, "", is_theirs
         self.drafts: list[tuple[int, int, int]] = []
         self.waiting: list[tuple[int, int, int, int]] = []
 
@@ -96,6 +97,8 @@ class Oracle:
         for step in list(self.waiting):
             position, slots, sampled, kept = step
             made = next((draft for draft in self.drafts if draft[0] == position), None)
+            if self.is_theirs:
+                made = position, max(0, slots), DRAFT_MODEL
             if made is None and slots > 0 and not off and all(draft[0] <= position for draft in self.drafts):
                 continue
             _, length, source = made or (position, 0, 0)
@@ -116,10 +119,11 @@ def drafts_of(made: dict[str, tuple[int, int, int]]) -> StepDrafts:
 def test_a_batch_is_settled_as_each_of_its_requests_alone(seed: int) -> None:
     """Reports are late, or never come; steps are of any size and order, and end inside their drafts; a grammar or
     the device takes slots away; tokens are taken back; requests come, are aborted while they run, and are gone;
-    nobody drafts for some of them; the worker is turned off."""
+    nobody, or the model's own drafter, drafts for some of them; the worker is turned off."""
     draw = random.Random(seed)
     size, everybody = draw.choice([3, 12, 200]), draw.random() < 0.2
-    drafted = DraftedRequests(everybody)
+    beside_model = seed % 4 == 1
+    drafted = DraftedRequests(everybody, beside_model=beside_model)
     ledger = VerificationLedger(drafted)
     requests: dict[str, Any] = {}
     known: dict[str, Oracle] = {}
@@ -132,8 +136,8 @@ def test_a_batch_is_settled_as_each_of_its_requests_alone(seed: int) -> None:
             params = SimpleNamespace(extra_args={wire.KEY: [1]} if predicted else None)
             requests[name] = SimpleNamespace(request_id=name, num_tokens=10, sampling_params=params)
             drafted.add(requests[name])
-            if predicted or everybody:
-                known[name] = Oracle()
+            if predicted or everybody or beside_model:
+                known[name] = Oracle(is_theirs=not (predicted or everybody))
         batch = draw.sample(sorted(requests), draw.randrange(1, size + 1))
         slots = {name: draw.choice([0, 0, 1, 4]) for name in batch}
         sampled = {name: draw.randrange(slots[name] + 2) for name in batch}
@@ -156,7 +160,7 @@ def test_a_batch_is_settled_as_each_of_its_requests_alone(seed: int) -> None:
         refused = {name: "cut" for name in batch if draw.random() < 0.1}
         graphs = 5 if now and number >= 3 else 0
         graphs_told = graphs or graphs_told
-        drafted.take(DraftReport([drafts_of(now)] if now else [], {}, refused, now_off, graphs))
+        drafted.take(DraftReport([drafts_of(now)] if now else [], {}, refused, now_off, graphs=graphs))
         for name, oracle in known.items():
             oracle.drafts = ([now[name]] if name in now else []) + oracle.drafts
             oracle.refused = refused.get(name, oracle.refused)

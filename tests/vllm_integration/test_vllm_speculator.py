@@ -18,7 +18,7 @@ from gpu_align import Recipes
 from vllm_integration.seams import install as compat
 from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire import request as wire
-from vllm_integration.wire.reports import take
+from vllm_integration.wire.reports import DRAFT_MODEL, take
 from vllm_integration.worker import request_drafter
 from vllm_integration.worker.requests import take_refusals
 
@@ -364,18 +364,32 @@ def test_propose_never_makes_the_host_wait(speculator: Any, monkeypatch: pytest.
 
 
 def test_no_draft_holds_tokens_of_two_drafters(speculator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """300 batches: each row is ours whole, or begins with all that the model's own drafter says."""
-    draw = random.Random(0)
+    """300 batches: each row is ours whole, or begins with all that the model's own drafter says, where the request
+    is not ours or, if that is wanted, ours is empty; the report tells which."""
+    draw, told = random.Random(0), []
     for row in range(ROWS):
         write(speculator, row, [7, 8, 100, 101])
     speculator._is_ours = torch.zeros(ROWS, dtype=torch.bool, device=DEVICE)
-    for _ in range(300):
+    monkeypatch.setattr(speculator.reporter, "copy", lambda ids, rows, draft, *_: told.append(draft))
+    for number in range(300):
+        fills = number % 2 == 0
+        speculator.settings = speculator.settings.model_copy(update={"drafter_fills": fills})
         for row in range(ROWS):
             speculator.add_request(f"r{row}", row, 2, params_of(draw.choice([None, list(range(100, 120))])))
         rows, k = draw.sample(range(ROWS), draw.randrange(1, ROWS + 1)), draw.randrange(1, K + 1)
         num_sampled = torch.tensor([draw.randrange(2) for _ in rows], dtype=torch.int32, device=DEVICE)
+        told.clear()
         ours = speculator.propose(batch_of(rows), num_sampled=num_sampled).tolist()
+        lengths = told[0].length.tolist() if told else [0] * len(rows)
         models = torch.tensor([[900 + draw.randrange(99)] * k for _ in rows], device=DEVICE)
-        drafts = speculator.propose_beside(models, batch_of(rows), num_sampled, False).tolist()
-        for row, own, model, draft in zip(rows, ours, models.tolist(), drafts, strict=True):
-            assert draft == own if speculator._occupied[row] else draft[:k] == model
+        drafts = speculator.propose(batch_of(rows), num_sampled=num_sampled, models=models).tolist()
+        is_theirs = [
+            not speculator._occupied[row] or (fills and not length)
+            for row, length in zip(rows, lengths, strict=True)
+        ]
+        for theirs, own, model, draft in zip(is_theirs, ours, models.tolist(), drafts, strict=True):
+            assert draft[:k] == model if theirs else draft == own
+        if told:
+            expected = [k if theirs else own for theirs, own in zip(is_theirs, lengths, strict=True)]
+            assert told[1].length.tolist() == expected
+            assert [source == DRAFT_MODEL for source in told[1].source.tolist()] == is_theirs

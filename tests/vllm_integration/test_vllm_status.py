@@ -99,7 +99,7 @@ def test_the_status_has_the_same_and_the_counters(monkeypatch: pytest.MonkeyPatc
     assert counted["predictions_refused"]["malformed"] == {**refused, "refused": refused["refused"] + 1}
     length = before["counters"]["prediction_length_tokens"]
     assert counted["prediction_length_tokens"] == {"count": length["count"] + 1, "sum": length["sum"] + 64}
-    assert set(counted["draft_tokens"]) == {"prediction", "context", "recipe", "memory"}
+    assert set(counted["draft_tokens"]) == {"prediction", "context", "recipe", "memory", "draft_model"}
     vllm_version = after.pop("vllm")
     assert vllm_version
     assert after == {

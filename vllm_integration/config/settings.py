@@ -91,6 +91,7 @@ class Settings(BaseModel):
     verbose: Annotated[int, Field(ge=0, le=2, description="0, 1 or 2")] = 0
     cuda_graphs: _Flag = True
     drafter: Annotated[str | None, Field(description="a speculative configuration of vLLM's as JSON")] = None
+    drafter_fills: _Flag = False
     max_draft_tokens: Annotated[int | None, _count("tokens")] = None
     strict_limits: _Flag = False
     max_prediction_chars: Annotated[int | None, _count("characters")] = None

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..config.settings import FILL_TOKENS, SURE, SURE_LATE
 from ..wire import request as wire
-from ..wire.reports import GRAPHS, REFUSALS, DraftReport
+from ..wire.reports import DRAFT_MODEL, GRAPHS, REFUSALS, DraftReport
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -66,6 +66,7 @@ class DraftedRequests:
     False where there are none: then nothing has to be done in a step.
 
     draft_without_prediction: whether requests without a prediction have one. num_draft_tokens: K; 0 on V1.
+    beside_model: whether the model's own drafter drafts for all others, which then have rows, too.
 
         drafts     [DEPTH, 3] POSITION, LENGTH, SOURCE of the last, newest first; position −1: none
         made       number of the report that the newest draft comes with if it is not late; NEVER: none yet
@@ -73,14 +74,18 @@ class DraftedRequests:
         far_until  until this many reports a whole draft can become output, whatever the request samples
         credit     what its drafts may still promise in vain
         refused    index of REFUSALS; 0 when the front end knows of it
+        ours       whether it is ours, and not the model's own drafter's
 
     `reports` counts reports: a draft is as new as can be where `made == reports`.
     """
 
-    def __init__(self, draft_without_prediction: bool, num_draft_tokens: int = 0) -> None:
-        self._draft_without_prediction = draft_without_prediction
+    def __init__(
+        self, draft_without_prediction: bool, num_draft_tokens: int = 0, beside_model: bool = False
+    ) -> None:
+        self._draft_without_prediction, self.beside_model = draft_without_prediction, beside_model
         drafts = ("drafts", np.int32, (DEPTH, 3))
-        numbers = [("made", np.int64), ("far_until", np.int64), ("credit", np.float32), ("refused", np.int8)]
+        numbers = [("made", np.int64), ("far_until", np.int64), ("credit", np.float32)]
+        numbers += [("refused", np.int8), ("ours", np.int8)]
         survival = ("survival", np.uint8, (num_draft_tokens,))
         self.table = np.zeros(64, dtype=np.dtype([drafts, *numbers, survival], align=True))
         self.reports = 0
@@ -128,14 +133,21 @@ class DraftedRequests:
 
     def add(self, request: Any) -> None:
         """A request of vLLM's has come, or its next turn: it gets a row if it is drafted for and has none."""
-        if request.request_id in self._rows or not (is_drafted_for(request, self._draft_without_prediction)):
+        is_ours = is_drafted_for(request, self._draft_without_prediction)
+        if request.request_id in self._rows or not (is_ours or self.beside_model):
             return
         if not self._free:
             size = len(self.table)
             self.table = np.concatenate([self.table, np.zeros_like(self.table)])
             self._free = list(range(size, 2 * size))
             self._blank(np.arange(size, 2 * size))
-        self._rows[request.request_id] = self._free.pop()
+        row = self._rows[request.request_id] = self._free.pop()
+        self.table["ours"][row] = is_ours
+
+    def is_theirs(self, req_ids: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """[N] whether the model's own drafter makes a request's next draft: it is not ours, or ours made none."""
+        known = self.table.take(self.rows_of(req_ids))
+        return np.asarray((known["ours"] == 0) | (known["drafts"][:, 0, SOURCE] == DRAFT_MODEL))
 
     def _blank(self, rows: Rows) -> None:
         self.table[rows] = np.zeros(1, dtype=self.table.dtype)

@@ -7,9 +7,9 @@ import copy
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import compress
 from typing import Any
 
-import numpy as np
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
@@ -135,7 +135,8 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         if self._pads:
             self._inner_tokens = inner_tokens(self.vllm_config)
             num_draft_tokens = int(self.vllm_config.speculative_config.num_speculative_tokens)
-        self.drafted_requests = DraftedRequests(settings.draft_without_prediction, num_draft_tokens)
+        others = self._inner_tokens > 0
+        self.drafted_requests = DraftedRequests(settings.draft_without_prediction, num_draft_tokens, others)
         self.ledger = VerificationLedger(self.drafted_requests)
         if not num_draft_tokens:
             return
@@ -180,10 +181,8 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
             for request in self.running:
                 request.spec_token_ids = []
         placeholders: int = self.num_spec_tokens
-        if self._scored:
+        if self._scored or not (self._pads and self.drafted_requests):
             self.num_spec_tokens = 0
-        elif not (self._pads and self.drafted_requests):
-            self.num_spec_tokens = self._inner_tokens
         try:
             return super().schedule(*args, **kwargs)
         finally:
@@ -221,6 +220,8 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         self.kv_cache_manager.cache_blocks(request, min(request.num_computed_tokens, request.num_tokens - 1))
 
     def _take(self, report: DraftReport, begun: Any) -> None:
+        if report.model_fails:
+            self._inner_tokens = 0
         known = () if begun is None else (begun.req_ids, begun.columns[0])
         self.drafted_requests.take(report, *known)
         if self.draft_budget is None:
@@ -247,10 +248,14 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         if self.drafted_requests.off or self.draft_budget is None:
             return False
         requests = [request for request in self.running if request.spec_token_ids]
-        slots = self.draft_budget.grant(requests, exact=exact, batch_size=len(self.running))
-        if self._inner_tokens:  # for requests that are not ours
-            rows = self.drafted_requests.rows_of([request.request_id for request in requests])
-            slots = np.where(rows > 0, slots, self._inner_tokens).tolist()
+        size = len(self.running)
+        if self.drafted_requests.beside_model:
+            theirs = self.drafted_requests.is_theirs([request.request_id for request in requests]).tolist()
+            for request in compress(requests, theirs):
+                request.spec_token_ids = request.spec_token_ids[: self._inner_tokens]
+                size += self._inner_tokens
+            requests = [request for request, is_theirs in zip(requests, theirs, strict=True) if not is_theirs]
+        slots = self.draft_budget.grant(requests, exact=exact, batch_size=size)
         for request, count in zip(requests, slots, strict=True):
             # A new list: asynchronous scheduling shares one list of placeholders between requests.
             request.spec_token_ids = request.spec_token_ids[:count] if count else []

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..wire.reports import DRAFT_MODEL
 from ..wire.steps import HEADER, Steps, count_verified, encode
 from .draft_budget import POSITION, DraftedRequests
 
@@ -108,9 +109,13 @@ class VerificationLedger:
         done = found | (slots <= 0) | self._requests.off
         if not done.all():
             done |= made_at.max(axis=1) > positions
-        length = length * found
+        length, source = length * found, source * found
+        if self._requests.beside_model:
+            theirs = known["ours"] == 0  # of which no draft is reported
+            done |= theirs
+            length[theirs], source[theirs] = np.maximum(slots[theirs], 0), DRAFT_MODEL
         verified, accepted = count_verified(np.maximum(slots, 0), length, sampled, kept)
-        return np.array([source * found, length, verified, accepted]), done
+        return np.array([source, length, verified, accepted]), done
 
     def forget(self, rows: Sequence[int]) -> None:
         """The requests of these rows are gone."""

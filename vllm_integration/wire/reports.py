@@ -9,6 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gpu_align.step_log import SOURCES
+
+#: The source of a draft that the model's own drafter made.
+DRAFT_MODEL = SOURCES.index("draft_model")
 #: The attribute of vLLM's `ModelRunnerOutput` that carries a `DraftReport`.
 ATTRIBUTE = "gpu_align_draft_report"
 #: Why a prediction is not used, or not all of it. The scheduler passes the index of one of these on.
@@ -50,7 +54,7 @@ class StepDrafts(NamedTuple):
     """The drafts that one step of a worker made for B requests.
 
     age: steps of the worker since then. position: [B] tokens of the request when its draft was made.
-    length: [B] drafts. source: [B] values of `gpu_align.Source`, 0 where the length is 0.
+    length: [B] drafts. source: [B] places in `step_log.SOURCES`, 0 where the length is 0.
     survival: [B, K] see `survival_levels`; [B, 0] on V1, which does not schedule by it.
     """
 
@@ -65,12 +69,14 @@ class StepDrafts(NamedTuple):
 class DraftReport(NamedTuple):
     """drafts: those whose copies have arrived on the host, the oldest first. trimmed: request → draft slots that
     this very step verified, where the device trims them. refused: request → one of `REFUSALS`. off: the worker
-    drafts no more. graphs: place in `GRAPHS`, which comes with whatever else there is."""
+    drafts no more. model_fails: the model's own drafter does not. graphs: place in `GRAPHS`, which comes with
+    whatever else there is."""
 
     drafts: Sequence[StepDrafts] = ()
     trimmed: Mapping[str, int] = {}
     refused: Mapping[str, str] = {}
     off: bool = False
+    model_fails: bool = False
     graphs: int = 0
 
 

@@ -99,6 +99,8 @@ class DraftReporter:
         self.step = 0
         #: Place in `GRAPHS`, once the runner has decided.
         self.graphs = 0
+        #: Whether the model's own drafter has failed.
+        self.model_fails = False
         self.free = [StepCopies(columns, device) for _ in range(batches_in_flight + _SPARE)]
         self.in_flight: deque[StepCopies] = deque()  # the oldest first
         self._misses, self._device, self._lock = misses, device, threading.Lock()
@@ -167,7 +169,8 @@ class DraftReporter:
     def attach(self, model_runner_output: Any, step: int, refused: Mapping[str, str] | None = None) -> None:
         """Attach to the output of `step` what has arrived from it or from earlier ones."""
         drafts, trimmed = self._arrived_by(step)
-        report = DraftReport(drafts, trimmed, refused or {}, off_reason() is not None, self.graphs)
+        off = off_reason() is not None
+        report = DraftReport(drafts, trimmed, refused or {}, off, self.model_fails, self.graphs)
         attach(model_runner_output, report)
 
     def _arrived_by(self, now: int) -> tuple[list[StepDrafts], dict[str, int]]:

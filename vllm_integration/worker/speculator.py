@@ -22,6 +22,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from ..config import engine_config
 from ..config.in_use import inner_tokens
 from ..seams.install import DraftingGuard, guarded, install, off_reason, seam, shown_error
+from ..wire.reports import DRAFT_MODEL
 from .draft_reporter import DraftReporter
 from .request_drafter import DRAFTING, RequestDrafter, ours
 from .requests import take_refusals
@@ -58,7 +59,8 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         self._occupied = np.zeros(max_slots, dtype=np.bool_)
         #: Rows that are occupied. A step without one is vLLM's, but for this number's test.
         self._num_occupied = 0
-        self.num_ranks = int(vllm_config.parallel_config.tensor_parallel_size)
+        parallel = vllm_config.parallel_config
+        self.num_ranks = int(parallel.tensor_parallel_size) * int(getattr(parallel, "data_parallel_size", 1))
         #: The same on the device, where vLLM's own drafter drafts for the others.
         self._is_ours = torch.zeros(
             max_slots if inner_tokens(vllm_config) else 0, dtype=torch.bool, device=device
@@ -138,7 +140,8 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
             self.drafter.remove(slot)
 
     def has_nothing_to_report(self) -> bool:
-        return not self._num_occupied and self.reporter is not None and not self.reporter.in_flight
+        reporter = self.reporter
+        return not (self._num_occupied or reporter is None or reporter.in_flight or reporter.model_fails)
 
     def report(self) -> Callable[[Any], None]:
         if self.reporter is None:
@@ -157,6 +160,7 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         *args: Any,
         dummy_run: bool = False,
         num_speculative_tokens: int | None = None,
+        models: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
         """int64 [num_reqs, K] in batch order, always valid token ids. Called after the sampled tokens are in
@@ -164,21 +168,26 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
 
         num_sampled: [num_reqs] int32; 0 = still prefilling. dummy_run: vLLM runs the step without requests, to
         warm up or to keep ranks together: the kernels run (and compile), no state changes. num_speculative_tokens:
-        how many of the drafts the scheduler may verify.
+        how many of the drafts the scheduler may verify. models: [num_reqs, k], k ≤ K, the drafts of the model's
+        own drafter, which rows of requests that are not ours begin with; nobody verifies what is behind them.
         """
         num_reqs = len(input_batch.req_ids)
         drafts: torch.Tensor | None = None
         if dummy_run or self._num_occupied or self.reporter is None:
-            drafts = self.run(self._propose, input_batch, num_reqs, num_sampled, dummy_run)
+            drafts = self.run(self._propose, input_batch, num_reqs, num_sampled, dummy_run, models)
         else:
             if self.reporter.in_flight:  # of a step before, or on a rank whose outputs are not used
                 self.run(self.reporter.begin_step)
             if num_speculative_tokens == 0:
                 return self._nothing[:num_reqs]  # which the runner overwrites
-        return self._no_drafts(num_reqs) if drafts is None else drafts
+        if drafts is None:
+            drafts = self._no_drafts(num_reqs)
+            if models is not None:
+                self._choose(models, input_batch, drafts)
+        return drafts
 
     def _propose(
-        self, input_batch: Any, num_reqs: int, num_sampled: Any, dummy_run: bool
+        self, input_batch: Any, num_reqs: int, num_sampled: Any, dummy_run: bool, models: torch.Tensor | None
     ) -> torch.Tensor | None:
         self.reporter.begin_step()
         if dummy_run:
@@ -195,6 +204,8 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
             slots = _verified(input_batch, trims)
             log.settle(req_ids, host_rows, slots, num_sampled.tolist(), total_len, token_ids)
         draft = self.drafter.propose(token_ids, total_len, rows, num_sampled)
+        if models is not None:
+            self._choose(models, input_batch, draft.token_ids, draft.length, draft.source)
         if log is not None:
             log.proposed(req_ids, draft, (time.perf_counter_ns() - started) // 1000)
         if not dummy_run:
@@ -206,24 +217,30 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         drafts: torch.Tensor = draft.token_ids
         return drafts
 
-    def propose_beside(
-        self, models: torch.Tensor | None, input_batch: Any, num_sampled: Any, dummy_run: bool
-    ) -> torch.Tensor:
-        """`propose`, where the rows of requests that are not ours begin with `models` [num_reqs, k], the drafts of
-        the model's own drafter; k ≤ K. What is behind them nobody verifies."""
-        drafts = self.propose(input_batch, num_sampled=num_sampled, dummy_run=dummy_run)
-        if models is not None:
-            num_reqs, width = models.shape
-            _put_models[(num_reqs,)](
-                drafts,
-                models,
-                input_batch.idx_mapping,
-                self._is_ours,
-                width,
-                *(*drafts.stride(), *models.stride()),
-                BLOCK=triton.next_power_of_2(width),
-            )
-        return drafts
+    def _choose(
+        self,
+        models: torch.Tensor,
+        input_batch: Any,
+        drafts: torch.Tensor,
+        length: torch.Tensor | None = None,
+        source: torch.Tensor | None = None,
+    ) -> None:
+        """Put `models` into the rows of `drafts` whose requests are not ours, and with `GPU_ALIGN_DRAFTER_FILLS`
+        into those that are empty. length, source: [num_reqs] of the drafts, which are told of it."""
+        num_reqs, width = models.shape
+        _put_models[(num_reqs,)](
+            drafts,
+            models,
+            input_batch.idx_mapping,
+            self._is_ours,
+            length,
+            source,
+            width,
+            *(*drafts.stride(), *models.stride()),
+            SOURCE=DRAFT_MODEL,
+            FILLS=self.settings.drafter_fills,
+            BLOCK=triton.next_power_of_2(width),
+        )
 
     def _no_drafts(self, num_reqs: int) -> torch.Tensor:
         if self.enable_adaptive_verification:
@@ -234,14 +251,21 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _put_models(  # type: ignore[no-untyped-def]
-    drafts_ptr, models_ptr, rows_ptr, is_ours_ptr, width, draft_row, draft_column, model_row, model_column,
-    BLOCK: tl.constexpr,
+    drafts_ptr, models_ptr, rows_ptr, is_ours_ptr, length_ptr, source_ptr,
+    width, draft_row, draft_column, model_row, model_column,
+    SOURCE: tl.constexpr, FILLS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The drafts of the model's own drafter, where the request of a batch position is not ours."""
+    """The drafts of the model's own drafter, where the request of a batch position is not ours; `FILLS`: also
+    where ours is empty. length_ptr, source_ptr: [B] or None."""
     b = tl.program_id(0)
-    is_ours = tl.load(is_ours_ptr + tl.load(rows_ptr + b)) != 0
+    is_theirs = tl.load(is_ours_ptr + tl.load(rows_ptr + b)) == 0
+    if length_ptr is not None:
+        if FILLS:
+            is_theirs |= tl.load(length_ptr + b) == 0
+        tl.store(length_ptr + b, width, mask=is_theirs)
+        tl.store(source_ptr + b, SOURCE, mask=is_theirs)
     k = tl.arange(0, BLOCK)
-    taken = (k < width) & (not is_ours)
+    taken = k < tl.where(is_theirs, width, 0)
     tokens = tl.load(models_ptr + b * model_row + k * model_column, mask=taken)
     tl.store(drafts_ptr + b * draft_row + k * draft_column, tokens, mask=taken)
 
@@ -310,19 +334,22 @@ def _with_predictions(base: Hashable) -> Any:
         ) -> torch.Tensor:
             hidden = last_hidden_states, aux_hidden_states
             given = input_batch, attn_metadata, slot_mappings, *hidden, num_sampled, *args
+            dummy_run = bool(kwargs.get("dummy_run"))
             models: torch.Tensor | None = None
             if not self.has_failed:
                 try:
                     models = super().propose(*given, **kwargs)
                 except Exception as error:
-                    if self.predicted.num_ranks > 1:
-                        raise
+                    if dummy_run or self.predicted.num_ranks > 1:
+                        raise  # a start, or ranks that would part
                     self.has_failed = True
+                    if self.predicted.reporter is not None:
+                        self.predicted.reporter.model_fails = True
                     logger.error(
                         "gpu_align goes on without the model's drafter: %s", shown_error(error), exc_info=True
                     )
-            return self.predicted.propose_beside(
-                models, input_batch, num_sampled, bool(kwargs.get("dummy_run"))
+            return self.predicted.propose(
+                input_batch, num_sampled=num_sampled, dummy_run=dummy_run, models=models
             )
 
     return WithPredictions
