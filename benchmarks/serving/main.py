@@ -15,7 +15,6 @@ import statistics
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -25,8 +24,9 @@ import typer
 
 import gpu_align
 from benchmarks.corpus import build as corpus
+from benchmarks.processes import pool
 from benchmarks.serving import page as tables
-from benchmarks.serving.rules import Batch, Budget, FixedK, Late, Lengths, Plugin, Rule, Worth
+from benchmarks.serving.rules import Batch, Budget, FixedK, Lengths, Plugin, Rule, Worth
 from benchmarks.serving.step_cost import LONGER, Graphs, StepCost, paper_costs, read_measured
 from benchmarks.serving.trace import Trace, record_trace, sample, unrelated
 from benchmarks.tables import RESULTS, as_json, fill_file
@@ -79,9 +79,7 @@ def rules(num_draft_tokens: int) -> list[Rule]:
         Lengths(),
         *plain,
         *grid,
-        *(Late(Budget(fill=128, sure=s)) for s in (2.0, 0.9, 0.8)),
         *(Plugin(num_draft_tokens, late) for late in (0, 1, 2)),
-        Plugin(num_draft_tokens, 1, all_new=True),
         *(Plugin(num_draft_tokens, late, learns=False) for late in (0, 1)),
     ]
 
@@ -200,11 +198,8 @@ def compare(
     for cost in known:
         tasks += [(Worth(cost.ms), mix, [cost]) for mix in MIXES]
     args = [(rule, mix, folder, BATCHES, used, drafter_us / 1e3) for rule, mix, used in tasks]
-    if jobs == 1:
-        found = [_speedups(*a) for a in args]
-    else:
-        with get_context("spawn").Pool(jobs) as pool:
-            found = pool.starmap(_speedups, args, chunksize=1)
+    with pool(jobs) as workers:
+        found = workers.starmap(_speedups, args, chunksize=1)
     table: dict[str, Any] = {}
     for (rule, mix, used), speedups in zip(tasks, found, strict=True):
         row = table.setdefault(rule.name, {}).setdefault(
@@ -250,7 +245,7 @@ def recommend(table: dict[str, Any]) -> dict[str, str | None]:
         gain = {n: table[n]["edit"]["gain"] * table[n]["third"]["gain"] for n in safe}
         return max(gain, key=lambda n: gain[n]) if gain else None
 
-    budgets = [n for n in table if n.startswith(("budget", "fill")) and not n.endswith("late")]
+    budgets = [n for n in table if n.startswith(("budget", "fill"))]
     return {"rule": best(budgets), "constant": best(n for n in budgets if n.startswith("budget"))}
 
 
@@ -289,10 +284,6 @@ def _rounded(value: Any) -> Any:
     return [_rounded(v) for v in value] if isinstance(value, list) else value
 
 
-#: Of this command and of `benchmarks.serving.settings`.
-Jobs = Annotated[int, typer.Option(help="processes", min=1)]
-
-
 def main(
     corpus_path: Annotated[Path, typer.Option("--corpus", help="records; fetched where missing")] = CORPUS,
     traces: Annotated[Path, typer.Option(help="folder of the traces")] = Path(".cache/serving"),
@@ -304,7 +295,7 @@ def main(
     ] = None,
     json_path: Annotated[Path, typer.Option("--json", help="results")] = RESULTS / "serving.json",
     write: Annotated[bool, typer.Option(help="fill the tables of the pages")] = False,
-    jobs: Jobs = 2,
+    jobs: Annotated[int, typer.Option(help="processes", min=1)] = 2,
 ) -> None:
     """Throughput of drafting rules on paper, from real edits and step-time curves."""
     costs: list[StepCost] = [cost for context in CONTEXTS for cost in paper_costs(context)]

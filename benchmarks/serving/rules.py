@@ -120,25 +120,6 @@ class Worth:
 
 
 @dataclass
-class Late:
-    """Another rule, told what was proposed a step ago: drafts that stay on the device while the next step is
-    planned. A request that was not there a step ago gets none."""
-
-    rule: Rule
-    _before: Batch | None = field(init=False, default=None, repr=False)
-
-    @property
-    def name(self) -> str:
-        return f"{self.rule.name}, late"
-
-    def grant(self, batch: Batch) -> Ints:
-        before, self._before = self._before, batch
-        if before is None:
-            return np.zeros(len(batch.length), dtype=np.int64)
-        return np.where(before.request == batch.request, self.rule.grant(before), 0)
-
-
-@dataclass
 class Plugin:
     """The plugin's own policy, `DraftBudget` with its defaults, run as its schedulers run it.
 
@@ -147,7 +128,7 @@ class Plugin:
     time when its tokens are. What a step accepted is known with its tokens: one step late in either case.
     budget: half of vLLM's `max_num_batched_tokens` on an H100. captured: tokens of the largest CUDA graph. graphs:
     the name in `GRAPHS` of what the worker tells. learns: whether what was accepted of a request corrects what it
-    gets. all_new: all requests of the batch begin at once, and it knows none of them.
+    gets.
     """
 
     num_draft_tokens: int
@@ -156,7 +137,6 @@ class Plugin:
     captured: int = Graphs().captured
     graphs: str = "decode"
     learns: bool = True
-    all_new: bool = False
     _requests: DraftedRequests = field(init=False, repr=False)
     _budget: DraftBudget = field(init=False, repr=False)
     _told: deque[StepDrafts] = field(init=False, default_factory=deque, repr=False)
@@ -173,13 +153,12 @@ class Plugin:
     @property
     def name(self) -> str:
         name = f"plugin, late by {self.late}" if self.late else "plugin"
-        name += ", all new" if self.all_new else ""
         return name if self.learns else f"{name}, without credit"
 
     @property
     def warm_up(self) -> int:
         """Steps in which it gets to know the requests of a batch."""
-        return WARM_UP if self.learns and not self.all_new else 0
+        return WARM_UP if self.learns else 0
 
     def grant(self, batch: Batch) -> Ints:
         ids = [f"{place}:{number}" for place, number in enumerate(batch.request.tolist())]
