@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
             return 1
         print(f"note: {missing}", file=sys.stderr)
     results = measure(options.quick)
-    for block in (*page.BLOCKS.values(), *page.MORE):
+    for block in page.BLOCKS.values():
         print(f"{block(results)}\n")
     try:
         if options.json is not None:

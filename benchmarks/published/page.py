@@ -31,8 +31,6 @@ _PREDICTORS = {
     "defaults_documented": "defaults, not limited",
     "gpu_align": "`gpu_align`",
 }
-#: Percentages of right lines in the tables; the pictures have all.
-_RIGHT = (100, 90, 70, 50, 30, 0)
 
 
 def tasks_table(results: Results) -> str:
@@ -48,13 +46,6 @@ def tasks_table(results: Results) -> str:
         rows.append([task["name"], _pair(task["published"]), *cells])
     rows.append(["tasks that agree", "", *(f"{count} of {len(rows)}" for count in agree.values())])
     return table(["accepted/rejected", "published", *_RULES.values()], rows)
-
-
-def bifurcations_table(results: Results) -> str:
-    """The most rejections over all positions, by what the edit is."""
-    found = results["openai"]["bifurcations"]
-    rows = ([f"the draft's token: {name}", "≤ 16", max(row)] for name, row in found["rejected"].items())
-    return table([f"most rejections over {found['size']} positions", "published", "here"], rows)
 
 
 def insertions_table(results: Results) -> str:
@@ -104,22 +95,6 @@ def linear_table(results: Results) -> str:
     return table(["time with the prediction, of the time without", "published", *_DRAFTERS.values()], rows)
 
 
-def curve_table(results: Results) -> str:
-    """Tokens a step of every policy at some accuracies, in both layouts."""
-    curve = results["cascade"]["curve"]
-    levels = [right for right in _RIGHT if 100 - right in curve["changed"]]
-    parts = []
-    for layout, says in (("scattered", "Changed lines scattered"), ("block", "Changed lines in one block")):
-        rows = []
-        heads = [f"{says}: tokens a step", *(f"{right} % right" for right in levels)]
-        for policy, runs in curve["layouts"][layout]["runs"].items():
-            half = runs[curve["changed"].index(50)]
-            speeds = (f"{_speed(curve, layout, policy, right):.2f}" for right in levels)
-            rows.append([f"`{policy}`", *speeds, ratio(half["rejected"], half["accepted"])])
-        parts.append(table([*heads, "rejected per accepted, 50 %"], rows))
-    return "\n\n".join(parts)
-
-
 def lookup_table(results: Results) -> str:
     """Validated and refuted tokens of node-llama-cpp's input lookup, and tokens a step."""
     tasks = results["node_llama_cpp"]["tasks"]
@@ -141,8 +116,6 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "linear": linear_table,
     "lookup": lookup_table,
 }
-#: What the command prints, too; the page has the pictures.
-MORE = (bifurcations_table, curve_table)
 
 
 def _speed(curve: dict[str, Any], layout: str, policy: str, right: int) -> float:
