@@ -1,11 +1,12 @@
 """All checks and timings of a machine with a GPU, within 25 minutes: ``benchmarks/speed/gpu_check.sh [STAGE …]``.
 
 docs/developer/gpu-check.md has the stages. Each is a process of its own with a time limit, and all together have
-one; it writes ``OUT_DIR/<stage>.json`` after every row (`result_file`), so that whatever happens to it leaves what
-it had. A stage that is no pytest run is a list of rows. A row is written as ``started`` before it begins. One that
-exceeds its limit is written as ``out of time`` by a second thread, which then ends the process with `RESTART`; so
-does a row that leaves the device in an error state. The stage is started again, without the rows that its file
-holds. ``OUT_DIR/gpu_check.json`` holds all stages. At the end one table, and a list of what was not done and why.
+one, which is that of a stage that is run alone. It writes ``OUT_DIR/<stage>.json`` after every row
+(`result_file`), so that whatever happens to it leaves what it had. A stage that is no pytest run is a list of
+rows. A row is written as ``started`` before it begins. One that exceeds its limit is written as ``out of time``
+by a second thread, which then ends the process with `RESTART`; so does a row that leaves the device in an error
+state. The stage is started again, without the rows that its file holds. ``OUT_DIR/gpu_check.json`` holds all
+stages. At the end one table, and a list of what was not done and why.
 
 Exit code 1: a check failed or was out of time. What was skipped or refused by a tool is named and is no failure.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import importlib.util
 import json
 import os
@@ -59,42 +61,17 @@ class Row(NamedTuple):
     verdict: str = MEASURED
 
 
-def capture_rows(device: str, dry_run: bool, out: Path) -> Iterator[Row]:
-    from benchmarks.speed import step_time
-
-    for name, check in step_time.capture_checks(device, dry_run):
-        yield Row(name, 40, check, PASSED)
+Rows = Callable[[str, bool, Path], Iterator[Row]]
 
 
-def steps_rows(device: str, dry_run: bool, out: Path) -> Iterator[Row]:
-    from benchmarks.speed import step_time
+def rows_of(module: str, seconds: float, verdict: str = MEASURED, function: str = "rows") -> Rows:
+    """Those of a module of this folder: a name, and what runs it."""
 
-    for size in step_time.sizes(dry_run):
-        yield Row(size.name, 60, partial(step_time.measure, size, device))
+    def rows(device: str, dry_run: bool, out: Path) -> Iterator[Row]:
+        found = getattr(importlib.import_module(f"benchmarks.speed.{module}"), function)
+        return (Row(name, seconds, run, verdict) for name, run in found(device, dry_run))
 
-
-def lcs_rows(device: str, dry_run: bool, out: Path) -> Iterator[Row]:
-    from benchmarks.speed import lcs_time
-
-    timer = lcs_time.LcsTimer(device)
-    for case in lcs_time.DRY_CASES if dry_run else lcs_time.CASES:
-        yield Row(case.name, 30, partial(timer.measure, case))
-
-
-def ngram_rows(device: str, dry_run: bool, out: Path) -> Iterator[Row]:
-    from benchmarks.speed import ngram_time
-
-    for name, run in ngram_time.rows(device, dry_run):
-        yield Row(name, 60, run)
-
-
-def sanitizer_rows(device: str, dry_run: bool, out: Path) -> Iterator[Row]:
-    from benchmarks.speed import sanitizer
-
-    for tool, programs in sanitizer.TOOLS.items():
-        for name in programs:
-            run = partial(sanitizer.check, tool, name, dry_run)
-            yield Row(f"{tool}: {name}", sanitizer.SECONDS + 5, run, PASSED)
+    return rows
 
 
 def compile_rows(device: str, dry_run: bool, out: Path) -> Iterator[Row]:
@@ -189,7 +166,7 @@ class Stage(NamedTuple):
 
     name: str
     seconds: float
-    rows: Callable[[str, bool, Path], Iterator[Row]] | None = None
+    rows: Rows | None = None
     tests: tuple[str, ...] = ()
     dry_tests: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
@@ -213,11 +190,11 @@ STAGES = (
         dry_tests=("tests/gpu_align/test_warm_up.py", "-k", "changes_no_slot"), needs=("pytest",),
     ),
     Stage("cases", 180, cases_rows),
-    Stage("capture", 60, capture_rows),
-    Stage("steps", 120, steps_rows),
-    Stage("lcs", 60, lcs_rows),
-    Stage("ngram", 60, ngram_rows),
-    Stage("sanitizer", 300, sanitizer_rows),
+    Stage("capture", 60, rows_of("step_time", 40, PASSED, "capture_checks")),
+    Stage("steps", 120, rows_of("step_time", 60)),
+    Stage("lcs", 60, rows_of("lcs_time", 30)),
+    Stage("ngram", 60, rows_of("ngram_time", 60)),
+    Stage("sanitizer", 300, rows_of("sanitizer", 65, PASSED)),
     Stage("serve", 480, serve_rows, needs=("vllm",)),
     Stage(
         "suite", 120, tests=("benchmarks/speed", "--benchmark-only"),
@@ -519,6 +496,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         parser.error(f"stages: expected of {', '.join(names)}, found {', '.join(unknown)}")
     chosen = [stage for stage in STAGES if not options.stages or stage.name in options.stages]
+    if len(chosen) == 1:
+        chosen = [chosen[0]._replace(seconds=options.budget)]
     if options.rows:
         return run_stage(chosen[0], options.rows, options.budget, options.dry_run)
     out = options.out or Path(os.environ.get("OUT") or ROOT / ".cache" / "gpu_check")

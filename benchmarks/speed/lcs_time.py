@@ -5,7 +5,8 @@ A case whose time, estimated from the rate of the largest case so far, is above 
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,6 +80,13 @@ class LcsTimer:
             "batch": case.batch, "size": case.size, "us": round(found["median"], 2),
             "iqr_us": round(found["iqr"], 2), "calls": calls, "tcups": round(self.rate / 1e12, 4),
         }  # fmt: skip
+
+
+def rows(device: str, dry_run: bool) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    """Name and measurement of each row."""
+    timer = LcsTimer(device)
+    for case in DRY_CASES if dry_run else CASES:
+        yield case.name, partial(timer.measure, case)
 
 
 def tensors_of(contexts: Tokens, texts: Tokens, device: str) -> tuple[torch.Tensor, ...]:

@@ -14,6 +14,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,13 @@ def read_output(code: int, output: str) -> tuple[str, str]:
     if summary is None:
         return "refused", lines[-1] if lines else "it printed nothing"
     return "found", f"exit code {code}, {summary[0]}: {lines[-1]}"
+
+
+def rows(device: str, dry_run: bool) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    """Name and check of each row."""
+    for tool, programs in TOOLS.items():
+        for name in programs:
+            yield f"{tool}: {name}", partial(check, tool, name, dry_run)
 
 
 def check(tool: str, name: str, dry_run: bool) -> dict[str, Any]:

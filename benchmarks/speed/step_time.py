@@ -1,8 +1,7 @@
-"""Time of one drafting step: ``python -m benchmarks.speed.step_time [--json OUT.json]``.
+"""Rows of one drafting step: device time in a CUDA graph, in which each step is a genuine next step (`StepBatch`),
+without the host's launch (`device_time`), for the situations of `CASES`; docs/developer/gpu-check.md has the
+columns.
 
-On a GPU: device time of a step in a CUDA graph, in which each step is a genuine next step (`StepBatch`), without
-the host's launch (`device_time`), for the situations of `CASES`; docs/developer/gpu-check.md has the columns.
-Without a GPU: the reference on the CPU, small sizes only; it shows that the command works and times nothing.
 Correctness first: a batch whose drafts differ from the reference, before or after the replays, is not timed.
 """
 
@@ -13,16 +12,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from benchmarks.speed import result_file
 from benchmarks.speed.device_time import Clock, per_step, record
 from benchmarks.speed.workload import Batch, Tokens, draw_texts, make_recipes
-from benchmarks.tables import command, write_json
 from gpu_align.ops.constants import GLOBAL_EVERY, SEEN
 
 #: Tokens that an engine prefills at once.
@@ -188,12 +184,13 @@ class Size(NamedTuple):
         return f"{self.case.name}, batch {self.batch}"
 
 
-def sizes(dry_run: bool) -> Iterator[Size]:
-    """Every row, the most valuable ones first."""
+def rows(device: str, dry_run: bool) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    """Name and measurement of each row, the most valuable ones first."""
     batches, *rest = (DRY_BATCHES, DRY_NUM_TEXT, DRY_REPEATS) if dry_run else (BATCHES, NUM_TEXT, REPEATS)
     for first in (True, False):
         for batch in batches:
-            yield from (Size(case, batch, *rest) for case in CASES if case.first == first)
+            for size in (Size(case, batch, *rest) for case in CASES if case.first == first):
+                yield size.name, partial(measure, size, device)
 
 
 def time_steps(batch: StepBatch, repeats: int, between: Callable[[], object] | None = None) -> dict[str, Any]:
@@ -309,42 +306,3 @@ def on_the_cpu(make: Callable[[], StepBatch]) -> dict[str, Any]:
     """Instead of `no_wait` and `no_allocation`."""
     make().propose()
     return {"remark": "on a GPU only"}
-
-
-def line(row: dict[str, Any]) -> str:
-    """A row of the table."""
-    cold = f"{row['cold_us']:9.2f}" if "cold_us" in row else f"{'-':>9}"
-    return (
-        f"{row['batch']:6} {row['case']:40} {row['us']:9.2f} {row['iqr_us']:8.2f} {row['floor_us']:9.2f} {cold} "
-        f"{row['host_us']:9.1f}"
-    )
-
-
-HEAD = f"{'batch':>6} {'case':40} {'µs':>9} {'± IQR':>8} {'floor µs':>9} {'cold µs':>9} {'host µs':>9}"
-
-
-def main() -> int:
-    parser = command("benchmarks.speed.step_time", __doc__)
-    parser.add_argument("--json", type=Path, help="write the numbers here as well, row by row")
-    json_path = parser.parse_args().json
-    gpu = torch.cuda.is_available()
-    if not gpu:
-        print("SKIPPED: GPU times (no GPU). The reference on the CPU, host microseconds:")
-    rows: list[dict[str, Any]] = []
-    wrong = 0
-    print(HEAD)
-    for size in sizes(dry_run=not gpu):
-        try:
-            rows.append(measure(size, "cuda" if gpu else "cpu"))
-            print(line(rows[-1]), flush=True)
-        except AssertionError as error:
-            wrong += 1
-            rows.append({"batch": size.batch, "case": size.case.name, "wrong": str(error)})
-            print(f"{size.name} WRONG: {error}", flush=True)
-        if json_path is not None:
-            write_json(json_path, {"machine": result_file.machine_header(), "rows": rows})
-    return int(wrong > 0)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
