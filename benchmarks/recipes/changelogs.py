@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from benchmarks.recipes.groups import Task, of_packages
+from benchmarks.recipes.groups import Group, Output, Task, fives, shuffled
 from benchmarks.recipes.packages import PROSE, Package, Shelf
 
 NAME = "changelog"
-#: Groups; outputs; those of one package, so that a long changelog does not make most of them.
-MOST = 300, 240, 100
+#: The last is of outputs, so that a long changelog does not make most of them.
+MOST_GROUPS, MOST_OUTPUTS, MOST_OF_A_PACKAGE = 300, 240, 100
 #: Characters of a passage.
 SHORTEST, LONGEST = 420, 1_600
 
@@ -29,11 +29,17 @@ _RULE = re.compile(r"^[=\-~^.*+#\"]{3,}$", re.MULTILINE)
 
 def task(shelf: Shelf) -> Task:
     """Groups of consecutive passages of one package, and single passages."""
+    groups = [Group(NAME, _ask(p), five) for p in PROSE["train"] for five in fives(passages(shelf, p))]
+    outputs = [
+        Output(NAME, _ask(p), text)
+        for p in PROSE["test"]
+        for text in shuffled(passages(shelf, p), NAME)[:MOST_OF_A_PACKAGE]
+    ]
+    return Task(shuffled(groups, NAME)[:MOST_GROUPS], shuffled(outputs, NAME)[:MOST_OUTPUTS])
 
-    def ask(package: Package) -> str:
-        return f"Write the release notes of {package.name}.\n"
 
-    return of_packages(NAME, PROSE, ask, lambda package: passages(shelf, package), MOST)
+def _ask(package: Package) -> str:
+    return f"Write the release notes of {package.name}.\n"
 
 
 def paragraphs(shelf: Shelf, package: Package) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -59,24 +59,6 @@ def fives(items: Sequence[T]) -> Iterator[tuple[T, ...]]:
     """Consecutive groups of `NUM_SAMPLES`; what is left over is dropped."""
     for begin in range(0, len(items) - NUM_SAMPLES + 1, NUM_SAMPLES):
         yield tuple(items[begin : begin + NUM_SAMPLES])
-
-
-def of_packages(
-    name: str,
-    packages: Mapping[str, Iterable[Any]],
-    ask: Callable[[Any], str],
-    texts: Callable[[Any], Sequence[str]],
-    most: tuple[int, int, int],
-) -> Task:
-    """Groups of consecutive texts of a package, and single texts. most: groups, outputs, outputs of a package."""
-    most_groups, most_outputs, of_a_package = most
-    groups = [Group(name, ask(p), samples) for p in packages["train"] for samples in fives(texts(p))]
-    outputs = [
-        Output(name, ask(p), text)
-        for p in packages["test"]
-        for text in shuffled(texts(p), name)[:of_a_package]
-    ]
-    return Task(shuffled(groups, name)[:most_groups], shuffled(outputs, name)[:most_outputs])
 
 
 #: Shares of records with two keys swapped, and with other whitespace.

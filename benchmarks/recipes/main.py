@@ -1,27 +1,23 @@
 """Recipe packs: ``python -m benchmarks.recipes [--write]``.
 
 For each task: learn a pack from the samples, then replay the outputs, which have no predictions, with the pack
-alone, with the whole drafter and with the peers, at K = 16. Then misses and merge, what packs cost
-on free prose, what a pack covers of Python's structure, and how long learning takes.
+alone, with the whole drafter and with the peers, at K = 16. Then misses and merge, and what packs cost
+on free prose.
 """
 
 from __future__ import annotations
 
-import resource
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks.processes import pool
 from benchmarks.quality.build_suffix_peer import add_to_path
-from benchmarks.recipes import changelogs, page, python_client, python_code, tasks, triage
-from benchmarks.recipes.groups import NUM_SAMPLES, Task
+from benchmarks.recipes import changelogs, page, tasks
+from benchmarks.recipes.groups import Task
 from benchmarks.recipes.runs import (
-    TOKENIZER,
     K,
     base_recipes,
     counts_of,
@@ -30,17 +26,13 @@ from benchmarks.recipes.runs import (
     merged,
     ours,
     records_of,
-    structural_tokens,
     token_texts,
 )
 from benchmarks.tables import command
-from gpu_align import RecipePack, Recipes, Source
-from gpu_align.simulate import Record, load_tokenizer
-from gpu_align.tools.simulate.replay import PairResult
+from gpu_align import RecipePack, Recipes
+from gpu_align.simulate import Record
 
 Say = Callable[[str], None]
-#: Groups of samples of so many tokens, for the time and the memory of learning.
-NUM_GROUPS, NUM_TOKENS = 1_000, 500
 
 
 def learn(name: str, task: Task) -> RecipePack:
@@ -65,83 +57,37 @@ def size_of(pack: RecipePack) -> dict[str, int]:
     }
 
 
-def measure_task(
-    task: Task, pack: RecipePack, recipes: Recipes
-) -> tuple[dict[str, Any], dict[str, list[PairResult]]]:
-    """Everything about one task, and the results of its runs."""
+def measure_task(task: Task, pack: RecipePack, recipes: Recipes) -> dict[str, Any]:
+    """Everything about one task."""
     records = records_of(task.outputs)
-    results = {name: run(records) for name, run in drafters(base_recipes(), recipes, task).items()}
+    runs = drafters(base_recipes(), recipes, task)
     found_merged = merged(pack, task.outputs)
-    found = {
+    return {
         "groups": len(task.groups),
         "sample_tokens": sum(len(ids) for group in task.groups for ids in encode(group.samples)),
         "outputs": len(task.outputs),
         "output_tokens": sum(len(record.output) for record in records),
         "pack": size_of(pack),
         "report": found_merged["learned"],
-        "runs": {name: counts_of(pairs) for name, pairs in results.items()},
+        "runs": {name: counts_of(run(records)) for name, run in runs.items()},
         "merged": found_merged,
     }
-    return found, results
-
-
-def structure_of(records: list[Record], pairs: list[PairResult]) -> dict[str, Any]:
-    """Tokens of the outputs and those that recipes drafted, by what is structural."""
-    tokenizer = load_tokenizer(TOKENIZER)
-    found: dict[str, Any] = {"tokens": 0}
-    parts = {name: {"tokens": 0, "covered": 0} for name in ("structural", "free")}
-    for record, pair in zip(records, pairs, strict=True):
-        pieces = [tokenizer.token_bytes(token) for token in record.output]
-        structural = structural_tokens(b"".join(pieces).decode(), pieces)
-        covered = pair.origins == Source.RECIPE
-        found["tokens"] += len(pieces)
-        for part, which in (("structural", structural), ("free", ~structural)):
-            parts[part]["tokens"] += int(which.sum())
-            parts[part]["covered"] += int((covered & which).sum())
-    return {**found, **parts}
 
 
 def prose_of(records: list[Record], recipes: Mapping[str, Recipes]) -> dict[str, Any]:
-    """What packs do to free prose: its own, the shipped one, and those of other tasks, together and each alone."""
+    """What packs do to free prose: its own, and those of other tasks together."""
     others = {name: found for name, found in recipes.items() if name != changelogs.NAME}
-    runs: dict[str, Recipes | None] = {"none": None, "own": recipes[changelogs.NAME], "base": base_recipes()}
-    runs |= {"foreign": Recipes.join(others), **others}
+    runs: dict[str, Recipes | None] = {
+        "none": None,
+        "own": recipes[changelogs.NAME],
+        "foreign": Recipes.join(others),
+    }
     return {name: counts_of(ours(found)(records)) for name, found in runs.items()}
-
-
-def groups_of(folder: Path) -> list[tuple[str, str, list[str]]]:
-    """Groups of samples of `NUM_TOKENS` tokens: the task's, one behind another and cut."""
-    found = tasks.read(triage.NAME, folder).groups
-    tokenizer = load_tokenizer(TOKENIZER)
-    samples = [cycle(group.samples[i] for group in found) for i in range(NUM_SAMPLES)]
-    groups = []
-    for number in range(NUM_GROUPS):
-        cut = []
-        for stream in samples:
-            ids = [token for text in islice(stream, 3) for token in tokenizer.encode(text)][:NUM_TOKENS]
-            cut.append(b"".join(map(tokenizer.token_bytes, ids)).decode("utf-8", errors="ignore"))
-        groups.append((triage.NAME, f"Report {number}\n", cut))
-    return groups
-
-
-def learning(folder: Path) -> dict[str, Any]:
-    """Seconds and peak memory of learning; the peak is that of this process, which has to be a fresh one."""
-    groups = groups_of(folder)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    began, began_processor = time.perf_counter(), time.process_time()
-    pack = RecipePack.observe(groups, encode, token_texts, task=triage.NAME)
-    seconds, processor = time.perf_counter() - began, time.process_time() - began_processor
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {
-        "groups": NUM_GROUPS, "samples": NUM_SAMPLES, "tokens": NUM_TOKENS, "seconds": round(seconds, 1),
-        "processor_seconds": round(processor, 1), "before_mib": before // 1024, "peak_mib": peak // 1024,
-        "entries": len(pack.observed),
-    }  # fmt: skip
 
 
 def measure(folder: Path, say: Say) -> dict[str, Any]:
     """All of it."""
-    found: dict[str, Any] = {"num_draft_tokens": K, "tasks": {}, "python": {}}
+    found: dict[str, Any] = {"num_draft_tokens": K, "tasks": {}}
     recipes = {}
     for name in tasks.TASKS:
         task = tasks.read(name, folder)
@@ -149,14 +95,10 @@ def measure(folder: Path, say: Say) -> dict[str, Any]:
         pack = learn(name, task)
         say(f"{name}: {len(pack.observed):,} entries in {time.perf_counter() - began:.1f} s")
         recipes[name] = pack.tokenize(encode, token_texts)
-        found["tasks"][name], results = measure_task(task, pack, recipes[name])
-        if name in (python_client.NAME, python_code.NAME):
-            found["python"][name] = structure_of(records_of(task.outputs), results["pack_alone"])
+        found["tasks"][name] = measure_task(task, pack, recipes[name])
         report = found["tasks"][name]["report"]
         say(f"  coverage {report['coverage']:.1%}, accuracy {report['accuracy']:.2%}")
     found["prose"] = prose_of(records_of(tasks.read(changelogs.NAME, folder).outputs), recipes)
-    with pool(1) as fresh:
-        found["learning"] = fresh.apply(learning, [folder])
     return found
 
 

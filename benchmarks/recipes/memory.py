@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.quality.replays import replay_batched
-from benchmarks.quality.runs import Entry, make_corpora, read_entries
-from benchmarks.recipes import json_records, page, reference_pages, tasks, triage
+from benchmarks.quality.runs import Entry, cached_corpus, make_corpora, read_entries
+from benchmarks.recipes import json_records, page, tasks, triage
 from benchmarks.recipes.groups import Output, shuffled
 from benchmarks.recipes.runs import BATCH_SIZE, base_recipes, counts_of, encode, records_of
 from benchmarks.tables import command
@@ -128,8 +128,7 @@ def forms(folder: Path) -> Iterator[Case]:
     for form in json_records.FORMS:
         asked = f"Extract the {form.name} from"
         yield one_form(f"form: {form.name}", [o for o in outputs if asked in o.prompt])
-    for name in (triage.NAME, reference_pages.NAME):
-        yield one_form(f"form: {name}", tasks.read(name, folder).outputs)
+    yield one_form(f"form: {triage.NAME}", tasks.read(triage.NAME, folder).outputs)
 
 
 def replayed(
@@ -183,8 +182,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = command("benchmarks.recipes.memory", __doc__)
     parser.add_argument("--write", action="store_true", help=f"into {page.RESULTS} and the page")
     options = parser.parse_args(argv)
-    cached = Path(".cache/corpus-test.jsonl.gz")
-    if failed := make_corpora({"test": cached}) or tasks.ensure(tasks.DEFAULT_OUT):
+    if failed := make_corpora({"test": (cached := cached_corpus("test"))}) or tasks.ensure(tasks.DEFAULT_OUT):
         return failed
     found = measure(cached, tasks.DEFAULT_OUT, lambda line: print(line, flush=True))
     print(page.memory_table({"memory": found}))

@@ -19,11 +19,10 @@ LEAST, MOST = 250, 2_000
 
 
 class Function(NamedTuple):
-    """A function of a package: its module, its name, the class it is in, its source and its syntax tree."""
+    """A function of a package: its module, its name, its source and its syntax tree."""
 
     module: str
     name: str
-    owner: str
     source: str
     node: ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -58,19 +57,16 @@ def functions(shelf: Shelf, package: Package, least: int = LEAST, most: int = MO
             continue
         module = path.removesuffix(".pyi").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         lines = text.splitlines(keepends=True)
-        for owner, node in _defined(tree):
+        for node in _defined(tree):
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
             source = textwrap.dedent("".join(lines[first - 1 : node.end_lineno]))
             if least <= len(source) <= most:
-                yield Function(module, node.name, owner, source, node)
+                yield Function(module, node.name, source, node)
 
 
-def _defined(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """Functions of the module and methods of its classes, each with its class or ""."""
-    for node in tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield "", node
-        elif isinstance(node, ast.ClassDef):
-            for inner in node.body:
-                if isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                    yield node.name, inner
+def _defined(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Functions of the module and methods of its classes."""
+    for outer in tree.body:
+        for node in outer.body if isinstance(outer, ast.ClassDef) else [outer]:
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                yield node

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import io
-import keyword
-import tokenize
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from benchmarks.quality.replays import replay_batched
 from benchmarks.quality.runs import Counts as QualityCounts
@@ -20,66 +13,27 @@ from benchmarks.recipes.groups import Output, Task
 from gpu_align import DrafterConfig, RecipePack, Recipes, Source
 from gpu_align.policies import EarlierResponses, PromptLookup, SuffixDecoding
 from gpu_align.predictors import TokenPredictor
-from gpu_align.recipes.pack import Miss, Misses
+from gpu_align.recipes.pack import Misses
 from gpu_align.simulate import Record, load_tokenizer, replay
-from gpu_align.tools.recipes.merge import Key, suffixes
+from gpu_align.tools.recipes.merge import Key
 from gpu_align.tools.recipes.report import TaskReport
 from gpu_align.tools.simulate.replay import PairResult
 
-BoolArray = npt.NDArray[np.bool_]
-#: What is named, counted or said: everything else is structure.
-_FREE = {tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.COMMENT}
-#: Python 3.12 on has parts of f-strings as tokens of their own.
-_FREE |= {
-    getattr(tokenize, name)
-    for name in ("FSTRING_START", "FSTRING_MIDDLE", "FSTRING_END")
-    if hasattr(tokenize, name)
-}
-
-
-def structural_tokens(text: str, token_bytes: Sequence[bytes]) -> BoolArray:
-    """[tokens]: whether a token of `text` has no byte of a name, number, string or comment.
-
-    Keywords are structure; ``self`` is a name. A text that is not Python has no structure.
-    Example: of ``def f(x):`` in the tokens ``def``, `` f``, ``(x``, ``):`` the first and the last are structural.
-    """
-    lines = text.splitlines(keepends=True)
-    begins = np.cumsum([0, *(len(line.encode()) for line in lines)])
-    ends = np.cumsum([0, *map(len, token_bytes)])
-    if ends[-1] != begins[-1]:
-        raise ValueError(f"token_bytes: expected {begins[-1]} bytes, found {ends[-1]}")
-    structural = np.ones(int(begins[-1]), dtype=np.bool_)
-
-    def place(row: int, column: int) -> int:
-        line = lines[row - 1] if row <= len(lines) else ""
-        return int(begins[min(row - 1, len(lines))]) + len(line[:column].encode())
-
-    try:
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type in _FREE and not keyword.iskeyword(token.string):
-                structural[place(*token.start) : place(*token.end)] = False
-    except (tokenize.TokenError, SyntaxError):
-        structural[:] = False
-    return np.array([structural[a:b].all() for a, b in pairwise(ends)], dtype=np.bool_)
-
 
 def merged(pack: RecipePack, outputs: Sequence[Output]) -> dict[str, Any]:
-    """What a pack drafts alone: as learned, merged with its misses, and of what always held in the samples alone.
+    """What a pack drafts alone: as learned, and merged with its misses.
 
     Each half of the outputs is replayed with the misses of the other half, none with its own.
     """
     halves, misses = (outputs[::2], outputs[1::2]), (Misses(pack.tokenizer), Misses(pack.tokenizer))
     learned = [_replayed(pack, half, counted) for half, counted in zip(halves, misses, strict=True)]
     packs = [pack.merge(counted) for counted in misses]
-    always = [entry for entry in pack.observed if entry.token < 0 or entry.hits == entry.seen]
     after = [_replayed(better, half) for better, half in zip(packs, reversed(halves), strict=True)]
     return {
         "learned": _figures(learned),
         "merged": _figures(after),
         "entries": [len(pack.observed), *(len(better.observed) for better in packs)],
         "removed": [len(_keys(pack) - _keys(better)) for better in packs],
-        "always": _figures([_replayed(replace(pack, observed=always), outputs)]),
-        "evidence": _evidence(pack, misses[0].counts + misses[1].counts),
     }
 
 
@@ -97,23 +51,6 @@ def _figures(parts: Sequence[TaskReport]) -> dict[str, Any]:
 
 def _keys(pack: RecipePack) -> set[Key]:
     return {(entry.is_shape, entry.context) for entry in pack.observed}
-
-
-def _evidence(pack: RecipePack, counts: Mapping[Miss, int]) -> dict[str, list[int]]:
-    """Tokens that were checked, and those refuted, by the entry that decides there: it always held in the samples,
-    or not always; or the draft began before it and does not know it."""
-    entries = {(entry.is_shape, entry.context): entry for entry in pack.observed}
-    found = {"always": [0, 0], "not always": [0, 0], "unknown to the draft": [0, 0]}
-    for miss, count in counts.items():
-        keys = (key for context in ((False, miss.literal), (True, miss.shape)) for key in suffixes(context))
-        entry = next((entries[key] for key in keys if key in entries), None)
-        if entry is None or entry.token != miss.expected:
-            evidence = "unknown to the draft"
-        else:
-            evidence = "always" if entry.hits == entry.seen else "not always"
-        found[evidence][0] += count
-        found[evidence][1] += count if miss.said != miss.expected else 0
-    return found
 
 
 #: Draft tokens a step.
@@ -184,16 +121,14 @@ def peer(policy: TokenPredictor) -> Replay:
 
 
 def drafters(base: Recipes, pack: Recipes, task: Task) -> dict[str, Replay]:
-    """Ours with and without the pack, and the peers; two of these know the samples as earlier responses."""
+    """Ours with and without the pack, and the peers; one of these knows the samples as earlier responses."""
     earlier = EarlierResponses((t for g in task.groups for t in encode(g.samples)), DEPTH)
     return {
         "pack_alone": ours(pack, alone=True),
         "drafter_with_pack": ours(pack),
         "drafter_with_both": ours(Recipes.join({"task": pack, "base": base})),
         "drafter_without_pack": ours(base),
-        "suffix_decoding": peer(SuffixDecoding(1, DEPTH)),
         "suffix_decoding_4": peer(SuffixDecoding(4, DEPTH)),
-        "suffix_decoding_samples": peer(SuffixDecoding(1, DEPTH, earlier=earlier)),
         "suffix_decoding_4_samples": peer(SuffixDecoding(4, DEPTH, earlier=earlier)),
         "prompt_lookup": peer(PromptLookup()),
     }

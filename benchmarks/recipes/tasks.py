@@ -19,15 +19,7 @@ from pathlib import Path
 
 from benchmarks.corpus.build import DEFAULT_CACHE
 from benchmarks.corpus.files import Fetch, download
-from benchmarks.recipes import (
-    changelogs,
-    json_records,
-    maths,
-    python_client,
-    python_code,
-    reference_pages,
-    triage,
-)
+from benchmarks.recipes import changelogs, json_records, maths, python_client, python_code, triage
 from benchmarks.recipes.groups import Group, Output, Task
 from benchmarks.recipes.packages import Shelf
 from benchmarks.tables import command
@@ -36,7 +28,7 @@ DEFAULT_OUT = Path(".cache/recipe_tasks")
 #: Name → what makes it, in the order of the tables.
 TASKS: dict[str, Callable[[Shelf], Task]] = {
     module.NAME: module.task
-    for module in (json_records, triage, python_client, python_code, maths, reference_pages, changelogs)
+    for module in (json_records, triage, python_client, python_code, maths, changelogs)
 }
 
 

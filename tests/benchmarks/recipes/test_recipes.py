@@ -27,7 +27,7 @@ from benchmarks.recipes.groups import (
     number_of,
     shuffled,
 )
-from benchmarks.recipes.main import learn, structure_of
+from benchmarks.recipes.main import learn
 from benchmarks.recipes.packages import CLIENTS, CODE
 from benchmarks.recipes.runs import (
     counts_of,
@@ -84,14 +84,7 @@ def test_a_pack_saves_steps_and_is_merged_with_the_misses_of_other_outputs() -> 
     assert with_pack["rejected"] == sum(with_pack["rejected_from"].values()) > 0
     # Only the second output refutes a token, and only the first is replayed with what it taught.
     assert found["learned"]["rejected"] == found["merged"]["rejected"] == 1
-    assert sum(refuted for _, refuted in found["evidence"].values()) == 1
     assert found["entries"][0] == len(pack.observed)
-    parts = structure_of(records, alone)
-    assert (
-        parts["structural"]["tokens"] + parts["free"]["tokens"]
-        == parts["tokens"]
-        == sum(len(r.output) for r in records)
-    )
 
 
 def entries() -> list[Entry]:
