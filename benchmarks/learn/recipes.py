@@ -9,20 +9,19 @@ repeated with it.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.corpus import build as corpus
+from benchmarks.corpus.build import DEFAULT_CACHE
 from benchmarks.corpus.files import Fetch, download
 from benchmarks.corpus.kinds import MODEL, QUALITIES
 from benchmarks.corpus.packages import package_texts
-from benchmarks.quality.runs import Entry, read_entries
+from benchmarks.processes import pool
+from benchmarks.quality.runs import Entry, cached_corpus, make_corpora, read_entries
 from benchmarks.tables import command
 from gpu_align import RecipePack, Source
 from gpu_align.ops.constants import ALL_PACKS
@@ -115,24 +114,23 @@ def main() -> None:
     said = "take this pack's instead of measuring one (many minutes)"
     parser.add_argument("--calibration", type=Path, metavar="PACK", help=said)
     args = parser.parse_args()
-    texts = learnable_texts(corpus.DEFAULT_CACHE)
+    texts = learnable_texts(DEFAULT_CACHE)
     pack = learn(texts)
     print(f"{len(texts):,} texts, {sum(len(text) for _, text in texts):,} characters: {pack!r}", flush=True)
     if args.calibration:
         _save(pack.calibrated(RecipePack.load(args.calibration).calibration), args.out)
         return
-    with tempfile.TemporaryDirectory() as folder:
-        pairs = [Path(folder) / f"{name}.jsonl.gz" for name in SPLITS]
-        for name, path in zip(SPLITS, pairs, strict=True):
-            corpus.main([str(path), "--set", name])
-        entries = [entry for path in pairs for entry in read_entries(path) if is_replayed(entry)]
+    corpora = {name: cached_corpus(name) for name in SPLITS}
+    if code := make_corpora(corpora):
+        raise SystemExit(code)
+    entries = [entry for path in corpora.values() for entry in read_entries(path) if is_replayed(entry)]
     parts = list(parts_of(texts, entries))
     calibration = [0.0] * NUM_BINS
-    with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
-        packs = pool.map(learn, [known for known, _ in parts], chunksize=1)
+    with pool(os.cpu_count() or 1) as workers:
+        packs = workers.map(learn, [known for known, _ in parts], chunksize=1)
         for number in range(NUM_ROUNDS):
             tasks = [(p.calibrated(calibration), part) for p, (_, part) in zip(packs, parts, strict=True)]
-            drafts, promised, accepted = np.sum(pool.map(observe, tasks, chunksize=1), axis=0)
+            drafts, promised, accepted = np.sum(workers.map(observe, tasks, chunksize=1), axis=0)
             # Half of the way: what is chosen depends on it, and would go to and fro.
             offsets = (accepted - promised) / (drafts + PRIOR)
             calibration = rising(offsets if not number else (offsets + calibration) / 2)

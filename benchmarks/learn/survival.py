@@ -7,10 +7,8 @@ are those of the drafter itself, so the replay is repeated with the table it jus
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,9 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.corpus import build as corpus
 from benchmarks.corpus.kinds import MODEL
-from benchmarks.quality.runs import read_entries
+from benchmarks.processes import pool
+from benchmarks.quality.runs import cached_corpus, make_corpora, read_entries
 from benchmarks.tables import command
 from gpu_align.config import DrafterConfig
 from gpu_align.ops.constants import NUM_CLASSES
@@ -68,8 +66,8 @@ def _replayed(
     replay = partial(observe, survival=curves, max_context_len=longest, config=config)
     if jobs == 1:
         return [replay(records)]
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        return pool.map(replay, [records[i::jobs] for i in range(jobs)])
+    with pool(jobs) as workers:
+        return workers.map(replay, [records[i::jobs] for i in range(jobs)])
 
 
 def learn_table(
@@ -104,22 +102,17 @@ def recalibrated(table: Mapping[str, Any], records: Sequence[Record], jobs: int 
 def main(argv: list[str] | None = None) -> None:
     parser = command("benchmarks.learn.survival", __doc__)
     parser.add_argument("out", nargs="?", type=Path, default=SHIPPED, help="default: the shipped table")
-    parser.add_argument("--pairs", type=Path, help="learn from this JSONL file instead of the tuning split")
-    parser.add_argument(
-        "--kinds", type=Path, help="calibrate with this JSONL file instead of kinds-tune, too"
-    )
+    said = "learn from this JSONL file instead of the tuning split"
+    parser.add_argument("--pairs", type=Path, default=cached_corpus("tune"), help=said)
+    said = "calibrate with this JSONL file instead of kinds-tune, too"
+    parser.add_argument("--kinds", type=Path, default=cached_corpus("kinds-tune"), help=said)
     said = "keep this table's curves, and calibrate it anew"
     parser.add_argument("--calibrate", type=Path, metavar="TABLE", help=said)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     args = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as folder:
-        paths = {"tune": args.pairs, "kinds-tune": args.kinds}
-        for name, path in paths.items():
-            if path is None:
-                paths[name] = Path(folder) / f"{name}.jsonl.gz"
-                corpus.main([str(paths[name]), "--set", name])
-        records = training_records(paths["tune"])
-        to_calibrate = calibration_records(paths["tune"], paths["kinds-tune"])
+    if code := make_corpora({"tune": args.pairs, "kinds-tune": args.kinds}):
+        raise SystemExit(code)
+    records, to_calibrate = training_records(args.pairs), calibration_records(args.pairs, args.kinds)
     table = read_table(args.calibrate) if args.calibrate else learn_table(records, jobs=args.jobs)
     table = recalibrated(table, to_calibrate, args.jobs)
     write_table(table, args.out)

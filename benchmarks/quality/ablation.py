@@ -30,7 +30,6 @@ from benchmarks import tables
 from benchmarks.learn import survival
 from benchmarks.quality import cases
 from benchmarks.quality.checks import K, curve, height, point
-from benchmarks.quality.kinds import quality_command
 from benchmarks.quality.mechanisms import BASELINE, MECHANISMS, count_lines, without
 from benchmarks.quality.runs import (
     Counts,
@@ -39,6 +38,7 @@ from benchmarks.quality.runs import (
     Run,
     knowledge,
     make_corpora,
+    quality_command,
     read_entries,
     run_records,
 )
@@ -77,9 +77,9 @@ def change(row: Row, baseline: Row, group: str) -> float | None:
 #: The process of a row: overrides are installed before anything of the library is imported.
 _PROCESS = """
 import json, sys
-from benchmarks.quality import mechanisms, overrides
+from benchmarks.quality import mechanisms
 job = json.load(sys.stdin)
-overrides.install(mechanisms.without(job["mechanism"]).overrides)
+mechanisms.install(mechanisms.without(job["mechanism"]).overrides)
 from benchmarks.quality.ablation import measured
 print(json.dumps(measured(job)))
 """
@@ -195,7 +195,12 @@ def main(argv: list[str] | None = None) -> int:
         with ThreadPoolExecutor(options.jobs) as pool:
             list(pool.map(add, [name for name in names if name != BASELINE]))
     tables.write_json(options.json, found := as_json(rows, options.one_in))
-    print(shown(found["rows"]))
+    for row in found["rows"]:
+        print(
+            row["mechanism"],
+            *(f"{group} {row['change'][group]}" for group in GROUPS if "change" in row),
+            sep=", ",
+        )
     return 0
 
 
@@ -204,24 +209,6 @@ def _write_known(options: argparse.Namespace, path: Path) -> None:
     tokens = sorted({entry.tokens for entry in read_entries(options.corpus)[:: options.one_in]})
     known = knowledge(options.tune, tokens, options.jobs)
     path.write_bytes(pickle.dumps({name: replace(k, earlier=()) for name, k in known.items()}))
-
-
-def shown(rows: Sequence[Row]) -> str:
-    """A row a mechanism, tokens a step at equal rejections."""
-    heads = ["without", "test split", "five packages", "lines", "tokens a step", "rejected per accepted",
-             "perfect at the minimum", "unrelated: rejected a token"]  # fmt: skip
-    found = []
-    for row in rows:
-        changes = row.get("change", dict.fromkeys(GROUPS))
-        default, unrelated, perfect = counts_of(row, "test")[0], Counts(**row["unrelated"]), row["perfect"]
-        cells = [
-            *("–" if changes[group] is None else f"{changes[group]:+.2%}" for group in GROUPS),
-            row["lines"]["all"] or "–", f"{default.tokens_per_step:.2f}", f"{default.rejected_per_accepted:.3f}",
-            f"{perfect['least_steps']} of {perfect['records']}",
-            f"{unrelated.rejected_from_prediction / max(unrelated.output_tokens, 1):.4f}",
-        ]  # fmt: skip
-        found.append([f"{row['mechanism']}: {row['instead']}", *cells])
-    return tables.table(heads, found)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,10 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import zipfile
 from pathlib import Path
 
+from benchmarks.corpus.files import download
 from benchmarks.tables import command
 
 VERSION = "0.3.0"
@@ -46,9 +48,9 @@ def build(folder: Path = DEFAULT_FOLDER) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     work = folder / "src"
     work.mkdir(parents=True)
-    _run([sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps",
-          "--target", str(work), f"nanobind=={NANOBIND}"])  # fmt: skip
-    sdist = _download_sdist(work)
+    with zipfile.ZipFile(download("nanobind", NANOBIND, work)) as wheel:
+        wheel.extractall(work)
+    sdist = download("arctic-inference", VERSION, work, sdist=True)
     with tarfile.open(sdist) as opened:
         opened.extractall(work, filter="data")
     source = work / sdist.name.removesuffix(".tar.gz")
@@ -58,32 +60,18 @@ def build(folder: Path = DEFAULT_FOLDER) -> None:
     for name in ("__init__.py", "cache.py"):
         shutil.copy(source / "arctic_inference" / "suffix_decoding" / name, package / name)
     nanobind, tree = work / "nanobind", source / "csrc" / "suffix_decoding"
-    _run([compiler, "-std=c++20", "-O3", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidden",
-          "-fno-strict-aliasing", *(["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []),
-          f"-I{sysconfig.get_paths()['include']}", f"-I{nanobind / 'include'}",
-          f"-I{nanobind / 'ext/robin_map/include'}",
-          *map(str, (tree / "bindings.cc", tree / "suffix_tree.cc", nanobind / "src/nb_combined.cpp")),
-          "-o", str(package / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}")])  # fmt: skip
-    (folder / STAMP).write_text(stamp)
-
-
-def _download_sdist(folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps",
-               "--no-binary=arctic-inference", "--dest", str(folder), f"arctic-inference=={VERSION}"]  # fmt: skip
-    # To name an sdist's metadata pip runs its build script. In this environment that takes no more than
-    # setuptools; an isolated one, with all that the script would build against, is the fallback.
-    try:
-        _run([*command, "--no-build-isolation"])
-    except RuntimeError:
-        _run(command)
-    return next(folder.glob("arctic_inference-*.tar.gz"))
-
-
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [compiler, "-std=c++20", "-O3", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidden",
+         "-fno-strict-aliasing", *(["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []),
+         f"-I{sysconfig.get_paths()['include']}", f"-I{nanobind / 'include'}",
+         f"-I{nanobind / 'ext/robin_map/include'}",
+         *map(str, (tree / "bindings.cc", tree / "suffix_tree.cc", nanobind / "src/nb_combined.cpp")),
+         "-o", str(package / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
     if done.returncode:
-        message = "\n".join(done.stderr.strip().splitlines()[-5:])
-        raise RuntimeError(f"{' '.join(command[:4])} … failed ({done.returncode}):\n{message}")
+        raise RuntimeError("\n".join([f"{compiler} failed:", *done.stderr.strip().splitlines()[-5:]]))
+    (folder / STAMP).write_text(stamp)
 
 
 def main(argv: list[str] | None = None) -> int:

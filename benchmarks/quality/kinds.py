@@ -1,15 +1,11 @@
 """Draft quality by kind of text and by quality of the prediction: a row each against every peer.
 
-The records are those of ``kinds-test`` (`benchmarks.corpus.kinds`). ``python -m benchmarks.quality.kinds``
-measures these rows alone; ``python -m benchmarks.quality`` does it with everything else.
+The records are those of ``kinds-test`` (`benchmarks.corpus.kinds`).
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.corpus.kinds import KINDS, MODEL, QUALITIES
@@ -21,14 +17,10 @@ from benchmarks.quality.runs import (
     Entry,
     Knowledge,
     Run,
-    knowledge,
-    make_ready,
     our_settings,
-    read_entries,
     run_all,
     total,
 )
-from benchmarks.tables import command, table, write_json
 from gpu_align.simulate import runnable_policy_names
 from gpu_align.tools.simulate.policies import OURS
 
@@ -123,48 +115,3 @@ def as_json(found: Mapping[str, Mapping[Run, Counts]]) -> dict[str, Any]:
         }
         for label, counts in found.items()
     }
-
-
-def shown(rows: Mapping[str, Any]) -> str:
-    """A row a label: ours beside the nearest peer, and the least lead over any at each K."""
-    found = []
-    for label, row in rows.items():
-        speeds = (
-            f"{c['output_tokens'] / c['steps']:.2f}" for c in (row["runs"][n] for n in (OURS, NAMED_PEER))
-        )
-        first = {lead["num_draft_tokens"]: lead for lead in reversed(row["leads"])}
-        least = (
-            f"{lead['ratio'] or 0:.3f} {lead['peer']}" for lead in (first[k] for k in SIZES if k in first)
-        )
-        found.append([label, row["runs"][OURS]["records"], *speeds, "; ".join(least), row["gap"]])
-    return table(["", "records", "ours", NAMED_PEER, "least lead at K = 64; 32; 16", "confidence off"], found)
-
-
-def quality_command(module: str, doc: str | None, corpus: str, out: str) -> argparse.ArgumentParser:
-    """The options of all measurements: a set of the corpus, the results, how many records and processes."""
-    parser, cache = command(module, doc), Path(".cache")
-    made = "made if not there"
-    parser.add_argument("--corpus", type=Path, default=cache / f"corpus-{corpus}.jsonl.gz", help=made)
-    said = f"what is learned or known beforehand; {made}"
-    parser.add_argument("--tune", type=Path, default=cache / "corpus-tune.jsonl.gz", help=said)
-    parser.add_argument("--json", type=Path, default=cache / f"{out}.json", help="the results")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
-    parser.add_argument("--one-in", type=int, default=1, metavar="N", help="every Nth record: a quick look")
-    return parser
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Command line; returns the exit code (0, 1: something could not be fetched)."""
-    parser = quality_command("benchmarks.quality.kinds", __doc__, "kinds-test", "kinds")
-    options = parser.parse_args(argv)
-    if code := make_ready({"kinds-test": options.corpus, "tune": options.tune}):
-        return code
-    entries = read_entries(options.corpus)[:: options.one_in]
-    rows = as_json(measure(entries, options.jobs, knowledge(options.tune, ["tekken"], 1)))
-    print(shown(rows))
-    write_json(options.json, rows)
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -17,7 +17,6 @@ from benchmarks.processes import dealt
 from benchmarks.quality import cases, checks, kinds, plot
 from benchmarks.quality.cases import Resumption
 from benchmarks.quality.checks import Check, K
-from benchmarks.quality.kinds import quality_command
 from benchmarks.quality.runs import (
     BOUNDS,
     CACHED,
@@ -25,9 +24,11 @@ from benchmarks.quality.runs import (
     Counts,
     Entry,
     Run,
+    cached_corpus,
     knowledge,
     make_ready,
     our_settings,
+    quality_command,
     read_entries,
     run_all,
     total,
@@ -99,9 +100,8 @@ def checks_of(
 def main(argv: list[str] | None = None) -> int:
     """Command line; returns the exit code (0, 1: something to compare with could not be fetched)."""
     parser = quality_command("benchmarks.quality", __doc__, "test", "quality")
-    kinds_test = Path(".cache/corpus-kinds-test.jsonl.gz")
     said = "kinds of text, qualities of prediction; made if not there"
-    parser.add_argument("--kinds", type=Path, default=kinds_test, help=said)
+    parser.add_argument("--kinds", type=Path, default=cached_corpus("kinds-test"), help=said)
     parser.add_argument("--images", type=Path, default=Path("docs/img"), help="folder for the pictures")
     parser.add_argument("--strict", action="store_true", help="exit code 3 if a check fails")
     options = parser.parse_args(argv)
@@ -117,7 +117,6 @@ def main(argv: list[str] | None = None) -> int:
     rows = kinds.measure(read_entries(options.kinds)[:: options.one_in], options.jobs, known)
     found = as_json(results, entries, seen, rows)
     print(shown(found))
-    print(kinds.shown(found["rows"]))
     tables.write_json(options.json, found)
     plot.draw_stored(found, options.images)
     plot.draw_kinds(rows, options.images / "kinds")

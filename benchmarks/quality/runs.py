@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
+import os
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,12 +21,30 @@ from benchmarks.corpus.mix import ByteTokenizer, trained_bpe
 from benchmarks.processes import pool
 from benchmarks.quality import build_suffix_peer
 from benchmarks.quality.replays import OurPair, Reliability, bound, everywhere, perfect_choice, replay_batched
+from benchmarks.tables import command
 from gpu_align import DrafterConfig, RecipePack, Recipes, Source
 from gpu_align.policies import RECIPE_POLICIES, EarlierResponses, SuffixDecoding
 from gpu_align.predictors import TokenPredictor
 from gpu_align.simulate import NO_PACK, SWEEP, Record, load_tokenizer, replay
 from gpu_align.tools.simulate.policies import OURS, make_policies, setting_name
 from gpu_align.tools.simulate.replay import PairResult
+
+
+def cached_corpus(name: str) -> Path:
+    """Where a set of the corpus is kept."""
+    return Path(f".cache/corpus-{name}.jsonl.gz")
+
+
+def quality_command(module: str, doc: str | None, corpus: str, out: str) -> argparse.ArgumentParser:
+    """The options of all measurements: a set of the corpus, the results, how many records and processes."""
+    parser, made = command(module, doc), "made if not there"
+    parser.add_argument("--corpus", type=Path, default=cached_corpus(corpus), help=made)
+    said = f"what is learned or known beforehand; {made}"
+    parser.add_argument("--tune", type=Path, default=cached_corpus("tune"), help=said)
+    parser.add_argument("--json", type=Path, default=Path(f".cache/{out}.json"), help="the results")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--one-in", type=int, default=1, metavar="N", help="every Nth record: a quick look")
+    return parser
 
 
 def make_ready(corpora: Mapping[str, Path]) -> int:

@@ -39,9 +39,9 @@ def test_what_derives_from_an_override_changes_with_it() -> None:
     """All together are found in the library: a renamed constant or function would fail here, at the import."""
     [[name]] = MECHANISMS["exact prefix"].overrides.values()
     code = f"""
-from benchmarks.quality import mechanisms, overrides
+from benchmarks.quality import mechanisms
 one = mechanisms.without("four best matches+exact prefix+" + "+".join(mechanisms.MECHANISMS))
-overrides.install(one.overrides)
+mechanisms.install(one.overrides)
 import benchmarks.learn.survival
 from gpu_align.ops.reference import draft as reference
 from gpu_align.ops.reference import step
