@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from test_vllm_speculator import K, params_of, propose, runner_of, speculators, write
 from usage_harness import Step, message
-from vllm_fakes import FakeDrafter, FakeEngine, config, sampling, v1_alone
+from vllm_fakes import FakeEngine, config, sampling, v1_alone
 
+from gpu_align import Drafter
 from vllm_integration.frontend import endpoints
 from vllm_integration.frontend import endpoints as our_app
 from vllm_integration.frontend import endpoints as redaction
@@ -71,8 +72,8 @@ LOG = [
 V1 = [
     *[((request_drafter, name), True) for name in ("Drafter", "open_request")],
     ((proposer_v1, "_Request"), True),
-    *[((FakeDrafter, name), True) for name in ("remove", "propose")],
-    ((FakeDrafter, "add"), False),
+    *[((Drafter, name), True) for name in ("remove", "propose")],
+    ((Drafter, "add"), False),
     ((request_state.StopRule, "room"), True),
     ((PredictedOutputs, "_draft"), True),
     ((proposer_v1, "StepDrafts"), True),

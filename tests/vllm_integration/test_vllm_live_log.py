@@ -13,20 +13,16 @@ import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from vllm_fakes import FakeEngine, config, sampling, v1_alone
+from vllm_fakes import config, sampling
 
 from gpu_align.step_log import Step, StepLog, read_step_log
 from gpu_align.tools.explain import Explainer
 from vllm_integration.config.settings import Settings
-from vllm_integration.wire import request as wire
 from vllm_integration.wire.request import RequestContent
-from vllm_integration.worker.proposer_v1 import PredictedOutputs
 from vllm_integration.worker.requests import StopRule
 from vllm_integration.worker.step_log import DebugLog, LoggedRequest, open_log
 
 pytestmark = pytest.mark.usefixtures("plugin_on")
-
-TEXTS = {"a": [5, 6, 7, 8, 9, 10, 11, 12], "b": [20, 21, 5, 6, 7, 30]}
 
 
 def decode(ids: list[int]) -> str:
@@ -112,47 +108,6 @@ def test_an_earlier_file_a_link_and_a_cleared_directory(tmp_path: Path) -> None:
     follow(3)
     assert victim.read_text() == "mine"
     assert not follow.log.on
-
-
-def predicted(tokens: list[int]) -> Any:
-    return sampling({wire.KEY: tokens})
-
-
-def v1_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, live: str) -> FakeEngine:
-    v1_alone(monkeypatch)
-    monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path))
-    monkeypatch.setenv("GPU_ALIGN_DEBUG_LIVE", live)
-    ours = PredictedOutputs(config())
-    ours.load_model()
-    engine = FakeEngine(ours)
-    for name, text in TEXTS.items():
-        engine.submit(name, [1, 2], text, predicted([*text[:3], 90, *text[3:]]))
-    return engine
-
-
-def timeless(log: StepLog) -> StepLog:
-    return replace(log, steps=[replace(step, duration_us=0) for step in log.steps])
-
-
-def test_v1_writes_each_step_as_it_happens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    engine = v1_engine(monkeypatch, tmp_path / "live", "1")
-    seen: list[int] = []
-    while any(engine.written[name] != text for name, text in TEXTS.items()):
-        engine.step()
-        for name in TEXTS:
-            found = read(tmp_path / "live", name)
-            assert [token for step in found.steps for token in step.new] == engine.written[name]
-        seen.append(len(found.steps))
-    assert seen == sorted(seen)
-    assert len(set(seen)) > 2
-    engine.step(finished=tuple(TEXTS))
-    other = v1_engine(monkeypatch, tmp_path / "whole", "0")
-    while any(other.written[name] != text for name, text in TEXTS.items()):
-        other.step()
-        assert list((tmp_path / "whole").iterdir()) == []
-    other.step(finished=tuple(TEXTS))
-    for name in TEXTS:
-        assert timeless(read(tmp_path / "live", name)) == timeless(read(tmp_path / "whole", name))
 
 
 def explainer_of(content: RequestContent, prompt_len: int) -> Explainer:

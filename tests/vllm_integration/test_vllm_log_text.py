@@ -13,7 +13,7 @@ import vllm_integration
 from vllm_integration.seams.install import shown_error, shown_id
 from vllm_integration.wire import request as wire
 from vllm_integration.worker.request_drafter import RequestDrafter
-from vllm_integration.worker.requests import open_request
+from vllm_integration.worker.requests import open_request, take_refusals
 
 HOSTILE = {
     "chatcmpl-8f-1a2b3c4d": "chatcmpl-8f-1a2b3c4d",
@@ -51,6 +51,7 @@ def test_log_lines_about_requests(req_id: str, plugin_log: list[str]) -> None:
         open_request(req_id, params, vocab_size=9, capacity=capacity)
     no_room = SimpleNamespace(drafter=SimpleNamespace(add=lambda *_, **__: False))
     RequestDrafter.add(cast(Any, no_room), 0, req_id, wire.RequestContent(), 0)
+    assert take_refusals() == {req_id: "no_room"}  # the last one
     assert len(plugin_log) == 3
     assert all(HOSTILE[req_id] in line and line.isprintable() and len(line) < 400 for line in plugin_log)
 

@@ -6,12 +6,10 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from vllm_fakes import FakeEngine, config, sampling, v1_alone
 
 from gpu_align import Recipes, Source
@@ -21,7 +19,6 @@ from gpu_align.recipes.pack import Miss
 from vllm_integration.config.settings import Settings
 from vllm_integration.wire.request import KEY, Prediction
 from vllm_integration.worker import miss_log, request_drafter
-from vllm_integration.worker.draft_reporter import DraftReporter
 from vllm_integration.worker.miss_log import ACCEPTED_OF, MissLog, open_miss_log
 from vllm_integration.worker.proposer_v1 import PredictedOutputs
 
@@ -195,34 +192,6 @@ def test_a_full_disk_costs_the_counts_and_one_line(
     assert "No space left" in line
 
 
-def test_on_the_v2_runner_copies_are_compared_when_they_have_arrived(log: MissLog) -> None:
-    """With the draft reports; where all buffers are in use a step is left out, and nothing waits."""
-    reporter = DraftReporter(4, K, torch.device("cpu"), misses=log)
-    token_ids, total_len = torch.zeros((4, 64), dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
-    texts, rows = {2: [1, 2, 10], 0: [3, 20]}, torch.tensor([2, 0])
-    draft = SimpleNamespace(
-        token_ids=torch.tensor([[11, 12, 13, 0], [50, 0, 0, 0]]),
-        length=torch.tensor([3, 1], dtype=torch.int32),
-        source=torch.full((2,), int(Source.RECIPE), dtype=torch.int8),
-        confidence=torch.ones((2, K)),
-    )
-    log.add("a", 2)
-    log.add("b", 1)
-    for said in ([], [11, 12, 99], [5]):
-        for row, tokens in texts.items():
-            tokens += said[: 3 if row == 2 else 1]
-            token_ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
-            total_len[row] = len(tokens)
-        reporter.begin_step()
-        tails = log.tails_of(token_ids, total_len, rows)
-        reporter.copy(["a", "b"], rows.numpy(), draft, total_len, tails=tails)
-        draft.token_ids.fill_(-1)  # as the runner does with what it is given
-        draft.length = torch.zeros(2, dtype=torch.int32)
-        reporter.attach(SimpleNamespace(), reporter.step)
-    log.finish(["a"])
-    assert refuted(counted(log)) == [((1, 2, 10, 11, 12), 13, 99), ((3, 20), 50, 11)]
-
-
 def test_the_proposer_of_v1_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_proposer: Callable[[], PredictedOutputs]
 ) -> None:
@@ -242,7 +211,7 @@ def test_the_proposer_of_v1_counts(
 
 @pytest.fixture
 def make_proposer(monkeypatch: pytest.MonkeyPatch) -> Callable[[], PredictedOutputs]:
-    v1_alone(monkeypatch, fake=False)
+    v1_alone(monkeypatch)
     monkeypatch.setattr(request_drafter, "load_recipes", lambda settings, vllm_config: RECIPES)
     return lambda: PredictedOutputs(config())
 

@@ -192,7 +192,7 @@ def test_without_the_setting_there_is_none(scheduler: Any, monkeypatch: pytest.M
 def test_earlier_answers_take_no_prediction_s_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """V1, room for two texts, six running requests with an answer of the memory each: a verbatim prediction takes
     the fewest steps."""
-    v1_alone(monkeypatch, fake=False)
+    v1_alone(monkeypatch)
     monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
     monkeypatch.setenv("GPU_ALIGN_ARENA_TOKENS", "512")
     engine = FakeEngine(

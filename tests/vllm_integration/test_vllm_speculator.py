@@ -20,7 +20,6 @@ from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import DRAFT_MODEL, take
 from vllm_integration.worker import request_drafter
-from vllm_integration.worker.requests import take_refusals
 
 pytest.importorskip("vllm")
 
@@ -192,20 +191,6 @@ def test_each_row_drafts_from_its_own_prediction(speculator: Any) -> None:
     assert confidence[1].tolist() == [0] * K
 
 
-def test_confidences_are_those_of_this_step_or_0(speculator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(speculator, 0, [7, 8, 100, 101])
-    speculator.add_request("r0", 0, 2, params_of(list(range(100, 120))))
-    assert speculator.enable_adaptive_verification is False
-    propose(speculator, [0])
-    assert not bool(speculator.draft_token_confidence_probs.any())  # read by nobody
-    speculator._speculative.enable_adaptive_verification = True
-    propose(speculator, [0])
-    assert bool((speculator.draft_token_confidence_probs[0] > 0).all())
-    monkeypatch.setattr(compat, "_off_reason", "turned off while serving")
-    assert propose(speculator, [0]).tolist() == [[0] * K]
-    assert speculator.draft_token_confidence_probs[0].tolist() == [0] * K
-
-
 def test_the_drafter_reads_the_runners_row_numbers(speculator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     speculator.add_request("r1", 1, 0, params_of([5, 6]))
     given: list[torch.Tensor] = []
@@ -252,42 +237,6 @@ def test_a_prefill_chunk_and_a_dummy_run_change_nothing(speculator: Any) -> None
     propose(speculator, [0, 1, 2], dummy_run=True, skip_attn_for_dummy_run=True, is_profile=True)
     assert torch.equal(speculator.drafter._state.align_state, before)
     assert propose(speculator, [0])[0].tolist() == [101, 102, 103, 104]
-
-
-@pytest.mark.parametrize("bad", [[1, VOCABULARY], {"text": "not tokenised"}])
-def test_a_malformed_prediction_is_dropped_with_one_warning(
-    speculator: Any, plugin_log: list[str], bad: Any
-) -> None:
-    take_refusals()
-    write(speculator, 0, [7, 8, 100])
-    write(speculator, 1, [7, 8, 100])
-    speculator.add_request("bad-one", 0, 2, params_of(bad))
-    speculator.add_request("good-one", 1, 2, params_of(list(range(100, 120))))
-    assert take_refusals() == {"bad-one": "dropped"}
-    assert [line for line in plugin_log if "bad-one" in line] == plugin_log
-    assert len(plugin_log) == 1
-    assert propose(speculator, [0, 1])[1].tolist() == [101, 102, 103, 104]
-    assert speculator._occupied.tolist() == [False, True, False, False]
-
-
-def test_a_prediction_that_finds_no_room_is_counted_and_its_request_drafts_from_its_context(
-    speculator: Any, plugin_log: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from gpu_align.arena import PredictionArena
-
-    monkeypatch.setattr(speculator.drafter, "_arena", PredictionArena(256))
-    take_refusals()
-    write(speculator, 0, [7, 8, 100])
-    write(speculator, 1, [7, 8, 9, 10, 7, 8])
-    speculator.add_request("first", 0, 2, params_of([100, 101, 102, 103, 104]))
-    speculator.add_request("second", 1, 2, params_of([50, 51, 52]))
-    assert take_refusals() == {"second": "no_room"}
-    assert [
-        line for line in plugin_log if "second" in line and "GPU_ALIGN_ARENA_TOKENS" in line
-    ] == plugin_log
-    drafts = propose(speculator, [0, 1]).tolist()
-    assert drafts[0] == [101, 102, 103, 104]
-    assert drafts[1][:2] == [9, 10]
 
 
 def test_long_requests_and_those_that_return_are_prepared(

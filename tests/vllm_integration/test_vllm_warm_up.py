@@ -43,7 +43,7 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def test_the_first_request_of_v1_compiles_nothing(
     logs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compilations: Counter[str]
 ) -> None:
-    v1_alone(monkeypatch, fake=False)
+    v1_alone(monkeypatch)
     monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path) if logs else "")
     ours = PredictedOutputs(config())
     at_start = {"step": 1, **({"_look": 1} if logs else {})}

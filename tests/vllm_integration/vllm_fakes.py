@@ -1,4 +1,4 @@
-"""Stand-ins for the unit tests of the bookkeeping: a drafter that checks how it is called, and a runner."""
+"""Stand-ins for the unit tests of the bookkeeping: vLLM's configuration, requests, scheduler and runner."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import torch
 
 from vllm_integration.frontend.usage import RequestUsage
 from vllm_integration.scheduler.draft_budget import DraftedRequests
@@ -17,85 +16,6 @@ from vllm_integration.wire import reports
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import DraftReport, StepDrafts, survival_levels
 from vllm_integration.wire.steps import HEADER, decode
-
-
-class FakeDrafter:
-    """`gpu_align.Drafter`'s contract with the simplest policy: continue after the last longest suffix match
-    in the prediction, from its start before anything is generated. It checks what it is given."""
-
-    def __init__(
-        self,
-        *,
-        max_slots: int,
-        max_context_len: int,
-        max_prediction_len: int,
-        num_draft_tokens: int,
-        vocab_size: int,
-        **_: Any,
-    ) -> None:
-        self.sizes = (max_slots, max_context_len)
-        self.max_prediction_len, self.K, self.vocab_size = max_prediction_len, num_draft_tokens, vocab_size
-        self.slots: dict[int, tuple[list[int], int]] = {}
-        self.calls: list[tuple[list[int], list[int], list[int]]] = []
-
-    def add(
-        self,
-        slot: int,
-        prediction: Any,
-        prompt_len: int,
-        *,
-        sharing_key: Any = None,
-        recipes: Any = None,
-        memory: bool = False,
-        related: bool = False,
-    ) -> bool:
-        prediction = [int(token) for token in prediction]
-        if any(not 0 <= token < self.vocab_size for token in prediction):
-            raise ValueError("prediction: token id outside the vocabulary")
-        if len(prediction) > self.max_prediction_len:
-            raise ValueError("prediction: too long")
-        self.slots[slot] = (prediction, prompt_len)
-        return True
-
-    def remove(self, slot: int) -> None:
-        del self.slots[slot]
-
-    def propose(
-        self, token_ids: torch.Tensor, total_len: torch.Tensor, slots: torch.Tensor, num_sampled: torch.Tensor
-    ) -> Any:
-        assert tuple(token_ids.shape) == self.sizes
-        assert token_ids.dtype == torch.int32
-        assert total_len.dtype == torch.int32
-        assert slots.dtype == torch.int64
-        assert num_sampled.dtype == torch.int32
-        self.calls.append((slots.tolist(), total_len[slots].tolist(), num_sampled.tolist()))
-        B = len(slots)
-        draft = SimpleNamespace(
-            token_ids=torch.zeros((B, self.K), dtype=torch.int64),
-            length=torch.zeros(B, dtype=torch.int32),
-            confidence=torch.zeros((B, self.K)),
-            source=torch.zeros(B, dtype=torch.int8),
-        )
-        for b, slot in enumerate(slots.tolist()):
-            prediction, prompt_len = self.slots[slot]
-            context = token_ids[slot, prompt_len : total_len[slot]].tolist()
-            tokens = _continue(prediction, context)[: self.K]
-            draft.token_ids[b, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
-            draft.length[b] = len(tokens)
-            draft.confidence[b, : len(tokens)] = 0.5
-            draft.source[b] = 1 if tokens else 0
-        return draft
-
-
-def _continue(prediction: list[int], context: list[int]) -> list[int]:
-    best, after = 0, None
-    for end in range(1, len(prediction) + 1):
-        length = 0
-        while length < min(end, len(context)) and prediction[end - 1 - length] == context[-1 - length]:
-            length += 1
-        if length >= max(best, 1):
-            best, after = length, end
-    return [] if after is None else prediction[after:]
 
 
 def config(**overrides: Any) -> Any:
@@ -284,11 +204,9 @@ def report_of(drafts: Mapping[str, Sequence[float]], *, K: int = 16, age: int = 
     return DraftReport([StepDrafts(list(drafts), age, nowhere, length, nowhere, levels)])
 
 
-def v1_alone(monkeypatch: Any, *, fake: bool = True) -> None:
-    """The V1 proposer without vLLM around it, and with a fake drafter."""
-    from vllm_integration.worker import proposer_v1, request_drafter
+def v1_alone(monkeypatch: Any) -> None:
+    """The V1 proposer without vLLM around it."""
+    from vllm_integration.worker import proposer_v1
 
     monkeypatch.setattr(proposer_v1, "install", lambda group: "")
     monkeypatch.setattr(proposer_v1, "watch", lambda: None)
-    if fake:
-        monkeypatch.setattr(request_drafter, "Drafter", FakeDrafter)
