@@ -33,10 +33,9 @@ ENGINES = {
     ],
     "v2": ["test_v2_output", "test_v2_adaptive"],
     "v2-server": ["test_v2_server"],
-    "ranks": ["test_v2_ranks"],
+    "ranks": ["small_counts[processes]"],
     "in-process": [""],
     "recipes": ["test_v2_recipes"],
-    "recipe-server": ["test_recipe_server"],
 }
 
 

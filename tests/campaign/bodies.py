@@ -1,4 +1,4 @@
-"""Request bodies against one V1 server: malformed, slow, and a thousand of the longest at once.
+"""Request bodies against one V1 server: malformed, and a thousand of the longest at once.
 
 Memory for N requests at once, each with a body of B bytes (`GPU_ALIGN_MAX_BODY_BYTES`) and a prediction of T
 tokens (`GPU_ALIGN_MAX_PREDICTION_TOKENS`), beyond what an idle server has:
@@ -23,10 +23,10 @@ from pathlib import Path
 
 from request_server import serve
 from tiny_llama import build
+from vllm_harness import Server
 
 from tests.campaign.campaign import Campaign, Row, Tally, main
-from tests.campaign.http_client import Client, processes, request_head, resident
-from tests.campaign.slow_bodies import slow
+from tests.campaign.http_client import Client, request_head, resident
 from tests.campaign.wire_bodies import (
     ENDPOINTS,
     Wrong,
@@ -151,12 +151,12 @@ async def at_once(url: str, tally: Tally, amount: int) -> Counter[int]:
     return statuses
 
 
-def memory(url: str, tally: Tally, amount: int) -> str:
-    both = processes(url)
+def memory(server: Server, tally: Tally, amount: int) -> str:
+    both = [server.pid], [child.pid for child in server.engine_processes()]
     before = [resident(pids) for pids in both]
     for pid in (pid for pids in both for pid in pids):
         Path(f"/proc/{pid}/clear_refs").write_text("5")  # forget the highest resident size so far
-    statuses = asyncio.run(at_once(url, tally, amount))
+    statuses = asyncio.run(at_once(server.url, tally, amount))
     grown = [resident(pids, "VmHWM") - old for pids, old in zip(both, before, strict=True)]
     ids = amount * 64 * TOKENS / MIB
     most = [amount * 4 * BODY / MIB + ids + SLACK, ids + 12 * ARENA / MIB + SLACK]
@@ -173,7 +173,7 @@ def memory(url: str, tally: Tally, amount: int) -> str:
 def run(c: Campaign) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         model = build(Path(folder) / "model", max_len=TOKENS)
-        with serve(model, Path(folder), *FLAGS, environment=ENVIRONMENT) as server:
+        with serve(model, Path(folder), *FLAGS, environment=ENVIRONMENT, runner="V1") as server:
             tally = c.tally("malformed bodies on every endpoint: 4xx, and the server goes on", 600, 60)
             cases = [
                 case
@@ -191,12 +191,10 @@ def run(c: Campaign) -> Iterator[Row]:
                 500 in statuses
             )
             yield tally.row(f"{told}{upstream}")
-            tally = c.tally("slow bodies: others do not wait", 200, 40)
-            yield tally.row(asyncio.run(slow(server.url, tally, c.rng, tally.at_least)))
             tally = c.tally(
                 "requests at once with the longest prediction: all answered, memory bounded", 1000, 30
             )
-            yield tally.row(memory(server.url, tally, tally.at_least))
+            yield tally.row(memory(server, tally, tally.at_least))
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ N = 32
 #: 512 tokens of cache for 24 requests of about 40: some are preempted.
 FLAGS = ["--max-num-seqs=24", "--block-size=32", "--num-gpu-blocks-override=16", "--max-model-len=256"]
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+BATCH = f"{CHAT}/batch"
 FIRST_WORD = 4  # token id of w0
 VLLM = {
     "verified": "vllm:spec_decode_num_draft_tokens_total",
@@ -68,6 +69,10 @@ class Asked:
         return read_answer(self.raw)
 
     @property
+    def predicts(self) -> bool:
+        return "prediction" in self.body or "vllm_xargs" in self.body
+
+    @property
     def tokens(self) -> int:
         return len(self.answer.texts[0].split()) + 1 if "stop" in self.body else N
 
@@ -79,14 +84,21 @@ def make(draw: random.Random, plain: Sequence[str], *, leaves: bool = False) -> 
     hint = draw.choice(
         [*variants(plain[seed], draw.randrange(2**30)).values(), None]
     )  # None: earlier answers
-    kind = draw.choice(["chat", "chat", "n", "completions", "responses", *["stop"] * (not leaves)])
-    streamed = leaves or draw.random() < 0.4
+    kinds = ["chat", "chat", "n", "completions", "responses"]
+    kind = draw.choice([*kinds, *["stop", "batch"] * (not leaves)])
+    streamed = kind != "batch" and (leaves or draw.random() < 0.4)
     more: dict[str, Any] = {"ignore_eos": True, **({"stream": True} if streamed else {})}
     if kind == "stop":
         more["stop"] = [plain[seed].split()[draw.randrange(3, N)]]
     if kind == "n":
         more["n"] = 2
     body = chat(seed, N, hint, **more)
+    if hint is not None and draw.random() < 0.3:  # the same as token ids, or as text
+        del body["prediction"]
+        token_ids = [int(word[1:]) + FIRST_WORD for word in hint.split()]
+        body["vllm_xargs"] = {"gpu_align_prediction": draw.choice([hint, token_ids])}
+    if kind == "batch":
+        return Asked(BATCH, {**body, "messages": [question(seed), question(seed + 1)]}, 2)
     if kind not in ("completions", "responses"):
         return Asked(CHAT, body, more.get("n", 1))
     text = body.pop("messages")[0]["content"]
@@ -135,7 +147,7 @@ def check_usage(tally: Tally, asked: Asked, logs: list[dict[str, Any]]) -> list[
     of_hint = of_prediction(joined)
     # Rejected tokens are billed.
     written = asked.tokens * asked.choices + of_hint[1] if asked.answer.texts else None
-    if "prediction" not in asked.body:
+    if not asked.predicts:
         of_hint = -1, -1
     expected = written, of_hint, details(joined)
     answer = asked.answer
@@ -184,9 +196,9 @@ class Counts:
             self.kinds["streams"] += "stream" in asked.body
             self.kinds["stop strings"] += "stop" in asked.body
             self.kinds["with n = 2"] += "n" in asked.body
-            self.kinds["without prediction"] += "prediction" not in asked.body
+            self.kinds["without prediction"] += not asked.predicts
         lengths = [
-            (mine[0]["prediction_tokens"] if mine else 0) if "prediction" in asked.body else None
+            (mine[0]["prediction_tokens"] if mine else 0) if asked.predicts else None
             for asked, mine in zip(requests, logs, strict=True)
         ]
         expected = expected_samples(list(zip(lengths, steps, strict=True)))
@@ -252,7 +264,7 @@ def run(c: Campaign) -> Iterator[Row]:
         model = build(Path(folder) / "model")
         variables = {"GPU_ALIGN_USAGE_DETAILS": "1", "GPU_ALIGN_BILL_REJECTED": "1"}
         variables |= {"GPU_ALIGN_RECIPES": "base", "GPU_ALIGN_MEMORY_TOKENS": "2000"}
-        with serve(model, Path(folder), *FLAGS, environment=variables) as server:
+        with serve(model, Path(folder), *FLAGS, environment=variables, runner="V1") as server:
             counts = Counts(c, server.url, Logs(server.logs))
             while counts.usage.goes_on() or counts.aborted.goes_on():
                 counts.batch()

@@ -1,14 +1,13 @@
 """Clients that close their connection to a server at every phase of a request, over plain sockets.
 
-What the server's processes hold is read through a hook: `sitecustomize` makes the drafter, after each step, and
-the front end, after each request, write it to a file.
+What the server's processes hold is read through a hook: code that it runs first makes the drafter, after each
+step, and the front end, after each request, write it to a file.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import socket
 import struct
 import time
@@ -233,12 +232,7 @@ def disconnects(c: Campaign, oracle: Oracle, model: Path, directory: Path) -> It
     """A server with the tiny model."""
     folder = directory / "server"
     folder.mkdir()
-    (folder / "sitecustomize.py").write_text(HOOK.format(directory=str(folder)))
-    variables = {
-        "PYTHONPATH": os.pathsep.join([str(folder), str(Path(__file__).parents[2])]),
-        "GPU_ALIGN_RECIPES": "base",
-        "GPU_ALIGN_MEMORY_TOKENS": "5000",
-        "GPU_ALIGN_DEBUG_DIR": "",
-    }
-    with serve(model, folder, "--max-num-batched-tokens", "64", environment=variables) as running:
+    variables = {"GPU_ALIGN_RECIPES": "base", "GPU_ALIGN_MEMORY_TOKENS": "5000", "GPU_ALIGN_DEBUG_DIR": ""}
+    tokens, hook = ("--max-num-batched-tokens", "64"), HOOK.format(directory=str(folder))
+    with serve(model, folder, *tokens, environment=variables, runner="V1", before=hook) as running:
         yield Server(c, oracle, running.url, folder)

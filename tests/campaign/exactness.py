@@ -5,15 +5,9 @@ The bodies are those of tests/gpu_align/ops: `test_step`, `test_lcs`, `test_suff
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     import fast_interpreter
@@ -71,31 +65,10 @@ def compare(c: Campaign, tally: Tally, sizes: int) -> Row:
     return tally.row("; ".join(told))
 
 
-def interpreted_elsewhere(c: Campaign, what: str) -> Row:
-    """Where kernels run natively in this process, another one interprets them: Triton decides once a process."""
-    with tempfile.TemporaryDirectory() as folder:
-        environment = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "CAMPAIGN_DIR": folder}
-        command = [
-            sys.executable,
-            "-m",
-            "tests.campaign.exactness",
-            "--seed",
-            str(c.seed),
-            "--share",
-            str(c.share),
-        ]
-        command += ["--quick"] * c.quick
-        subprocess.run(command, env={**os.environ, **environment}, check=False)
-        for failure in (Path(folder) / "failures").glob("*.json"):
-            c.keep(what, json.loads(failure.read_text())["case"])
-        rows: list[dict[str, Any]] = json.loads((Path(folder) / "exactness.json").read_text())["rows"]
-    return Row(**rows[0])
-
-
 def run(c: Campaign) -> Iterator[Row]:
     interpreted, native = "kernel = reference = oracle, interpreted", "the same natively"
     if DEVICE == "cuda":
-        yield interpreted_elsewhere(c, interpreted)
+        yield c.not_run(interpreted, 100_000, "kernels run natively")
         yield compare(c, c.tally(native, at_least=10_000, quick=500), NATIVE)
         return
     yield compare(c, c.tally(interpreted, at_least=100_000, quick=500), INTERPRETED)

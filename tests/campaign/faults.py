@@ -8,26 +8,25 @@ is killed is compared with one that has no plugin.
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import byte_llama
-from tiny_llama import build, greedy_by_transformers
+from request_server import serve
+from tiny_llama import build, build_bytes, greedy_by_transformers
 from v2_harness import Request, Run, V2Engine, edited, prompt_of
 
 from tests.campaign import injected
 from tests.campaign.campaign import Campaign, Row, Tally, main
-from tests.campaign.forked_server import ForkedServer, ask, is_whole, text_of
+from tests.campaign.questions import ask, chat, is_whole, text_of
 
 K, NUM_TOKENS = 4, 14
 INJECTED_CODE = Path(__file__).with_name("injected.py")
@@ -136,7 +135,7 @@ class Bench:
     def __init__(self, c: Campaign, folder: Path) -> None:
         self.folder = folder
         #: Whose tokens the recipes that come with the library can be told in.
-        self.model = byte_llama.build(folder / "bytes")
+        self.model = build_bytes(folder / "bytes")
         greedy = greedy_by_transformers(self.model)
         prompts = [prompt_of(c.rng.randrange(10**6)) for _ in range(6)]
         self.texts = [greedy(prompt, NUM_TOKENS) for prompt in prompts]
@@ -257,33 +256,32 @@ def run(c: Campaign) -> Iterator[Row]:
 def _killed(bench: Bench, runner: str, *, plugin: bool) -> dict[str, Any]:
     """What becomes of a server whose engine core is killed while it serves six requests, after six others."""
     directory = Path(tempfile.mkdtemp(dir=bench.folder))
-    logs, model = directory / "steps", build(directory / "model")
+    model = build(directory / "model")
     greedy = greedy_by_transformers(model)
     questions = [ask(greedy, prompt_of(seed), NUM_TOKENS) for seed in range(6)]
     long = [{**q.predicted(q.token_ids[::-1]), "max_tokens": 200} for q in questions]
-    with (
-        ForkedServer(model, directory, runner, logs, plugin=plugin) as server,
-        ThreadPoolExecutor(6) as pool,
-    ):
-        answers = pool.map(lambda q: server.chat(q.predicted(q.token_ids)), questions)
+    environment = {"GPU_ALIGN_STRICT": "0", "GPU_ALIGN_RECIPES": "off"}
+    start = partial(serve, model, directory, environment=environment, runner=runner)
+    with start(plugin=plugin) as server, ThreadPoolExecutor(6) as pool:
+        answers = pool.map(lambda q: chat(server.url, q.predicted(q.token_ids)), questions)
         texts = [text_of(*answer) for answer in answers]
-        pending = [pool.submit(server.chat, body) for body in long]
+        pending = [pool.submit(chat, server.url, body) for body in long]
         time.sleep(0.25)
-        for pid in server.engine_cores():
-            os.kill(pid, signal.SIGKILL)
+        for process in server.engine_processes():
+            process.kill()
         told = {
             "texts": texts == [q.text for q in questions],
             "statuses": sorted({each.result()[0] for each in pending}),
             "server has ended": server.has_ended(60),
         }
     if plugin:
-        files = sorted(logs.glob("*.yaml"))
+        files = sorted(server.logs.glob("*.yaml"))
         told["whole logs"] = [path.name for path in files if not is_whole(path)] == [] != files
-        with ForkedServer(model, directory, runner, logs) as server:
-            status, answer = server.chat(questions[0].predicted(questions[0].token_ids))
+        with start() as server:
+            status, answer = chat(server.url, questions[0].predicted(questions[0].token_ids))
             details = answer["usage"]["completion_tokens_details"] if status == 200 else {}
             told["after a restart"] = bool(details.get("accepted_prediction_tokens"))
-            told["logs stay"] = set(files) <= {*logs.glob("*.yaml")}
+            told["logs stay"] = set(files) <= {*server.logs.glob("*.yaml")}
     return told
 
 

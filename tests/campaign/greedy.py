@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from byte_llama import build
+from tiny_llama import build_bytes
 from v2_harness import Request, Run, V2Engine
 
 from tests.campaign.campaign import Campaign, Row, main
@@ -229,7 +229,7 @@ def run(c: Campaign) -> Iterator[Row]:
     }
     with tempfile.TemporaryDirectory(prefix="greedy-") as made:
         directory = Path(made)
-        model = build(directory / "model")
+        model = build_bytes(directory / "model")
         for name, at_least in sizes.items():
             runner = Runner(c, name, *at_least)
             for stage in stages(c):

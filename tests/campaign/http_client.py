@@ -17,8 +17,6 @@ from types import TracebackType
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-import psutil
-
 JSON_HEAD = b"content-type: application/json\r\n"
 
 
@@ -141,15 +139,6 @@ def read_answer(body: bytes) -> Answer:
             piece = choice.get("text") or (choice.get("delta") or choice.get("message") or {}).get("content")
             texts[choice["index"]] = texts.get(choice["index"], "") + (piece or "")
     return Answer(found, tuple(texts[index] for index in sorted(texts)), usage)
-
-
-def processes(url: str) -> tuple[list[int], list[int]]:
-    """Process ids of the server there, which this process has started: the API server's, and those of the engine
-    core and its worker."""
-    port = str(urlsplit(url).port)
-    (api_server,) = (child for child in psutil.Process().children() if port in child.cmdline())
-    (core,) = (child for child in api_server.children() if "EngineCore" in "".join(child.cmdline()))
-    return [api_server.pid], [core.pid, *(child.pid for child in core.children(recursive=True))]
 
 
 def resident(pids: list[int], field: str = "VmRSS") -> float:

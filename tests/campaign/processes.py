@@ -14,10 +14,10 @@ from typing import Any
 
 from request_server import serve
 from tiny_llama import build, greedy_by_transformers
-from v2_harness import Request, V2Engine, edited, prompt_of
+from v2_harness import SHORT, Request, V2Engine, edited, prompt_of
 
 from tests.campaign.campaign import Campaign, Row, Tally, main
-from tests.campaign.forked_server import ForkedServer, Question, ask, chat, is_whole, text_of
+from tests.campaign.questions import Question, ask, chat, is_whole, text_of
 
 K, NUM_TOKENS = 4, 12
 #: Different questions; each is asked many times, of each server.
@@ -26,6 +26,7 @@ NUM_QUESTIONS = 24
 V2_STEPS = 400
 #: The words of this model are none of the recipes.
 DRAFTED_FROM = {"GPU_ALIGN_RECIPES": "off", "GPU_ALIGN_MEMORY_TOKENS": "2000"}
+SIZES = ("--max-num-seqs", "16", "--max-model-len", "256")
 Greedy = Callable[[list[int], int], list[int]]
 
 
@@ -47,18 +48,21 @@ def _servers(c: Campaign, folder: Path, model: Path, greedy: Greedy) -> Iterator
     with ExitStack() as stack:
         made = [Path(tempfile.mkdtemp(dir=folder)) for _ in range(3)]
         shared = {"GPU_ALIGN_DEBUG_DIR": str(logs), "GPU_ALIGN_STRICT": "0", **DRAFTED_FROM}
-        forked = stack.enter_context(ForkedServer(model, made[0], "V1", logs))
-        spawned = stack.enter_context(serve(model, made[1], environment=shared))
-        answers.check(forked.forks(), case="V1 was not forked", count=0)
+        forked = stack.enter_context(serve(model, made[0], *SIZES, environment=shared, runner="V1"))
+        spawned = stack.enter_context(serve(model, made[1], *SIZES, environment=shared))
+        answers.check(forked.forks() and not spawned.forks(), case="forked or spawned", count=0)
         with ThreadPoolExecutor(8) as pool:
             while files.goes_on():
                 _ask_both(answers, files, pool, questions, (forked.url, spawned.url), logs)
         lines = forked.output.read_text() + spawned.output.read_text()
     _check_lines(answers, lines)
-    with ForkedServer(model, made[2], "V2", folder / "steps of V2") as server, ThreadPoolExecutor(8) as pool:
+    with (
+        serve(model, made[2], *SIZES, environment={**shared, **SHORT}, runner="V2") as server,
+        ThreadPoolExecutor(8) as pool,
+    ):
         answers.check(server.forks(), case="V2 was not forked", count=0)
         while answers.goes_on():
-            got = pool.map(lambda q: server.chat(q.predicted(q.token_ids)), questions)
+            got = pool.map(lambda q: chat(server.url, q.predicted(q.token_ids)), questions)
             for question, (status, answer) in zip(questions, got, strict=True):
                 _check_answer(answers, question, status, answer)
         lines = server.output.read_text()
@@ -112,9 +116,7 @@ def _check_lines(tally: Tally, output: str) -> None:
 def _ranks(c: Campaign, folder: Path, model: Path, greedy: Greedy) -> Row:
     tally = c.tally("two tensor-parallel ranks: steps with equal drafts", 5_000, 100)
     told: Counter[str] = Counter()
-    for runner, steps in (("V2", c.size(V2_STEPS, 0)), ("V1", tally.at_least)):
-        if not steps:
-            continue
+    for runner, steps in (("V2", c.size(V2_STEPS, 20)), ("V1", tally.at_least)):
         directory = Path(tempfile.mkdtemp(dir=folder))
         is_v1 = runner == "V1"
         environment = {"GPU_ALIGN_MAX_PREDICTION_TOKENS": "64", **DRAFTED_FROM}

@@ -20,9 +20,10 @@ import numpy as np
 from request_server import serve
 from tiny_llama import build
 from usage_harness import WORDS
+from vllm_harness import Server
 
 from tests.campaign.campaign import Campaign, Row, Tally, main
-from tests.campaign.http_client import Client, processes, read_answer, resident
+from tests.campaign.http_client import Client, read_answer, resident
 
 CLIENTS = 64
 MOST_SLOPE = 1.0  # MiB per 1,000 requests
@@ -74,9 +75,9 @@ def slope(served: list[int], memory: list[float]) -> float:
 class Soak:
     """Requests until `total`, and the processes' memory every `every` of them."""
 
-    def __init__(self, c: Campaign, url: str, tallies: tuple[Tally, Tally], every: int) -> None:
-        self._draw, self._url, self._tallies, self._every = c.rng, url, tallies, every
-        self._pids = processes(url)
+    def __init__(self, c: Campaign, server: Server, tallies: tuple[Tally, Tally], every: int) -> None:
+        self._draw, self._url, self._tallies, self._every = c.rng, server.url, tallies, every
+        self._pids = [server.pid], [child.pid for child in server.engine_processes()]
         self._left = tallies[0].at_least
         self.served: list[int] = []
         self.memory: tuple[list[float], list[float]] = ([], [])
@@ -112,9 +113,9 @@ def run(c: Campaign) -> Iterator[Row]:
     most = c.size(1, 1000) * MOST_SLOPE
     with tempfile.TemporaryDirectory() as folder:
         model = build(Path(folder) / "model")
-        with serve(model, Path(folder), *FLAGS, *QUIET, environment=ENVIRONMENT) as server:
+        with serve(model, Path(folder), *FLAGS, *QUIET, environment=ENVIRONMENT, runner="V1") as server:
             begun = time.monotonic()
-            soak = Soak(c, server.url, tallies, every)
+            soak = Soak(c, server, tallies, every)
             asyncio.run(soak.run())
             rate = soak.served[-1] / (time.monotonic() - begun)
     first = soak.served.index(skipped)

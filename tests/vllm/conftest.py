@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-# The model is shared with the tests of the V1 runner.
-sys.path.insert(0, str(Path(__file__).parent.parent / "vllm_integration"))
-
 from tiny_llama import build, greedy_by_transformers
 from v2_harness import SHORT, Spoken, V2Engine, prompt_of
 

@@ -517,7 +517,7 @@ def serve(settings: dict[str, Any]) -> None:
 
 def serve_http(settings: dict[str, Any]) -> None:
     """The OpenAI server with `settings["argv"]`."""
-    exec(settings.get("before", ""))
+    exec(settings["before"], globals())
     sys.argv = ["api_server", *settings["argv"]]
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
 

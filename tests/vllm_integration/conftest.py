@@ -1,21 +1,21 @@
-"""Fixtures of the plugin's tests: a tiny real model, its outputs by transformers, one engine, one server.
+"""Fixtures of the plugin's tests: a tiny real model and a server of it.
 
-The engine and the server start once a session; tests that use them are marked `vllm`.
+The server starts once a session; tests that use it are marked `vllm`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_llama import build, greedy_by_transformers
-from vllm_harness import ENVIRONMENT, MAX_MODEL_LEN, K, OfflineEngine, Server
+from tiny_llama import build, build_bytes
+from vllm_harness import Server
 
 from vllm_integration.seams import install as compat
 
@@ -68,10 +68,9 @@ def request_app() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def byte_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server whose model can write any text, JSON too; stopped at the end."""
-    from byte_llama import build as build_byte_llama
     from request_server import serve
 
-    model = build_byte_llama(tmp_path_factory.mktemp("byte-llama"))
+    model = build_bytes(tmp_path_factory.mktemp("byte-llama"))
     no_free_space = ("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}')
     with serve(model, tmp_path_factory.mktemp("byte-server"), *no_free_space) as running:
         yield running
@@ -81,44 +80,6 @@ def byte_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a random Llama and its tokenizer."""
     return build(tmp_path_factory.mktemp("tiny-llama"))
-
-
-@pytest.fixture(scope="session")
-def greedy(tiny_llama: Path) -> Callable[[list[int], int], list[int]]:
-    """`greedy(prompt, n)`: the next n tokens by transformers, which knows nothing of drafts."""
-    return greedy_by_transformers(tiny_llama)
-
-
-@pytest.fixture(scope="session")
-def engine(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfflineEngine]:
-    """A real engine in this process. Its KV cache holds 768 tokens, so that a few long requests preempt
-    each other, and 64 tokens a step, so that longer prompts are prefilled in chunks."""
-    logs = tmp_path_factory.mktemp("steps")
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in ENVIRONMENT.items():
-            patch.setenv(name, value)
-        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        patch.setenv("GPU_ALIGN_DEBUG_DIR", str(logs))
-        from vllm import LLM
-
-        llm = LLM(
-            str(tiny_llama),
-            dtype="float32",
-            enforce_eager=True,
-            max_model_len=MAX_MODEL_LEN,
-            max_num_seqs=8,
-            block_size=32,
-            num_gpu_blocks_override=24,
-            max_num_batched_tokens=64,
-            enable_chunked_prefill=True,
-            disable_log_stats=False,
-            speculative_config={
-                "method": "custom_class",
-                "model": "vllm_integration.PredictedOutputs",
-                "num_speculative_tokens": K,
-            },
-        )
-        yield OfflineEngine(llm, logs)
 
 
 @pytest.fixture(scope="session")

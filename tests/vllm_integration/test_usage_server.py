@@ -1,6 +1,6 @@
 """What a running server tells beside the usage of its answers: step logs, lines, metrics and the status.
 
-Usage and counters themselves are recounted by `test_vllm_request_endpoints` and the campaign's `counts`.
+Usage and counters themselves are recounted by the campaign's `counts`.
 """
 
 from __future__ import annotations

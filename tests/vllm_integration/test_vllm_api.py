@@ -142,6 +142,13 @@ def test_what_is_over_a_limit_is_cut_and_counted_or_refused(
     assert heard == [(reason, "truncated")]
 
 
+def test_one_token_more_than_the_limit_is_made_and_no_special_ones() -> None:
+    """So that it is known whether something was cut."""
+    params = pytest.importorskip("vllm") and limits.tokenize_params(LIMITS)
+    assert (params.truncate_prompt_tokens, params.truncation_side) == (LIMITS.tokens + 1, "right")
+    assert params.get_encode_kwargs()["add_special_tokens"] is False
+
+
 def test_the_limits_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     for variables, found in (({}, (16 * 64, 64)), ({"TOKENS": "10", "CHARS": "11"}, (11, 10))):
         for name, value in variables.items():
@@ -183,10 +190,10 @@ def call(serving: Serving, prediction: Any, *, plain_text: bool = False, **field
     return asyncio.run(serve(Serving.create_chat_completion, serving, request, "raw"))
 
 
-def travelling(*token_ids: int) -> dict[str, Any]:
+def travelling(*token_ids: int, **chosen: Any) -> dict[str, Any]:
     """What `vllm_xargs` holds for these ids: the HTTP request id is fixed below."""
     (prediction,) = PredictedOutputParams(token_ids=token_ids).to_extra_args().values()
-    return {wire.KEY: replace(prediction, http_request_id="http")}
+    return {wire.KEY: replace(prediction, http_request_id="http", **chosen)}
 
 
 @pytest.fixture(autouse=True)
@@ -210,6 +217,8 @@ SERVED: list[tuple[dict[str, Any], Any, dict[str, Any], dict[str, Any] | None]] 
     ({}, content(""), {"use_beam_search": True}, None),
     ({}, None, {"vllm_xargs": {"memory": False}, "use_beam_search": True}, {}),
     ({}, "ab", {"plain_text": True}, travelling(97, 98)),
+    ({}, content("a"), {"vllm_xargs": {"memory": 0, "mine": 1}}, {"mine": 1, **travelling(97, memory=False)}),
+    ({}, content("a"), {"vllm_xargs": {"recipes": []}}, travelling(97, recipes=())),
     ({}, None, {"vllm_xargs": {KEY: [0, 99], "mine": 1}}, {**travelling(0, 99), "mine": 1}),
     ({}, None, {"vllm_xargs": {KEY: "a\rb", "mine": 1}}, {**travelling(97, 10, 98), "mine": 1}),
     ({}, None, {"vllm_xargs": {KEY: []}}, {}),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from usage_harness import refused
+from vllm_fakes import config
 
 from gpu_align import RecipePack
 from gpu_align.recipes import Recipe
@@ -103,9 +104,15 @@ def brought(extra_args: dict[str, Any] | None, max_tokens: int | None = 16) -> d
     """What a request has in `extra_args` when the engine gets it; the caller's own are left alone."""
     given, before = Params(extra_args, max_tokens), dict(extra_args or {})
     taken: list[Any] = []
+    renderer = SimpleNamespace(
+        tokenizer="a tokenizer",  # a token is a character
+        tokenize_prompt=lambda prompt, limits: {
+            "prompt_token_ids": [ord(each) for each in prompt["prompt"]][: limits.truncate_prompt_tokens]
+        },
+    )
     process_inputs(
         lambda self, *given, **named: taken.append((*given, named)),
-        SimpleNamespace(vllm_config=None, renderer=SimpleNamespace(tokenizer=None)),
+        SimpleNamespace(vllm_config=config(max_model_len=4), renderer=renderer),
         "r",
         "prompt",
         given,
@@ -142,6 +149,9 @@ ONE = {KEY: Prediction(token_ids=IDS)}
         ({}, ONE, ONE),
         ({}, {KEY: EMPTY, "x": 1}, {"x": 1}),
         ({}, {KEY: []}, None),
+        # A text is tokenised here, with LF as the only end of a line.
+        ({}, {KEY: Prediction(text="\r\n\1")}, {KEY: Prediction(token_ids=b"\n\0\0\0" + IDS)}),
+        ({}, {KEY: "\1" * 6}, {KEY: Prediction(token_ids=IDS * 4)}),
         # Requests without a prediction are drafted for.
         *[
             row

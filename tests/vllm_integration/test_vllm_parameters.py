@@ -228,25 +228,6 @@ def test_thinking_ends_where_it_ends_without_drafts() -> None:
     assert served(4, mended=False)[0] != expected[0], "vLLM has mended it: the wrapper can go"
 
 
-# min_tokens on V1.
-
-
-@pytest.mark.parametrize("min_tokens", [0, 1, 2, 3, 5, 6, 7, 11, 30])
-def test_no_draft_reaches_over_min_tokens(proposer: PredictedOutputs, min_tokens: int) -> None:
-    """V1 masks the stop tokens of a step's last token by the tokens before the step. So the last token must be
-    on the same side of `min_tokens` as the first."""
-    engine = FakeEngine(proposer)
-    output = list(range(10, 40))
-    engine.submit("a", [1, 2], output, predicted(output, min_tokens=min_tokens))
-    drafted = 0
-    while len(engine.written["a"]) < len(output):
-        engine.step()
-        written, drafts = len(engine.written["a"]), len(engine.drafts["a"])
-        assert (written < min_tokens) == (written + drafts < min_tokens)
-        drafted += drafts
-    assert drafted > 15
-
-
 # Requests with `logprob_token_ids`, and vLLM's padding.
 
 

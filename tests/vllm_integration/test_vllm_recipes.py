@@ -453,32 +453,6 @@ def model_of(directory: Path, **more: Any) -> Any:
     }
 
 
-def test_the_shipped_pack_with_a_tokenizer_of_transformers(
-    tmp_path: Path, lines: list[tuple[int, str]]
-) -> None:
-    pytest.importorskip("vllm")
-    from byte_llama import build
-
-    directory = build(tmp_path)
-    made = load_recipes(
-        Settings.from_env({}), configuration(**model_of(directory, get_vocab_size=lambda: 700))
-    )
-    assert made is not None
-    assert len(made) > 10_000
-    assert made.token_ids.max() < 700
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(directory)
-    told = {
-        tokenizer.decode([t for t in context[::-1] if t >= 0]): tokenizer.decode([t for t in after if t >= 0])
-        for context, after in zip(made.context.tolist(), made.token_ids.tolist(), strict=True)
-    }
-    assert told[" is not"].startswith(" None")
-    [(level, text)] = lines
-    assert level == logging.INFO
-    assert "GPU_ALIGN_RECIPES=base" in text
-
-
 @pytest.mark.parametrize(
     ("data", "name", "vocab_size"),
     [
@@ -516,7 +490,7 @@ def test_tokenizers_of_mistral(
 @pytest.fixture
 def make_proposer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Recipes | None], PredictedOutputs]:
     """A proposer with the real drafter and these recipes."""
-    v1_alone(monkeypatch, fake=False)
+    v1_alone(monkeypatch)
 
     def make(given: Recipes | None) -> PredictedOutputs:
         monkeypatch.setattr(request_drafter, "load_recipes", lambda settings, vllm_config: given)

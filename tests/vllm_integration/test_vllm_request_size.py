@@ -152,6 +152,20 @@ def test_with_the_plugin_off_and_without_a_client_it_is_vllms_business(
     assert post(request_app, chunked(long_body(5000)))[0] == 200
 
 
+def test_nobody_waits_for_a_body_that_does_not_end(request_app: Any) -> None:
+    begun, more = b'{"prediction": "w1 ', {"type": "http.request", "body": b"w2", "more_body": True}
+
+    async def both() -> tuple[int, bytes, int]:
+        slow = asyncio.create_task(send(request_app, "/v1/completions", [begun], more=(more,)))
+        await asyncio.sleep(0.01)
+        answer = await asyncio.wait_for(send(request_app, "/v1/completions", [json.dumps(GOOD).encode()]), 10)
+        assert not slow.done()
+        slow.cancel()
+        return answer
+
+    assert asyncio.run(both())[:2] == SERVED
+
+
 def test_structure_counts_outside_of_strings_only() -> None:
     """By a parser: keys, arrays, objects, and every comma between them."""
 

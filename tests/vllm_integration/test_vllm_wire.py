@@ -188,3 +188,14 @@ def test_the_worker_drops_what_is_malformed(value: Any, plugin_log: list[str]) -
     assert line.startswith("Request req-7 is served without its prediction: ")
     assert predictions.refused["dropped"] == before + 1
     assert line.endswith(f"({before + 1} dropped so far)")
+
+
+def test_an_unknown_pack_is_told_once_and_all_are_used(plugin_log: list[str]) -> None:
+    """Where a pack cannot be read, the front end does not know the names."""
+    for recipes, used in ((("a",), ("a",)), (("a", "other\n"), None), (("other\n",), None), ((), ())):
+        params = SimpleNamespace(extra_args={KEY: Prediction(TWO, recipes=recipes)})
+        content = open_request("r", params, vocab_size=9, capacity=9, packs=("a", "b"))
+        assert content is not None
+        assert content.recipes == used
+    (line,) = plugin_log
+    assert r"names recipes that are not there, and uses all that are: other\n" in line

@@ -22,7 +22,7 @@ CHAT_TEMPLATE = (
 def build(directory: Path, *, seed: int = 0, max_len: int = 1024) -> Path:
     """Write model and tokenizer to `directory` and return it."""
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     words = ["<unk>", "<s>", "</s>", "<assistant>", *(f"w{i}" for i in range(NUM_WORDS))]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
@@ -33,9 +33,27 @@ def build(directory: Path, *, seed: int = 0, max_len: int = 1024) -> Path:
     fast.chat_template = CHAT_TEMPLATE
     fast.save_pretrained(directory)
 
+    return _save(directory, len(words), len(words), seed, max_len, bos_token_id=1, eos_token_id=2)
+
+
+def build_bytes(directory: Path) -> Path:
+    """The same with a model that can write any bytes: the demo's tokenizer, trained on its own source."""
+    from vllm_integration.demo import model
+
+    source, size = Path(model.__file__).read_text(), 700
+    tokenizer = model.train_tokenizer([source] * 2, size)
+    tokenizer.save_pretrained(directory)
+    ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id}
+    return _save(directory, size, len(tokenizer), seed=0, max_len=1024, **ids)
+
+
+def _save(directory: Path, size: int, num_used: int, seed: int, max_len: int, **ids: int | None) -> Path:
+    """num_used: ids below it may be written, but for the 4 special ones: outputs run to `max_tokens`."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=len(words),
+        vocab_size=size,
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=2,
@@ -44,14 +62,15 @@ def build(directory: Path, *, seed: int = 0, max_len: int = 1024) -> Path:
         head_dim=32,
         max_position_embeddings=max_len,
         initializer_range=0.6,
-        bos_token_id=1,
-        eos_token_id=2,
         tie_word_embeddings=False,
+        **ids,
     )
     model = LlamaForCausalLM(config).float()
-    with torch.no_grad():  # special tokens are never the argmax: outputs run to max_tokens
+    with torch.no_grad():
         model.lm_head.weight[:4] = 0
-    model.generation_config.eos_token_id = None
+        model.lm_head.weight[num_used:] = 0
+    if ids["bos_token_id"]:  # the words: nothing ends
+        model.generation_config.eos_token_id = None
     model.save_pretrained(directory)
     return directory
 

@@ -1,17 +1,14 @@
-"""What tests need of a running engine or server, independent of the model runner behind it."""
+"""What tests need of a running server, independent of the model runner behind it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
-
-from vllm_integration.wire.request import PredictedOutputParams
 
 K = 16  # draft tokens a step
 MAX_MODEL_LEN = 512
@@ -44,87 +41,28 @@ def read_steps(directory: Path, prefix: str = "", seconds: float = 10) -> dict[s
 
 @dataclass
 class Server:
-    """A running server: where it listens, where it writes step logs and its output."""
+    """A running server: where it listens, where it writes step logs and its output, its process."""
 
     url: str
     logs: Path
     output: Path
+    pid: int
 
+    def has_ended(self, seconds: float = 0) -> bool:
+        """Within so many."""
+        deadline = time.monotonic() + seconds
+        while psutil.pid_exists(self.pid) and psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.05)
+        return True
 
-@dataclass
-class Answer:
-    """One finished request: its tokens, its text, its step log where it had a prediction, and the log
-    probabilities of each of its tokens where it asked for them."""
+    def engine_processes(self) -> list[psutil.Process]:
+        """Its engine cores and their workers."""
+        children = psutil.Process(self.pid).children(recursive=True)
+        return [child for child in children if "resource_tracker" not in "".join(child.cmdline())]
 
-    token_ids: list[int]
-    text: str
-    log: dict[str, Any] | None
-    logprobs: list[dict[int, float]] | None = None
-
-
-class OfflineEngine:
-    """A real `vllm.LLM` in this process."""
-
-    def __init__(self, llm: Any, logs: Path) -> None:
-        self.llm = llm
-        self.logs = logs
-
-    def params(self, prediction: str | Sequence[int] | None = None, *, max_tokens: int, **more: Any) -> Any:
-        """Sampling parameters, greedy unless `more` says otherwise, with a prediction as text or as token ids."""
-        from vllm import SamplingParams
-
-        if prediction is not None:
-            given = {"prediction" if isinstance(prediction, str) else "token_ids": prediction}
-            more["extra_args"] = PredictedOutputParams(**given).to_extra_args()
-        return SamplingParams(**{"temperature": 0, "max_tokens": max_tokens, "ignore_eos": True, **more})
-
-    def generate(self, prompts: Sequence[Sequence[int]], params: Sequence[Any]) -> list[Answer]:
-        """All requests in one batch; the answers in their order."""
-        inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        outputs = self.llm.generate(inputs, list(params), use_tqdm=False)
-        self.flush()
-        answers = []
-        for output in outputs:
-            logs = [
-                path for path in self.logs.glob("*.yaml") if path.name.startswith(f"{output.request_id}-")
-            ]
-            log = yaml.safe_load(logs[0].read_text()) if logs else None
-            first = output.outputs[0]
-            logprobs = first.logprobs and [{t: v.logprob for t, v in each.items()} for each in first.logprobs]
-            answers.append(Answer(list(first.token_ids), first.text, log, logprobs))
-        return answers
-
-    def flush(self) -> None:
-        """Let the worker hear which requests have finished: that takes one more, empty step."""
-        while self.core.scheduler.has_requests():
-            self.core.step_fn()
-
-    @property
-    def core(self) -> Any:
-        return self.llm.llm_engine.engine_core.engine_core
-
-    @property
-    def proposer(self) -> Any:
-        return self.core.model_executor.driver_worker.worker.model_runner.drafter
-
-    def preemptions(self) -> int:
-        return sum(int(m.value) for m in self.llm.get_metrics() if m.name == "vllm:num_preemptions")
-
-    @contextmanager
-    def trace(self) -> Iterator[list[dict[str, int]]]:
-        """Draft tokens scheduled, a dict a step: every scheduled request, 0 where it has none."""
-        steps: list[dict[str, int]] = []
-        scheduler = self.core.scheduler
-        schedule = scheduler.schedule
-
-        def recording(*args: Any) -> Any:
-            output = schedule(*args)
-            drafts = output.scheduled_spec_decode_tokens
-            steps.append({req_id: len(drafts.get(req_id, ())) for req_id in output.num_scheduled_tokens})
-            return output
-
-        scheduler.schedule = recording
-        try:
-            yield steps
-        finally:
-            del scheduler.schedule
+    def forks(self) -> bool:
+        """Whether its engine cores are forked, not spawned: a spawned one is a program with new variables."""
+        variables = [Path(f"/proc/{child.pid}/environ").read_bytes() for child in self.engine_processes()]
+        return bool(variables) and not any(b"MULTIPROC_METHOD=spawn" in each for each in variables)
