@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from os.path import realpath
 from pathlib import Path
@@ -49,6 +50,30 @@ def refuse(message: str) -> NoReturn:
     raise typer.Exit(2)
 
 
+@contextlib.contextmanager
+def refusing(path: Path | None = None, named: str = "") -> Iterator[None]:
+    """Refuse what is wrong with a file. path: which one; None where an OSError names it. named: stands before a
+    ValueError that does not."""
+    try:
+        yield
+    except OSError as error:
+        place = error.filename if path is None else path
+        refuse(f"{place}: {error.strerror or error}" if place else str(error))
+    except ValueError as error:
+        refuse(f"{named}{error}")
+
+
+def refuse_others(ways: Mapping[str, object], needs: Mapping[str, tuple[object, str]]) -> None:
+    """Refuse two of the `ways` to give one thing, and an option (name → value, the way that it belongs to)
+    without its way. What was not given is None."""
+    given = [name for name, value in ways.items() if value is not None]
+    if len(given) > 1:
+        refuse(f"expected one of {', '.join(ways)}, found {' and '.join(given)}")
+    for name, (value, way) in needs.items():
+        if value is not None and way not in given:
+            refuse(f"{name}: expected with {way} only")
+
+
 def option(metavar: str, help_text: str, *names: str, **more: Any) -> Any:
     """An option of a command, named as its parameter if `names` are not given."""
     return typer.Option(*names, metavar=metavar, help=help_text, **more)
@@ -60,6 +85,21 @@ def tokenizer_option(help_text: str) -> Any:
 
 
 JsonOut = Annotated[Path | None, option("OUT", "write the figures as JSON", "--json")]
+HtmlOut = Annotated[Path | None, option("OUT", "write a page", "--html")]
+DraftTokens = Annotated[
+    int, option("K", "most draft tokens a step, 1 to 256", "--num-draft-tokens", "-k", min=1, max=256)
+]
+Before = Annotated[
+    Path | None, option("OLD", "one edit: the text before it, which predicts the one of --after")
+]
+After = Annotated[Path | None, option("NEW", "and the text after it")]
+Git = Annotated[str | None, option("RANGE", "edits: the files that these commits modify")]
+Repo = Annotated[Path | None, option("DIR", "the repository of --git; this folder if none is given")]
+
+
+def limit_option(default: int) -> Any:
+    """``--limit``."""
+    return option("N", "of --git, at most so many edits", min=1, show_default=str(default))
 
 
 def check_outputs(outputs: dict[str, Path | None], sources: Sequence[Path]) -> None:
@@ -84,6 +124,20 @@ def server_url(option: str, given: str) -> str:
             f"{option}: expected a URL that ends in /v1, such as http://localhost:8000/v1, found {given!r}"
         )
     return given.strip().rstrip("/")
+
+
+def write(path: Path | None, make: Callable[[], Any]) -> None:
+    """Write what `make` returns, a page or figures as JSON, where there is a path; `tell_written` says so."""
+    if path is not None:
+        made = make()
+        text = made if isinstance(made, str) else json.dumps(made, indent=1) + "\n"
+        path.write_text(text, encoding="utf-8")
+
+
+def tell_written(*paths: Path | None) -> None:
+    """A line for each file that was written."""
+    for path in filter(None, paths):
+        typer.echo(f"wrote {path}")
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

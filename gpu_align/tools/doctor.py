@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.text import Text
 
 from .. import __version__
-from .console import ROOT, check_outputs, counted, option, plugins, server_url
+from .console import ROOT, check_outputs, counted, option, plugins, server_url, tell_written, write
 
 
 @dataclass(frozen=True)
@@ -136,26 +136,13 @@ def draft_for_a_prediction(device: str) -> Finding:
     """Draft for a perfect prediction, in this process: the draft must be its continuation."""
     what = f"drafting on {device}"
     try:
-        import torch
-
-        import gpu_align
+        from ..predictors import PredictedOutputTokenPredictor, PredictorOptions
 
         prediction = list(range(10, 30))
-        drafter = gpu_align.Drafter(
-            max_slots=1,
-            max_context_len=64,
-            max_prediction_len=64,
-            num_draft_tokens=8,
-            vocab_size=64,
-            device=device,
-        )
-        drafter.add(0, prediction=prediction, prompt_len=1)
-        token_ids = torch.zeros((1, 64), dtype=torch.int32)
-        token_ids[0, :3] = torch.tensor([1, *prediction[:2]])
-        one = torch.ones(1, dtype=torch.int32, device=device)
-        draft = drafter.propose(token_ids.to(device), one * 3, one.long() - 1, one)
-        length = int(draft.length[0])
-        drafted = draft.token_ids[0, :length].tolist()
+        drafter = PredictedOutputTokenPredictor(prediction, device=device)
+        drafter.reset([1], PredictorOptions(num_draft_tokens=8))
+        drafter.push_tokens(prediction[:2])
+        drafted = drafter.predict_tokens()
     except Exception as error:  # every failure here is a finding
         return Finding(what, one_line(error), ok=False)
     expected = prediction[2:10]
@@ -413,16 +400,15 @@ def doctor_command(
         examined = examine_server(server_url("--base-url", base_url), model, api_key)
     findings = show(examined, Console(), verbose)
     line, problems = verdict(findings)
-    if json_out is not None:
-        report = {
-            "version": __version__,
-            "usable": not problems,
-            "verdict": line,
-            "fixes": [fix for fix in dict.fromkeys(finding.fix for finding in problems) if fix],
-            "findings": [{name: getattr(finding, name) for name in _WRITTEN} for finding in findings],
-        }
-        json_out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        typer.echo(f"wrote {json_out}")
+    report = {
+        "version": __version__,
+        "usable": not problems,
+        "verdict": line,
+        "fixes": [fix for fix in dict.fromkeys(finding.fix for finding in problems) if fix],
+        "findings": [{name: getattr(finding, name) for name in _WRITTEN} for finding in findings],
+    }
+    write(json_out, lambda: report)
+    tell_written(json_out)
     if problems:
         raise typer.Exit(1)
 

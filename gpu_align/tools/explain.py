@@ -74,25 +74,13 @@ class StepView:
 
     def look(self, slots: IntArray, totals: IntArray) -> View:
         """Bring requests up to date, and say what there is to draft from. totals: [R], tokens of each so far."""
-        return look(self.state, self.tables, self._recipes, self.token_ids, slots, totals, self._settings)
-
-
-def look(
-    state: StepArrays,
-    tables: TableArrays,
-    recipes: RecipeArrays,
-    token_ids: IntArray,
-    slots: IntArray,
-    totals: IntArray,
-    settings: StepSettings,
-) -> View:
-    """`StepView.look` for whoever has these: state, tables and recipes as a step reads them, token_ids [S, T]."""
-    widths = {"num": [NUM_CANDIDATES], "expected": [NUM_CANDIDATES], "draft": [tables.confidence.shape[1]]}
-    shapes = {name: [len(slots), *widths.get(name, [])] for name in View._fields if name != "candidates"}
-    arrays = {name: np.zeros(shape, dtype=np.int64) for name, shape in shapes.items()}
-    view = View(candidates=allocate_candidates(len(slots)), **arrays)
-    _look(state, tables, recipes, view, settings, token_ids, slots, totals)
-    return view
+        num_draft_tokens = self.tables.confidence.shape[1]
+        widths = {"num": [NUM_CANDIDATES], "expected": [NUM_CANDIDATES], "draft": [num_draft_tokens]}
+        shapes = {name: [len(slots), *widths.get(name, [])] for name in View._fields if name != "candidates"}
+        arrays = {name: np.zeros(shape, dtype=np.int64) for name, shape in shapes.items()}
+        view = View(candidates=allocate_candidates(len(slots)), **arrays)
+        _look(self.state, self.tables, self._recipes, view, self._settings, self.token_ids, slots, totals)
+        return view
 
 
 @Entry
@@ -157,17 +145,6 @@ class Explanation:
     cursor: int  #: where in the prediction the output stands, ``0 <= cursor <= N``
     chosen: Explained | None  #: what was drafted from
     others: tuple[Explained, ...]  #: the best of the candidates that were not chosen
-
-
-def warm_up(
-    num_draft_tokens: int,
-    config: DrafterConfig | None = None,
-    *,
-    recipes: Recipes | None = None,
-    max_context_len: int,
-) -> None:
-    """Compile, or load, what an `Explainer` of these arguments runs, and make its tables."""
-    Explainer([0], 0, num_draft_tokens, config, recipes=recipes, max_context_len=max_context_len).at([0])
 
 
 class Explainer:

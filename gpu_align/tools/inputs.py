@@ -1,14 +1,16 @@
-"""What several commands read: JSON lines, plain or gzipped, edits in them, and the edits of a Git history."""
+"""What several commands read: JSON lines, plain or gzipped, texts, edits, and the edits of a Git history."""
 
 from __future__ import annotations
 
 import codecs
 import gzip
+import itertools
 import json
+import os
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -140,6 +142,45 @@ class EditError(ValueError):
     """There is no edit to read; the message, one line, names the file or the range, and why."""
 
 
+def files_in(place: Path, suffixes: Sequence[str] = ()) -> list[Path]:
+    """The file `place`, or all files in that folder, sorted; FileNotFoundError: it is not there.
+
+    Of a folder, hidden files and folders are left out, links are not followed, and only names that end in one of
+    `suffixes` are taken, if there are any.
+    """
+    if not place.exists():
+        raise FileNotFoundError(f"{place}: no such file or folder")
+    found = [] if place.is_dir() else [place]
+    for parent, folders, names in os.walk(place):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        shown = [name for name in sorted(names) if not name.startswith(".")]
+        paths = [Path(parent, name) for name in shown if name.endswith(tuple(suffixes or [""]))]
+        found += [path for path in paths if path.is_file() and not path.is_symlink()]
+    return found
+
+
+def text_of(content: bytes) -> str | None:
+    """UTF-8 text without its byte order mark, line ends as LF; None where it is not text."""
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return None
+    return None if "\0" in text else with_line_feeds(text)
+
+
+def with_line_feeds(text: str) -> str:
+    """`text` with LF for each CRLF and CR."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def text_file(path: Path) -> str:
+    """The text of a file; EditError where it is none, OSError where it cannot be read."""
+    text = text_of(path.read_bytes())
+    if text is None:
+        raise EditError(f"{path}: expected UTF-8 text, found other bytes")
+    return text
+
+
 class GitEdit(NamedTuple):
     """A file that a commit modified: the commit's first 10 digits and subject, and the texts before and after."""
 
@@ -151,40 +192,42 @@ class GitEdit(NamedTuple):
 
 
 def git_edits(
-    option: str,
-    repo: Path,
-    revisions: str,
-    max_bytes: int,
-    decode: Callable[[bytes], str | None],
-    suffixes: tuple[str, ...] = (),
-) -> Iterator[GitEdit]:
-    """Yield the files that the commits of a range modified, newest first; no merges, links or submodules.
+    revisions: str, repo: Path, limit: int, max_bytes: int, suffixes: Sequence[str] = ()
+) -> list[GitEdit]:
+    """The text files that the commits of a range modified, newest first; no merges, links or submodules.
 
-    option: where the range comes from, for the messages. max_bytes: larger files are left out. decode: bytes →
-    text, None where they are none. suffixes: only files whose names end in one of these, if there are any.
+    At most `limit` of them, and only such of at most `max_bytes` whose names end in one of `suffixes`, if there
+    are any.
 
     Raises:
-        EditError: Git is missing or refuses the range.
+        EditError: Git is missing or refuses the range, or there is no such file.
     """
+    found = list(itertools.islice(_git_edits(revisions, repo, max_bytes, tuple(suffixes)), limit))
+    if not found:
+        ending = f" that ends in {' or '.join(suffixes)}" if suffixes else ""
+        raise EditError(f"--git: {revisions} changes no text file{ending} of at most {max_bytes:,} bytes")
+    return found
+
+
+def _git_edits(revisions: str, repo: Path, max_bytes: int, suffixes: tuple[str, ...]) -> Iterator[GitEdit]:
     if not revisions or revisions.startswith("-"):
-        raise EditError(f"{option}: expected a range such as HEAD~20.., found {revisions!r}")
+        raise EditError(f"--git: expected a range such as HEAD~20.., found {revisions!r}")
 
     def git(*arguments: str) -> bytes:
         command = ["git", "-C", str(repo), *arguments]
         try:
             done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
         except OSError as error:
-            raise EditError(f"{option} needs git: {error.strerror or error}") from error
+            raise EditError(f"--git needs git: {error.strerror or error}") from error
         if done.returncode:
             said = done.stderr.decode("utf-8", "replace").strip().splitlines()
             found = said[0].removeprefix("fatal: ") if said else f"exit code {done.returncode}"
-            raise EditError(f"{option}: {found}")
+            raise EditError(f"--git: {found}")
         return done.stdout
 
-    def text_of(blob: str) -> str | None:
-        if int(git("cat-file", "-s", blob)) > max_bytes:
-            return None
-        return decode(git("cat-file", "blob", blob))
+    def text(blob: str) -> str | None:
+        too_large = int(git("cat-file", "-s", blob)) > max_bytes
+        return None if too_large else text_of(git("cat-file", "blob", blob))
 
     log = git("log", "--no-merges", "--format=%H %s", "--end-of-options", revisions, "--")
     for line in log.decode("utf-8", "replace").splitlines():
@@ -197,6 +240,6 @@ def git_edits(
                 continue  # a link or a submodule
             if suffixes and not path.endswith(suffixes):
                 continue
-            before, after = text_of(old), text_of(new)
+            before, after = text(old), text(new)
             if before and after and before != after:
                 yield GitEdit(commit[:10], subject, path.encode("utf-8", "replace").decode(), before, after)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,8 +14,8 @@ from rich.markup import escape
 
 from .. import __version__
 from ..step_log import SOURCES, Step, StepLog, StepLogError, read_step_log
-from . import html
-from .console import JsonOut, check_outputs, option, print_table, progress_bar, refuse, tokenizer_option
+from . import console, html
+from .console import option, refuse, refusing
 from .html import Origin
 
 TABLE_HEADER = ("step", "tokens", "source", "proposed", "verified", "accepted", "cursor", "µs", "why")
@@ -172,7 +171,7 @@ def read_folder(folder: Path) -> tuple[list[LogCounts], list[tuple[str, str]]]:
     list(folder.iterdir())  # raises where the folder cannot be read; rglob finds nothing there
     paths = sorted(path for path in folder.rglob("*.yaml") if path.is_file())
     requests, skipped = [], []
-    with progress_bar("reading", len(paths)) as advance:
+    with console.progress_bar("reading", len(paths)) as advance:
         for path in paths:
             name = str(path.relative_to(folder))
             try:
@@ -257,27 +256,23 @@ def report_command(
     log: Annotated[
         Path, typer.Argument(metavar="FILE.yaml|DIR", help="a file of GPU_ALIGN_DEBUG_DIR, or the folder")
     ],
-    html_out: Annotated[Path | None, option("OUT", "write a page", "--html")] = None,
-    json_out: JsonOut = None,
-    tokenizer: Annotated[str | None, tokenizer_option("for a file without texts")] = None,
+    html_out: console.HtmlOut = None,
+    json_out: console.JsonOut = None,
+    tokenizer: Annotated[str | None, console.tokenizer_option("for a file without texts")] = None,
     top: Annotated[int | None, option("N", "of a folder, so many requests and reasons (10)", min=0)] = None,
 ) -> None:
     """Show what was drafted, why, and what the model made of it: of one request, or of a folder of requests.
 
     Of a folder: the worst requests, why draft tokens were lost, and the worth of each source.
     """
-    check_outputs({"--html": html_out, "--json": json_out}, [log])
+    console.check_outputs({"--html": html_out, "--json": json_out}, [log])
     is_folder = log.is_dir()
     if is_folder and tokenizer is not None:
         refuse("--tokenizer: expected with a file only, found a folder")
     if not is_folder and top is not None:
         refuse(f"--top: expected with a folder only, found the file {log}")
-    try:
+    with refusing(log, f"{log}: "):
         found = read_folder(log) if is_folder else read_step_log(log)
-    except OSError as error:
-        refuse(f"{log}: {error.strerror or error}")
-    except StepLogError as error:
-        refuse(f"{log}: {error}")
     if isinstance(found, StepLog):
         figures, shown = _show_request(found, tokenizer)
     else:
@@ -291,10 +286,9 @@ def report_command(
         figures, shown = _show_folder(requests, 10 if top is None else top)
         figures["skipped"] = [{"file": file, "why": why} for file, why in skipped]
     figures = {"version": __version__, "log": str(log), "tokenizer": tokenizer, **figures}
-    for out, content in ((json_out, json.dumps(figures, indent=1) + "\n"), (html_out, shown)):
-        if out is not None:
-            out.write_text(content, encoding="utf-8")
-            typer.echo(f"wrote {out}")
+    console.write(json_out, lambda: figures)
+    console.write(html_out, lambda: shown)
+    console.tell_written(json_out, html_out)
 
 
 def _show_request(found: StepLog, tokenizer: str | None) -> tuple[dict[str, Any], str]:
@@ -302,14 +296,12 @@ def _show_request(found: StepLog, tokenizer: str | None) -> tuple[dict[str, Any]
     if tokenizer is not None:
         from .simulate.tokenizers import load_tokenizer, token_texts
 
-        try:
+        with refusing(named="--tokenizer: "):
             texts = load_tokenizer(tokenizer)
             found = found.with_texts(lambda ids: "".join(token_texts(texts, ids)))
-        except (OSError, ValueError) as error:
-            refuse(f"--tokenizer: {error}")
     title, rows = f"request {escape(found.request_id)}", table_rows(found.steps)
-    console = print_table(title, TABLE_HEADER, rows, words=["source", "why"], folded="why")
-    console.print(summary(found), soft_wrap=True, highlight=False)
+    shown_by = console.print_table(title, TABLE_HEADER, rows, words=["source", "why"], folded="why")
+    shown_by.print(summary(found), soft_wrap=True, highlight=False)
     return {"request_id": found.request_id, **found.usage()}, page(found)
 
 
@@ -323,7 +315,7 @@ def _show_folder(requests: Sequence[LogCounts], top: int) -> tuple[dict[str, Any
             shown = [(str(number), *row[1:]) for number, row in enumerate(rows, start=1)]
             names = [f"{number}: {row[0]}" for number, row in enumerate(rows, start=1)]
         if rows or title == "by source":
-            print_table(title, header, shown, words=["source", *folded], folded=folded)
+            console.print_table(title, header, shown, words=["source", *folded], folded=folded)
         for name in names:
             typer.echo(name)
         if rows:

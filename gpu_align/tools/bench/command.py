@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import shlex
 import signal
 from collections.abc import Callable, Sequence
@@ -17,16 +16,8 @@ import typer
 
 from ... import __version__
 from ...errors import MissingExtraError
-from ..console import (
-    JsonOut,
-    check_outputs,
-    counted,
-    option,
-    print_table,
-    progress_bar,
-    refuse,
-    server_url,
-)
+from .. import console
+from ..console import counted, option, refuse, refusing
 
 if TYPE_CHECKING:
     from ..inputs import Pair
@@ -50,13 +41,11 @@ def bench_command(
         str | None, option("MODEL", "instead: start vLLM without drafts, with n-gram, with the plugin")
     ] = None,
     model: Annotated[str | None, option("NAME", "needed where the server has several")] = None,
-    git: Annotated[str | None, option("RANGE", "edits: the files that these commits modify")] = None,
-    repo: Annotated[
-        Path | None, option("DIR", "the repository of --git; this folder if none is given")
-    ] = None,
-    limit: Annotated[int | None, option("N", "of --git, at most so many edits (16)", min=1)] = None,
-    before: Annotated[Path | None, option("FILE", "one edit: the text before it")] = None,
-    after: Annotated[Path | None, option("FILE", "and after it")] = None,
+    git: console.Git = None,
+    repo: console.Repo = None,
+    limit: Annotated[int | None, console.limit_option(16)] = None,
+    before: console.Before = None,
+    after: console.After = None,
     instruction: Annotated[str | None, option("TEXT", "what to do with --before")] = None,
     concurrency: Annotated[
         str | None, option("N,N", "requests in flight", show_default="of 1,8,32 what ends in 10 minutes")
@@ -94,8 +83,8 @@ def bench_command(
     tie_margin: Annotated[float, option("NATS", "log probabilities this close are a tie", min=0)] = 0.25,
     timeout: Annotated[float, option("SECONDS", "longest wait for a piece of an answer", min=1)] = 600.0,
     api_key: Annotated[str | None, option("KEY", "of the servers", envvar="OPENAI_API_KEY")] = None,
-    json_out: JsonOut = None,
-    html_out: Annotated[Path | None, option("OUT", "write a page with plots", "--html")] = None,
+    json_out: console.JsonOut = None,
+    html_out: console.HtmlOut = None,
 ) -> None:
     """Measure what predictions save on a server: tokens a second, latencies, steps, identical answers."""
     try:
@@ -108,58 +97,57 @@ def bench_command(
             raise
         raise MissingExtraError("gpu-align bench", package, "cli") from error
 
-    check_outputs(
+    console.check_outputs(
         {"--json": json_out, "--html": html_out}, [p for p in (dataset, before, after) if p is not None]
     )
-    if (base_url is None) == (serve is None):
-        refuse(f"expected --base-url URL or --serve MODEL, found {'neither' if base_url is None else 'both'}")
-    given, absent = ("--base-url", "--serve") if serve is None else ("--serve", "--base-url")
-    for name, value, owner in (
-        ("--compare-url", compare_url, "--base-url"),
-        ("--model", model, "--base-url"),
-        ("--vllm-args", repr(vllm_args) if vllm_args else None, "--serve"),
-        ("--together", together or None, "--serve"),
-    ):
-        if value is not None and owner == absent:
-            refuse(f"{name}{'' if value is True else f': {value}'} is for {owner}, not for {given}")
+    of_served = {"--vllm-args": vllm_args or None, "--together": together or None}
+    of_attached = {"--compare-url": compare_url, "--model": model}
+    console.refuse_others(
+        {"--base-url": base_url, "--serve": serve},
+        {name: (value, "--serve") for name, value in of_served.items()}
+        | {name: (value, "--base-url") for name, value in of_attached.items()},
+    )
     if prediction not in ("auto", "before", "output"):
         refuse(f"--prediction: expected auto, before or output, found {prediction!r}")
     where: Attached | Served
-    if serve is None:
-        compared = None if compare_url is None else server_url("--compare-url", compare_url)
-        where = Attached(server_url("--base-url", base_url or ""), compared, model, api_key)
+    if base_url is not None:
+        compared = None if compare_url is None else console.server_url("--compare-url", compare_url)
+        where = Attached(console.server_url("--base-url", base_url), compared, model, api_key)
+    elif serve is None:
+        refuse("expected --base-url URL or --serve MODEL, found neither")
+    elif not serve.strip():
+        refuse(f"--serve: expected a model's name or folder, found {serve!r}")
     else:
-        if not serve.strip():
-            refuse(f"--serve: expected a model's name or folder, found {serve!r}")
         try:
             where = Served(serve, num_draft_tokens, tuple(shlex.split(vllm_args)), together)
         except ValueError as error:
             refuse(f"--vllm-args: {error}, found {vllm_args!r}")
-    result = Result()
-    try:
-        settings = BenchSettings(
-            concurrency=_numbers("1,8,32" if concurrency is None else concurrency),
-            modes=_modes(modes, serve is not None, compare_url),
-            rounds=rounds,
-            requests=requests or 0,
-            max_tokens=max_tokens,
-            prediction=cast("Choice", prediction),
-            tie_margin=tie_margin,
-            timeout_s=timeout,
-            fresh_prefix=not prefix_cache,
-        )
+    settings = BenchSettings(
+        concurrency=_numbers("1,8,32" if concurrency is None else concurrency),
+        modes=_modes(modes, serve is not None, compare_url),
+        rounds=rounds,
+        requests=requests or 0,
+        max_tokens=max_tokens,
+        prediction=cast("Choice", prediction),
+        tie_margin=tie_margin,
+        timeout_s=timeout,
+        fresh_prefix=not prefix_cache,
+    )
+    with refusing():
         source, edits = _edits(dataset, git, repo, limit, before, after, instruction)
-        result.about = {
-            "version": __version__,
-            "model": model,
-            "tokenizer": None,
-            "settings": asdict(settings),
-            "data": {"source": source, "pairs": len(edits)},
-        }
-        if isinstance(where, Served):
-            named = ("num_draft_tokens", "arguments", "together")
-            result.about["serve"] = {name: getattr(where, name) for name in named}
-        tell = partial(typer.echo, err=True)
+    result = Result()
+    result.about = {
+        "version": __version__,
+        "model": model,
+        "tokenizer": None,
+        "settings": asdict(settings),
+        "data": {"source": source, "pairs": len(edits)},
+    }
+    if isinstance(where, Served):
+        named = ("num_draft_tokens", "arguments", "together")
+        result.about["serve"] = {name: getattr(where, name) for name in named}
+    tell = partial(typer.echo, err=True)
+    try:
         failure = measure_servers(where, edits, settings, result, tell=tell, fit=concurrency is None)
     except BenchError as error:
         refuse(str(error))
@@ -206,19 +194,11 @@ def _edits(
     """Where the edits come from in words, and the edits."""
     from . import data
 
-    given = {"a file PAIRS": dataset, "--git": git, "--before": before}
-    named = [name for name, value in given.items() if value is not None]
-    if len(named) > 1:
-        refuse(f"expected one of {', '.join(given)}, found {' and '.join(named)}")
-    needed: tuple[tuple[str, object, str, object], ...] = (
-        ("--after", after, "--before", before),
-        ("--instruction", instruction, "--before", before),
-        ("--repo", repo, "--git", git),
-        ("--limit", limit, "--git", git),
+    console.refuse_others(
+        {"a file PAIRS": dataset, "--git": git, "--before": before},
+        {"--after": (after, "--before"), "--instruction": (instruction, "--before")}
+        | {"--repo": (repo, "--git"), "--limit": (limit, "--git")},
     )
-    for name, value, other, there in needed:
-        if value is not None and there is None:
-            refuse(f"{name}: {value} needs {other}")
     if dataset is not None:
         return dataset.name, data.read_pairs(dataset)
     if git is not None:
@@ -252,7 +232,7 @@ def measure_servers(
                     loop.add_signal_handler(number, task.cancel)
         await where.measure(session)
 
-    with progress_bar("measuring", None) as advance:
+    with console.progress_bar("measuring", None) as advance:
         try:
             asyncio.run(run(Session(pairs, settings, result, advance, predict, tell, fit)))
         except WrongOptionError:
@@ -271,22 +251,19 @@ def _finish(
     """Write what there is, print it, and leave with the exit code of what happened."""
     from . import page
 
-    try:
-        if json_out is not None:
-            json_out.write_text(json.dumps(result.as_json(), indent=1) + "\n", encoding="utf-8")
-        if html_out is not None:
-            html_out.write_text(page.render(result.as_json()), encoding="utf-8")
-    except OSError as error:
-        refuse(f"{error.filename}: {error.strerror or error}")
+    with refusing():
+        console.write(json_out, result.as_json)
+        console.write(html_out, lambda: page.render(result.as_json()))
     if runs := result.runs():
         title = f"{result.about.get('model')}, {result.about['data']['source']}"
         words = ("mode", "identical")
-        print_table(title, page.SPEED, page.rows(runs, page.SPEED), words=words, folded="speed-up")
-        console = print_table("", page.STEPS, page.rows(runs, page.STEPS), words=words, folded="identical")
+        console.print_table(title, page.SPEED, page.rows(runs, page.SPEED), words=words, folded="speed-up")
+        shown_by = console.print_table(
+            "", page.STEPS, page.rows(runs, page.STEPS), words=words, folded="identical"
+        )
         for sentence in (page.LEGEND, *page.verdict(runs, result.about), *result.notes):
-            console.print(sentence, soft_wrap=True, highlight=False, markup=False)
-    for written in filter(None, (json_out, html_out)):
-        typer.echo(f"wrote {written}")
+            shown_by.print(sentence, soft_wrap=True, highlight=False, markup=False)
+    console.tell_written(json_out, html_out)
     if isinstance(failure, KeyboardInterrupt):
         finished = counted(len(result.samples), "turn")
         typer.echo(f"interrupted: {finished} of the plan finished, no process is left", err=True)

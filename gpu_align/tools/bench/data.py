@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import itertools
 import math
 import random
 import re
@@ -14,8 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from ..inputs import EditError, Pair, RecordError, git_edits, json_lines, pair_of
-from .client import WrongOptionError
+from ..inputs import EditError, Pair, RecordError, git_edits, json_lines, pair_of, text_file
 
 #: Files of a Git history beyond this size are left out.
 MAX_FILE_BYTES = 48 * 1024
@@ -25,22 +23,20 @@ SHIPPED = "the shipped set"
 def read_pairs(path: Path, source: str = "") -> list[Pair]:
     """Read edits (`pair_of`), one JSON object a line, plain or gzipped.
 
-    Messages of a WrongOptionError call the file `source`, or its path, and name the line.
+    EditError calls the file `source`, or its path, and names the line. OSError: it cannot be read.
     """
-    source = source or str(path)
-    pairs: list[Pair] = []
-    lines: dict[str, int] = {}
+    pairs: dict[str, tuple[int, Pair]] = {}
     try:
         for line, fields in json_lines(path):
             pair = pair_of(line, fields)
-            if (first := lines.setdefault(pair.id, line)) != line:
-                raise RecordError(line, f'"id": {pair.id!r} is also that of line {first}')
-            pairs.append(pair)
-    except (OSError, RecordError) as error:
-        raise WrongOptionError(f"{source}: {getattr(error, 'strerror', None) or error}") from error
+            if pair.id in pairs:
+                raise RecordError(line, f'"id": {pair.id!r} is also that of line {pairs[pair.id][0]}')
+            pairs[pair.id] = line, pair
+    except RecordError as error:
+        raise EditError(f"{source or path}: {error}") from error
     if not pairs:
-        raise WrongOptionError(f"{source}: expected at least one pair, found none")
-    return pairs
+        raise EditError(f"{source or path}: expected at least one pair, found none")
+    return [pair for _, pair in pairs.values()]
 
 
 def shipped_pairs() -> list[Pair]:
@@ -49,15 +45,14 @@ def shipped_pairs() -> list[Pair]:
 
 
 def pair_of_files(before: Path, after: Path | None, instruction: str | None) -> Pair:
-    """Return one pair of two files; WrongOptionError where one is no text, or both are the same."""
-    old = _text_file(before, "--before")
-    new = None if after is None else _text_file(after, "--after")
+    """Return one pair of two files; EditError where one is no text, or both are the same, OSError."""
+    old, new = text_file(before), None if after is None else text_file(after)
     if not old.strip():
-        raise WrongOptionError(f"--before: {before}: expected a text, found an empty file")
+        raise EditError(f"--before: {before}: expected a text, found an empty file")
     if new == old:
-        raise WrongOptionError(f"--after: {after} is equal to {before}: there is no edit")
+        raise EditError(f"--after: {after} is equal to {before}: there is no edit")
     if instruction is None and new is None:
-        raise WrongOptionError("--before without --after needs --instruction")
+        raise EditError("--before without --after needs --instruction")
     if not instruction:  # the edit itself, as a diff
         lines = old.splitlines(), (new or old).splitlines()
         diff = "\n".join(difflib.unified_diff(*lines, "before", "after", n=1, lineterm=""))
@@ -66,39 +61,11 @@ def pair_of_files(before: Path, after: Path | None, instruction: str | None) -> 
 
 
 def pairs_from_git(repo: Path, revisions: str, limit: int) -> list[Pair]:
-    """Return the modified text files of the commits in a range (see `git_edits`); the subject is the instruction.
-
-    Raises WrongOptionError as `git_edits` does, and where there is none.
-    """
-
-    def text_of(raw: bytes) -> str | None:
-        try:
-            return None if b"\0" in raw else raw.decode("utf-8")
-        except UnicodeDecodeError:
-            return None
-
-    try:
-        edits = git_edits("--git", repo, revisions, MAX_FILE_BYTES, text_of)
-        found = [
-            Pair(f"{e.commit}:{e.path}", f"Change the file {e.path}: {e.subject}", e.before, e.after)
-            for e in itertools.islice(edits, limit)
-        ]
-    except EditError as error:
-        raise WrongOptionError(str(error)) from error
-    if not found:
-        most = f"at most {MAX_FILE_BYTES:,} bytes"
-        raise WrongOptionError(f"--git: {revisions} has no modified text file of {most}")
-    return found
-
-
-def _text_file(path: Path, option: str) -> str:
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise WrongOptionError(f"{option}: {path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        found = f"byte 0x{error.object[error.start]:02x}"
-        raise WrongOptionError(f"{option}: {path}: expected UTF-8, found {found}") from error
+    """Return the text files that commits modify (`git_edits`); the subject is the instruction."""
+    return [
+        Pair(f"{e.commit}:{e.path}", f"Change the file {e.path}: {e.subject}", e.before, e.after)
+        for e in git_edits(revisions, repo, limit, MAX_FILE_BYTES)
+    ]
 
 
 Choice = Literal["auto", "before", "output"]

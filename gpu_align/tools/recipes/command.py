@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,18 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ... import __version__
-from ..console import (
-    JsonOut,
-    check_outputs,
-    counted,
-    epilog,
-    option,
-    print_table,
-    progress_bar,
-    refuse,
-    tokenizer_option,
-)
-from ..inputs import json_lines
+from .. import console
+from ..console import counted, option, refuse, refusing
+from ..inputs import files_in, json_lines, text_of
 
 if TYPE_CHECKING:
     from ...predictors import DraftModelTokenPredictor
@@ -43,7 +31,7 @@ def read_lines(path: Path, field: str) -> list[tuple[str, str, Any]]:
     from ...recipes.pack import is_text
 
     found = []
-    with _refusing(path, f"{path}: "):
+    with refusing(path, f"{path}: "):
         for number, line in json_lines(path):
             row = {"task": "", "prompt": "", **line}
             for name in (field, "task", "prompt"):
@@ -59,11 +47,9 @@ def read_lines(path: Path, field: str) -> list[tuple[str, str, Any]]:
 
 
 class SourceTexts:
-    """The files among `places` and in the folders among them, each place a source: ``(source, path)``, each once.
+    """The files of `places` (`files_in`), each place a source: ``(source, path)``, each once.
 
-    Of a folder, hidden files and folders are left out, links are not followed, and only names that end in one of
-    `suffixes` are taken, if there are any. A file in two places belongs to the first. FileNotFoundError: a place
-    is not there.
+    A file in two places belongs to the first.
 
     `num_read`, `num_bytes` and `sources` are of the files whose text `read` yielded, `skipped` counts the others.
     """
@@ -71,15 +57,7 @@ class SourceTexts:
     def __init__(self, places: Sequence[Path], suffixes: Sequence[str] = ()) -> None:
         files: dict[Path, tuple[str, Path]] = {}
         for place in places:
-            if not place.exists():
-                raise FileNotFoundError(f"{place}: no such file or folder")
-            found = [] if place.is_dir() else [place]
-            for parent, folders, names in os.walk(place):
-                folders[:] = sorted(name for name in folders if not name.startswith("."))
-                shown = [Path(parent, name) for name in sorted(names) if not name.startswith(".")]
-                wanted = (path for path in shown if path.name.endswith(tuple(suffixes or [""])))
-                found += [path for path in wanted if path.is_file() and not path.is_symlink()]
-            for path in found:
+            for path in files_in(place, suffixes):
                 files.setdefault(path.resolve(), (str(place.resolve()), path))
         self.files = list(files.values())
         self.num_read = self.num_bytes = 0
@@ -93,21 +71,18 @@ class SourceTexts:
             told(Path(source).name, 1)
             try:
                 content = path.read_bytes()
-                text = content.decode("utf-8-sig")
             except OSError:
                 self.skipped["not readable"] += 1
                 continue
-            except UnicodeDecodeError:
-                text = "\0"
-            same = source, hashlib.sha256(content).digest()
-            if "\0" in text or same in given:
-                self.skipped["not UTF-8 text" if "\0" in text else "the same again"] += 1
+            text, same = text_of(content), (source, hashlib.sha256(content).digest())
+            if text is None or same in given:
+                self.skipped["not UTF-8 text" if text is None else "the same again"] += 1
                 continue
             given.add(same)
             self.num_read += 1
             self.num_bytes += len(content)
             self.sources.add(source)
-            yield source, text.replace("\r\n", "\n").replace("\r", "\n")
+            yield source, text
 
 
 def _argument(metavar: str, help_text: str) -> Any:
@@ -122,17 +97,15 @@ recipes_app = typer.Typer(
 )
 _Out = Annotated[Path, option("OUT.json[.gz]", "for the pack", "--out", "-o")]
 _Pack = Annotated[Path, _argument("PACK", "a pack, or base")]
-_Tokenizer = Annotated[str, tokenizer_option("of the model")]
+_Tokenizer = Annotated[str, console.tokenizer_option("of the model")]
 
 
 def _load_tokenizer(name: str) -> tuple[Encode, Callable[[Sequence[int]], list[str]]]:
     """What gives the token ids of each text, and what gives the text of each token id."""
     from ..simulate.tokenizers import load_tokenizer
 
-    try:
+    with refusing(named="--tokenizer: "):
         loaded = load_tokenizer(name)
-    except (OSError, ValueError) as error:
-        refuse(f"--tokenizer: {error}")
 
     def texts(ids: Sequence[int]) -> list[str]:
         within = [token for token in ids if token < loaded.vocab_size]
@@ -141,26 +114,15 @@ def _load_tokenizer(name: str) -> tuple[Encode, Callable[[Sequence[int]], list[s
     return lambda given: [loaded.encode(text) for text in given], texts
 
 
-@contextlib.contextmanager
-def _refusing(path: Path, named: str = "") -> Iterator[None]:
-    """What is wrong with a file is one line. named: stands before what names no file."""
-    try:
-        yield
-    except OSError as error:
-        refuse(f"{path}: {error.strerror or error}")
-    except ValueError as error:
-        refuse(f"{named}{error}")
-
-
 def _check_pack(option: str, out: Path, sources: Sequence[Path]) -> None:
     if not out.name.endswith(_ENDINGS):
         # Two files in the wrong order would otherwise cost one of them.
         refuse(f"expected a name that ends in .json or .json.gz for the pack, found {out}")
-    check_outputs({option: out}, sources)
+    console.check_outputs({option: out}, sources)
 
 
 def _save(pack: RecipePack, out: Path) -> None:
-    with _refusing(out):
+    with refusing(out):
         pack.save(out)
     parts = []
     if pack.words or not pack.observed:
@@ -173,11 +135,11 @@ def _save(pack: RecipePack, out: Path) -> None:
 def _load(path: Path) -> RecipePack:
     from ...recipes.pack import RecipePack
 
-    with _refusing(path):
+    with refusing(path):
         return RecipePack.load(None if str(path) == _SHIPPED else path)
 
 
-@recipes_app.command("learn", epilog=epilog("recipes learn"))
+@recipes_app.command("learn", epilog=console.epilog("recipes learn"))
 def learn_command(
     places: Annotated[
         list[Path], _argument("FILE_OR_FOLDER...", "texts to learn from; each place is one source")
@@ -191,12 +153,9 @@ def learn_command(
     from ...recipes.pack import RecipePack
 
     _check_pack("--out", out, places)
-    try:
+    with refusing():
         texts = SourceTexts(places, suffix or [])
-    except FileNotFoundError as error:
-        refuse(str(error))
-
-    with progress_bar("learning from", len(texts.files)) as advance:
+    with console.progress_bar("learning from", len(texts.files)) as advance:
         pack = RecipePack.learn(texts.read(advance), made_by="gpu-align recipes learn")
     read = f"{counted(texts.num_read, 'file')}, {counted(texts.num_bytes, 'byte')}"
     notes = [f"; {count:,} skipped: {why}" for why, count in sorted(texts.skipped.items())]
@@ -208,7 +167,7 @@ def learn_command(
     _save(pack.calibrated(RecipePack.load().calibration), out)
 
 
-@recipes_app.command("observe", epilog=epilog("recipes observe"))
+@recipes_app.command("observe", epilog=console.epilog("recipes observe"))
 def observe_command(
     samples: Annotated[Path, _argument("SAMPLES.jsonl[.gz]", 'lines of {"task", "prompt", "samples"}')],
     out: _Out,
@@ -224,7 +183,7 @@ def observe_command(
     _check_pack("--out", out, [samples])
     groups = read_lines(samples, "samples")
     tokens = _load_tokenizer(tokenizer)
-    with progress_bar("observing", len(groups)) as advance:
+    with console.progress_bar("observing", len(groups)) as advance:
         made_by = "gpu-align recipes observe"
         pack = RecipePack.observe(groups, *tokens, agree=agree, task=task, made_by=made_by, progress=advance)
     count = sum(len(texts) for _, _, texts in groups)
@@ -234,7 +193,7 @@ def observe_command(
     _save(pack, out)
 
 
-@recipes_app.command("merge", epilog=epilog("recipes merge"))
+@recipes_app.command("merge", epilog=console.epilog("recipes merge"))
 def merge_command(
     parts: Annotated[list[Path], _argument("PACK_OR_MISSES...", "files; one a pack at least")],
     out: _Out,
@@ -249,25 +208,23 @@ def merge_command(
     _check_pack("--out", out, parts)
     read: list[RecipePack | Misses] = []
     for path in parts:
-        with _refusing(path):
+        with refusing(path):
             read.append(read_file(path, "pack", "misses"))
     if not any(isinstance(part, RecipePack) for part in read):
         refuse("expected a pack among the files, found misses alone")
-    with _refusing(out):
+    with refusing(out):
         pack = merge(read)
     _save(pack.shapes_only() if shapes_only else pack, out)
 
 
-@recipes_app.command("report", epilog=epilog("recipes report"))
+@recipes_app.command("report", epilog=console.epilog("recipes report"))
 def report_command(
     pack: _Pack,
     outputs: Annotated[Path, _argument("OUTPUTS.jsonl[.gz]", 'lines of {"task", "prompt", "output"}')],
     tokenizer: _Tokenizer,
-    json_out: JsonOut = None,
+    json_out: console.JsonOut = None,
     misses_out: Annotated[Path | None, option("OUT", "write what was refuted, for merge", "--misses")] = None,
-    num_draft_tokens: Annotated[
-        int, option("K", "most draft tokens a step, 1 to 256", "--num-draft-tokens", "-k", min=1, max=256)
-    ] = 32,
+    num_draft_tokens: console.DraftTokens = 32,
     draft_model: Annotated[
         str | None, option("MODEL", "a model of transformers with these tokens, to compare with")
     ] = None,
@@ -275,25 +232,22 @@ def report_command(
     """Replay a model's outputs with a pack: coverage, accuracy and tokens a step, by task."""
     from ...recipes.pack import Misses
 
-    check_outputs({"--json": json_out, "--misses": misses_out}, [pack, outputs])
+    console.check_outputs({"--json": json_out, "--misses": misses_out}, [pack, outputs])
     loaded = _load(pack)
     texts = read_lines(outputs, "output")
     tokens = _load_tokenizer(tokenizer)
     misses = Misses(loaded.tokenizer, made_by="gpu-align recipes report")
     predictor = _draft_model(draft_model, num_draft_tokens)
-    with _refusing(pack, f"{pack}: "), progress_bar("replaying", len(texts)) as advance:
+    with refusing(pack, f"{pack}: "), console.progress_bar("replaying", len(texts)) as advance:
         found = loaded.report(
             texts, *tokens, num_draft_tokens, misses=misses, progress=advance, draft_model=predictor
         )
     _print_report(found)
-    if json_out is not None:
-        about = {"version": __version__, "pack": loaded.content_hash, "tokenizer": tokenizer}
-        json_out.write_text(json.dumps({**about, **found.as_json()}, indent=2) + "\n", encoding="utf-8")
+    about = {"version": __version__, "pack": loaded.content_hash, "tokenizer": tokenizer}
+    console.write(json_out, lambda: {**about, **found.as_json()})
     if misses_out is not None:
         misses.save(misses_out)
-    for written in (json_out, misses_out):
-        if written is not None:
-            typer.echo(f"wrote {written}")
+    console.tell_written(json_out, misses_out)
 
 
 def _draft_model(name: str | None, num_draft_tokens: int) -> DraftModelTokenPredictor | None:
@@ -318,18 +272,18 @@ def _print_report(report: PackReport) -> None:
         if t is not None
     ]  # fmt: skip
     title = f"up to {report.num_draft_tokens} draft tokens a step"
-    console = print_table(title, header, rows, words=["task", "drafter"], folded="task")
-    console.print(
+    shown_by = console.print_table(title, header, rows, words=["task", "drafter"], folded="task")
+    shown_by.print(
         "Drafted are verified tokens of recipes, or of the draft model, up to a draft's first refuted one.",
         soft_wrap=True, highlight=False,
     )  # fmt: skip
 
 
-@recipes_app.command("show", epilog=epilog("recipes show"))
+@recipes_app.command("show", epilog=console.epilog("recipes show"))
 def show_command(
     pack: _Pack,
     top: Annotated[int, option("N", "entries to show", min=0)] = 20,
-    tokenizer: Annotated[str | None, tokenizer_option("to show token ids as text")] = None,
+    tokenizer: Annotated[str | None, console.tokenizer_option("to show token ids as text")] = None,
 ) -> None:
     """Show what is in a pack: what it was made of, and its most frequent entries."""
     loaded = _load(pack)
@@ -356,7 +310,7 @@ def show_command(
         for r in by_seen[: top - len(rows)]
     ]
     if rows:
-        print_table("", header, rows, words=["key", "prefix", "then"], folded="prefix")
+        console.print_table("", header, rows, words=["key", "prefix", "then"], folded="prefix")
 
 
 def _shown(entry: Observed, texts: Callable[[Sequence[int]], list[str]]) -> list[str]:
@@ -380,14 +334,12 @@ def _visible(text: str) -> str:
     return repr(text)[1:-1].replace(" ", "␣")
 
 
-@recipes_app.command("index", epilog=epilog("recipes index"))
-def index_command(
-    folder: Annotated[Path, _argument("DIR", "a folder of packs")],
-) -> None:
+@recipes_app.command("index", epilog=console.epilog("recipes index"))
+def index_command(folder: Annotated[Path, _argument("DIR", "a folder of packs")]) -> None:
     """Write the index of a folder of packs, from which a server takes them by name and version."""
     from ...recipes.registry import INDEX, Registry
 
-    with _refusing(folder):
+    with refusing(folder):
         registry = Registry(folder)
         wrong = registry.update()
     for _, why in wrong:

@@ -16,17 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ... import __version__
-from ..console import (
-    JsonOut,
-    check_outputs,
-    counted,
-    option,
-    print_table,
-    progress_bar,
-    refuse,
-    tokenizer_option,
-)
-from ..inputs import RecordError
+from .. import console
+from ..console import counted, option, refuse, refusing
 
 if TYPE_CHECKING:
     from .records import Record
@@ -43,18 +34,14 @@ def simulate_command(
     pairs: Annotated[
         Path | None, typer.Argument(metavar="PAIRS.jsonl", help="records to replay, plain or gzipped")
     ] = None,
-    before: Annotated[Path | None, option("OLD", "a text that predicts the one of --after")] = None,
-    after: Annotated[Path | None, option("NEW", "the text that a model would write")] = None,
-    git: Annotated[
-        str | None, option("RANGE", "the edits of these commits: each old file predicts the new one")
-    ] = None,
-    repo: Annotated[
-        Path | None, option("DIR", "the repository of --git; this folder if none is given")
-    ] = None,
+    before: console.Before = None,
+    after: console.After = None,
+    git: console.Git = None,
+    repo: console.Repo = None,
     suffix: Annotated[
         list[str] | None, option(".py", "of --git, only files that end in this; repeatable")
     ] = None,
-    limit: Annotated[int | None, option("N", "of --git, at most so many edits (100)", min=1)] = None,
+    limit: Annotated[int | None, console.limit_option(100)] = None,
     policy: Annotated[
         list[str] | None,
         option(
@@ -63,16 +50,7 @@ def simulate_command(
             "all if none is given",
         ),
     ] = None,
-    num_draft_tokens: Annotated[
-        int,
-        option(
-            "K",
-            "most draft tokens a step, 1 to 256 (vLLM's V1 runner takes 128)",
-            *("--num-draft-tokens", "-k"),
-            min=1,
-            max=256,
-        ),
-    ] = 32,
+    num_draft_tokens: console.DraftTokens = 32,
     draft_in_prefill: Annotated[
         bool, typer.Option("--draft-in-prefill", help="let the prefill step verify drafts too")
     ] = False,
@@ -89,7 +67,7 @@ def simulate_command(
         bool, typer.Option("--sweep", help="run gpu_align all along its trade-off, beside its default")
     ] = False,
     tokenizer: Annotated[
-        str | None, tokenizer_option("for records with text, and to show ids as text")
+        str | None, console.tokenizer_option("for records with text, and to show ids as text")
     ] = None,
     views: Annotated[
         bool,
@@ -99,8 +77,8 @@ def simulate_command(
             "without one, from the texts in the prompt",
         ),
     ] = False,
-    json_out: JsonOut = None,
-    html_out: Annotated[Path | None, option("OUT", "write a page of coloured outputs", "--html")] = None,
+    json_out: console.JsonOut = None,
+    html_out: console.HtmlOut = None,
 ) -> None:
     """Replay known outputs and count the verification steps that each drafter takes.
 
@@ -121,55 +99,47 @@ def simulate_command(
         "min_survival_recipe": min_survival_recipe,
     }
     settings = _settings(given, policies.SWEEP if sweep else ())
-    if (before is None) != (after is None):
-        missing, there = ("--after", "--before") if after is None else ("--before", "--after")
-        refuse(f"{there}: expected {missing} as well")
-    ways = {"PAIRS": pairs, "--before and --after": before, "--git": git}
-    if len(found := [name for name, value in ways.items() if value is not None]) != 1:
-        told = " and ".join(found) or "none"
-        refuse(f"expected one of a file PAIRS, --before with --after, and --git, found {told}")
-    if views and pairs is None:
-        refuse("--views: expected with a file PAIRS only")
-    for name, value in {"--repo": repo, "--suffix": suffix or None, "--limit": limit}.items():
-        if git is None and value is not None:
-            refuse(f"{name}: expected with --git only")
-    outputs = {"--json": json_out, "--html": html_out}
-    check_outputs(outputs, [path for path in (pairs, before, after) if path is not None])
+    of_git: dict[str, object] = {"--repo": repo, "--suffix": suffix or None, "--limit": limit}
+    console.refuse_others(
+        {"a file PAIRS": pairs, "--before": before, "--git": git},
+        {"--after": (after, "--before"), "--views": (views or None, "a file PAIRS")}
+        | {name: (value, "--git") for name, value in of_git.items()},
+    )
+    if pairs is None and before is None and git is None:
+        refuse("expected one of a file PAIRS, --before with --after, and --git, found none")
+    if before is not None and after is None:
+        refuse("--before: expected --after as well")
+    inputs = [path for path in (pairs, before, after) if path is not None]
+    console.check_outputs({"--json": json_out, "--html": html_out}, inputs)
 
     records = _records(
         pairs, before, after, (git or "", repo or Path(), suffix or [], limit), tokenizer, views
     )
     chosen = _runnable(recipes, records, chosen)
-    try:
+    with refusing(Path(recipes)):
         drafters = policies.make_policies(chosen, records, num_draft_tokens, settings, recipes)
-    except OSError as error:
-        refuse(f"--recipes: {recipes}: {error.strerror or error}")
-    except ValueError as error:
-        refuse(str(error))
     total = sum(len(record.output) for record in records) * len(drafters)
-    with progress_bar("replaying", total) as advance:
+    with console.progress_bar("replaying", total) as advance:
         results = replay.simulate(records, drafters, num_draft_tokens, draft_in_prefill, advance)
 
-    if json_out is not None:
-        about = {
-            "records": str(pairs or (f"{before} to {after}" if git is None else f"git {git}")),
-            "tokenizer": policies.tokenizer_of(records),
-            "settings": {
-                "draft_in_prefill": draft_in_prefill,
-                "views": views,
-                "recipes": recipes,
-                "drafter": [asdict(DrafterConfig(**setting)) for setting in settings],
-            },
-        }
-        figures = replay.to_json(results, num_draft_tokens, about)
-        json_out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    if html_out is not None:
-        html_out.write_text(replay.to_html(records, results, num_draft_tokens), encoding="utf-8")
+    about = {
+        "records": str(pairs or (f"{before} to {after}" if git is None else f"git {git}")),
+        "tokenizer": policies.tokenizer_of(records),
+        "settings": {
+            "draft_in_prefill": draft_in_prefill,
+            "views": views,
+            "recipes": recipes,
+            "drafter": [asdict(DrafterConfig(**setting)) for setting in settings],
+        },
+    }
+    console.write(json_out, lambda: replay.to_json(results, num_draft_tokens, about))
+    console.write(html_out, lambda: replay.to_html(records, results, num_draft_tokens))
     title = f"up to {num_draft_tokens} draft tokens a step"
-    print_table(title, replay.TABLE_HEADER, replay.table_rows(results), words=["policy"], folded="policy")
+    console.print_table(
+        title, replay.TABLE_HEADER, replay.table_rows(results), words=["policy"], folded="policy"
+    )
     typer.echo(replay.verdict(results))
-    for written in filter(None, outputs.values()):
-        typer.echo(f"wrote {written}")
+    console.tell_written(json_out, html_out)
 
 
 def _records(
@@ -185,9 +155,11 @@ def _records(
     from .tokenizers import load_tokenizer
 
     name = tokenizer or _DEFAULT_TOKENIZER
-    try:
-        if pairs is not None:
+    if pairs is not None:
+        with refusing(pairs, f"{pairs}: "):
             records = read_records(pairs, tokenizer, views)
+    with refusing():
+        if pairs is not None:
             if tokenizer is not None:
                 load_tokenizer(tokenizer)  # records with ids alone have not needed it yet
             return records
@@ -200,13 +172,6 @@ def _records(
         if tokenizer is None:
             typer.echo(f"note: tokenized with {name}; --tokenizer takes that of your model", err=True)
         return records
-    except RecordError as error:
-        refuse(f"{pairs}: {error}" if error.line else str(error))
-    except ValueError as error:
-        refuse(str(error))
-    except OSError as error:
-        path = pairs if pairs is not None else error.filename
-        refuse(f"{path}: {error.strerror or error}" if path else str(error))
 
 
 def _runnable(pack: str, records: Sequence[Record], names: list[str]) -> list[str]:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...views import in_forms, texts_in
-from ..inputs import EditError, RecordError, git_edits, identifier_of, json_lines, kind_of, pair_of
+from ..inputs import (
+    EditError,
+    RecordError,
+    git_edits,
+    identifier_of,
+    json_lines,
+    kind_of,
+    pair_of,
+    text_file,
+    with_line_feeds,
+)
 from .tokenizers import load_tokenizer
 
 #: Token ids travel as int32.
@@ -46,7 +55,7 @@ def read_records(path: Path, tokenizer: str | None = None, with_views: bool = Fa
     """
     records = [_parse(line, fields, tokenizer, with_views) for line, fields in json_lines(path)]
     if not records:
-        raise RecordError(0, f"{path}: expected at least one record, found none")
+        raise RecordError(0, "expected at least one record, found none")
     return records
 
 
@@ -64,9 +73,9 @@ def _parse(line: int, fields: dict[str, Any], default_tokenizer: str | None, wit
     prediction, memory = _tokens(line, fields, "prediction", name), False
     if with_views and name is not None:
         if memory := not prediction:
-            texts = texts_in(_normalised(fields.get("prompt_text", "")), whole=True)
+            texts = texts_in(with_line_feeds(fields.get("prompt_text", "")), whole=True)
         else:
-            texts = [_normalised(fields.get("prediction_text", ""))]
+            texts = [with_line_feeds(fields.get("prediction_text", ""))]
         views = in_forms(texts)
         prediction = [token for view in views for token in load_tokenizer(name).encode(view)] or prediction
     return Record(identifier, prompt, prediction, output, name, memory and bool(prediction))
@@ -123,11 +132,7 @@ def _encode(line: int, field: str, value: object, tokenizer: str | None) -> list
         encode = load_tokenizer(tokenizer).encode
     except (ValueError, OSError) as error:
         raise RecordError(line, str(error)) from error
-    return encode(_normalised(value))
-
-
-def _normalised(text: str) -> str:
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return encode(with_line_feeds(value))
 
 
 #: Larger files of a history are left out.
@@ -142,7 +147,7 @@ def records_of_files(before: Path, after: Path, tokenizer: str) -> list[Record]:
         OSError: a file cannot be read.
         ValueError, MissingExtraError: as `load_tokenizer`.
     """
-    old, new = _text_of(before), _text_of(after)
+    old, new = text_file(before), text_file(after)
     if not new:
         raise EditError(f"{after}: expected text, found an empty file")
     return [_record(after.name, old, new, tokenizer)]
@@ -164,30 +169,10 @@ def records_of_git(
         EditError: Git is missing or refuses the range, or the range changes no text file.
         ValueError, MissingExtraError: as `load_tokenizer`.
     """
-    found = git_edits("--git", repo, revisions, MAX_FILE_BYTES, _decoded, tuple(suffixes))
-    edits = list(itertools.islice(found, 100 if limit is None else limit))
-    if not edits:
-        ending = f" that ends in {' or '.join(suffixes)}" if suffixes else ""
-        raise EditError(f"--git: {revisions} changes no text file{ending}")
+    edits = git_edits(revisions, repo, 100 if limit is None else limit, MAX_FILE_BYTES, suffixes)
     return [_record(f"{e.commit}:{e.path}", e.before, e.after, tokenizer) for e in edits]
 
 
 def _record(name: str, old: str, new: str, tokenizer: str) -> Record:
     encode = load_tokenizer(tokenizer).encode
     return Record(name, [], encode(old) if old else [], encode(new), tokenizer)
-
-
-def _text_of(path: Path) -> str:
-    text = _decoded(path.read_bytes())
-    if text is None:
-        raise EditError(f"{path}: expected UTF-8 text, found other bytes")
-    return text
-
-
-def _decoded(content: bytes) -> str | None:
-    """UTF-8 text without its byte order mark, line ends as LF; None where it is not text."""
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        return None
-    return None if "\0" in text else text.replace("\r\n", "\n").replace("\r", "\n")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..console import check_outputs, counted, print_table, progress_bar, refuse, tokenizer_option
+from ..console import check_outputs, counted, print_table, progress_bar, refuse, refusing, tokenizer_option
 
 if TYPE_CHECKING:
     from .tuning import Report
@@ -47,32 +47,24 @@ def tune_command(
         refuse(
             f"--pack: expected a name of its own, found {pack}: base is the pack that comes with the library"
         )
-    try:
+    with refusing():
         files = tuning.files_of(places)
         check_outputs({"--out": out, "--pack": pack}, files)
         with progress_bar("reading", len(files)) as advance:
             records, skipped = tuning.read_traffic(files, tokenizer, advance)
-    except OSError as error:
-        refuse(str(error) if error.filename is None else f"{error.filename}: {error.strerror}")
-    except ValueError as error:
-        refuse(str(error))
     num_tokens = sum(len(record.output) for record in records)
     typer.echo(f"read {counted(len(records), 'request')}, {counted(num_tokens, 'output token')}")
     for reason, count in skipped.most_common():
         typer.echo(f"skipped {counted(count, 'request')}: {reason}")
-    try:
+    with refusing():
         tokens = None if pack is None else tuning.Tokens.of(records, tokenizer)
         with progress_bar("", tuning.replays(records, with_pack=pack is not None)) as advance:
             tuned = tuning.tune(records, advance, tokens)
-    except (OSError, ValueError) as error:
-        refuse(str(error))
     _print(tuned.report)
-    try:
+    with refusing():
         tuning.write_table(tuned.table, out)
         if pack is not None and tuned.pack is not None:
             tuned.pack.save(pack)
-    except OSError as error:
-        refuse(f"{error.filename}: {error.strerror or error}")
     use, wrote = f"GPU_ALIGN_SURVIVAL_TABLE={out}", f"wrote {out}, {out.stat().st_size:,} bytes"
     if pack is not None and tuned.pack is not None:
         parts = f"{len(tuned.pack.words):,} words of your texts, {len(tuned.pack.recipes):,} recipes"

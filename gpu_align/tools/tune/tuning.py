@@ -22,7 +22,7 @@ from ...ops.recipe_lookup import Recipes, RecipeTable
 from ...recipes.pack import RecipePack
 from ..console import Advance
 from ..explain import recipe_table
-from ..inputs import RecordError
+from ..inputs import RecordError, files_in
 from ..simulate.policies import SHIPPED_PACK, tokenized_pack
 from ..simulate.records import Record, read_records
 from ..simulate.tokenizers import TextTokenizer, load_tokenizer
@@ -35,15 +35,10 @@ def files_of(places: Sequence[Path]) -> list[Path]:
     """The files that are given, and the step logs in the folders that are given, sorted."""
     files: list[Path] = []
     for place in places:
-        if place.is_dir():
-            found = sorted(p for p in place.rglob("*") if p.suffix in _LOG_ENDINGS and p.is_file())
-            if not found:
-                raise FileNotFoundError(f"{place}: expected step logs (*.yaml) in this folder, found none")
-            files += found
-        elif place.exists():
-            files.append(place)
-        else:
-            raise FileNotFoundError(f"{place}: no such file or folder")
+        found = files_in(place, _LOG_ENDINGS)
+        if not found:
+            raise FileNotFoundError(f"{place}: expected step logs (*.yaml) in this folder, found none")
+        files += found
     return files
 
 
@@ -67,7 +62,7 @@ def read_traffic(
             try:
                 found = [r if r.prediction else "no prediction" for r in read_records(file, tokenizer)]
             except RecordError as error:
-                raise ValueError(f"{file}: {error}" if error.line else str(error)) from error
+                raise ValueError(f"{file}: {error}") from error
         else:
             try:
                 found = [record_of(step_log.read_step_log(file))]

@@ -15,13 +15,7 @@ import pytest
 pytest.importorskip("httpx")
 pytest.importorskip("prometheus_client")
 from gpu_align.tools.bench import client as module
-from gpu_align.tools.bench.client import (
-    Alternatives,
-    BenchError,
-    Client,
-    Counts,
-    is_near_tie,
-)
+from gpu_align.tools.bench.client import Alternatives, Client, Counts, is_near_tie
 from gpu_align.tools.bench.data import (
     MAX_FILE_BYTES,
     Pair,
@@ -34,6 +28,7 @@ from gpu_align.tools.bench.data import (
     shipped_pairs,
     unrelated_text,
 )
+from gpu_align.tools.inputs import EditError
 
 GOOD = {"id": "a", "instruction": "rename x", "before": "x = 1\n", "after": "y = 1\n"}
 
@@ -75,7 +70,7 @@ def line(**changed: object) -> bytes:
 def test_a_bad_line_or_file_is_named(tmp_path: Path, content: bytes | None, words: str) -> None:
     path = tmp_path / "pairs.jsonl"
     path.write_bytes(b"" if content is None else line() + b"\n\n" + content)
-    with pytest.raises(BenchError) as error:
+    with pytest.raises(EditError) as error:
         read_pairs(path)
     assert str(error.value).startswith(f"{path}: ")
     assert words in str(error.value)
@@ -131,12 +126,12 @@ def test_commits_are_edits_newest_first(repo: Path) -> None:
     [
         (".", "v9..v10", "v9..v10"),
         (".", "--output=x", "expected a range"),
-        (".", "HEAD~2", "has no modified text file"),
+        (".", "HEAD~2", "changes no text file of at most 49,152 bytes"),
         ("..", "HEAD", "not a git repository"),
     ],
 )
 def test_a_bad_range_is_one_line(repo: Path, folder: str, revisions: str, words: str) -> None:
-    with pytest.raises(BenchError, match="--git") as error:
+    with pytest.raises(EditError, match="--git") as error:
         pairs_from_git(repo / folder, revisions, 9)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
@@ -156,7 +151,7 @@ def test_two_files_are_an_edit(tmp_path: Path) -> None:
         ((old, None, None), "needs --instruction"),
         ((old, old, None), "there is no edit"),
     ):
-        with pytest.raises(BenchError, match=words):
+        with pytest.raises(EditError, match=words):
             pair_of_files(*arguments)
 
 

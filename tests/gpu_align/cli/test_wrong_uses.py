@@ -68,8 +68,8 @@ WRONG: dict[str, str] = {
         pairs.jsonl --json pairs.jsonl → pairs.jsonl is also the input
         pairs.jsonl --json out --html out → --html: out is also the file of --json
         --before old.py → --before: expected --after as well
-        --after old.py → --after: expected --before as well
-        pairs.jsonl --before old.py --after old.py → found PAIRS and --before and --after
+        --after old.py → --after: expected with --before only
+        pairs.jsonl --before old.py --after old.py → found a file PAIRS and --before
         pairs.jsonl --git HEAD
         --before missing.py --after old.py
         --before binary.bin --after old.py
@@ -208,7 +208,7 @@ WRONG: dict[str, str] = {
     """,
     "bench": """
          → found neither
-        {here} --serve m → found both
+        {here} --serve m → expected one of --base-url, --serve, found --base-url and --serve
         --base-url http://localhost:8000 → expected a URL that ends in /v1
         --base-url localhost/v1 → found 'localhost/v1'
         {here} → no answer
@@ -223,16 +223,16 @@ WRONG: dict[str, str] = {
         {here} --compare-url http://x → --compare-url: expected a URL that ends in /v1
         {here} missing.jsonl → missing.jsonl: No such file
         {here} a --before b → found a file PAIRS and --before
-        {here} --repo . → --repo: . needs --git
+        {here} --repo . → --repo: expected with --git only
         {here} --git HEAD --limit 0 → --limit
-        {here} --after b → --after: b needs --before
-        {here} --before b → --before: b: No such file
+        {here} --after b → --after: expected with --before only
+        {here} --before b → b: No such file
         {here} --git HEAD --repo missing → --git: cannot change to 'missing'
         {here} --prediction best → --prediction: expected auto, before or output, found 'best'
         {here} --json missing/out.json → --json: the folder missing does not exist
         {here} --json a --html a → --html: a is also the file of --json
-        {here} --vllm-args x → --vllm-args: 'x' is for --serve
-        {here} --together → --together is for --serve
+        {here} --vllm-args x → --vllm-args: expected with --serve only
+        {here} --together → --together: expected with --serve only
         {here} --max-tokens 0 → --max-tokens
         --serve ' ' → --serve: expected a model's name or folder, found ' '
         --serve m --compare-url http://127.0.0.1:9/v1 → --compare-url:
