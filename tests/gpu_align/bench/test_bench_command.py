@@ -204,7 +204,7 @@ def test_the_page_holds_all_and_loads_nothing(dataset: Path, tmp_path: Path) -> 
         refused = run("--base-url", fake.url, dataset, "--api-key", "open")
     text = written.read_text()
     assert text.count("<figure>") == 6
-    assert text.count('<rect class="m-prediction"') == 2 * 6 + 1  # and the legend
+    assert text.count('<rect class="m-prediction"') == 2 * 6
     assert "default-src 'none'" in text
     absent = ("http://www", "src=", "<script", "<b>", "@import", ">None<", '"prose"', "sesame")
     assert [word for word in absent if word in text] == []
