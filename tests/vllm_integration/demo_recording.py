@@ -17,14 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from gpu_align.step_log import StepLog, read_step_log
+from gpu_align.tools.bench.client import Answer
 from gpu_align.tools.simulate.tokenizers import load_tokenizer
 from vllm_integration.demo import page, task
 
 PATH = Path(__file__).with_name("demo_recording.json.gz")
-PREDICTIONS = {
-    page.VERBATIM: task.EDITED,
-    page.EDITED: task.ORIGINAL,
-}
+PREDICTIONS = {page.VERBATIM: task.EDITED, page.EDITED: task.ORIGINAL}
 
 
 @dataclass(frozen=True)
@@ -73,12 +71,10 @@ def rows(folder: Path) -> list[page.Row]:
     return [
         page.Row(
             name := recorded["prediction"],
-            task.EDITED,
-            document["answer"],
+            Answer(task.EDITED, token_ids=document["answer"], prompt_token_ids=document["prompt"]),
             recorded["wall_s"],
             recorded["steps"],
             recorded["by_source"],
-            prompt_token_ids=document["prompt"],
             prediction=PREDICTIONS.get(name),
             log=step_log(name, folder) if name in document["logs"] else None,
         )
@@ -89,7 +85,7 @@ def rows(folder: Path) -> list[page.Row]:
 def calls() -> list[page.Row]:
     """The rows of the same edit as a tool call: their figures, without texts."""
     return [
-        page.Row(row["prediction"], "", [], row["wall_s"], row["steps"], row["by_source"])
+        page.Row(row["prediction"], Answer(), row["wall_s"], row["steps"], row["by_source"])
         for row in _document()["result"]["calls"]
     ]
 
@@ -98,10 +94,8 @@ def render(folder: Path, found: list[page.Row] | None = None) -> Path:
     """Write the page of the recorded run, or of rows made from it, and return its path."""
     found = rows(folder) if found is None else found
     path = folder / "demo.html"
-    facts = ["A recorded run."]
-    path.write_text(
-        page.render(found, calls(), recorded_tokenizer(), facts, _document()["result"]["num_draft_tokens"])
-    )
+    num_draft_tokens = _document()["result"]["num_draft_tokens"]
+    path.write_text(page.render(found, calls(), recorded_tokenizer(), "A recorded run.", num_draft_tokens))
     return path
 
 

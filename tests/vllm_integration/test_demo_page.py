@@ -124,7 +124,7 @@ def test_the_playback_agrees_with_the_step_log(
         )
         for pane, expected in (
             ("row", _text_after(log, passes)),
-            ("none", "".join(_pieces(none.token_ids[:own]))),
+            ("none", "".join(_pieces(none.answer.token_ids[:own]))),
         ):
             script = "spans => spans.map(span => span.textContent).join('')"
             assert opened.page.eval_on_selector_all(f"#pane-{pane} .o:not(.todo)", script) == expected

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gpu_align.tools.console import option, refuse
+from gpu_align.tools.console import option, refuse, refusing
 
 from . import run
 
@@ -25,8 +25,7 @@ def add_to(app: typer.Typer) -> None:
 
 def demo_command(
     model: Annotated[
-        str | None,
-        option("ORG/NAME", "instead of a tiny model made here", "--model", envvar="MODEL"),
+        str | None, option("ORG/NAME", "instead of a tiny model made here", "--model", envvar="MODEL")
     ] = None,
     out: Annotated[Path, option("FOLDER", "for the page", "--out")] = Path("demo_out"),
     ngram: Annotated[
@@ -34,7 +33,7 @@ def demo_command(
     ] = True,
 ) -> None:
     """Serve a model with the plugin, edit a file with and without a prediction, and compare."""
-    try:
+    with refusing():  # a name that is too long, a folder that may not be read
         if model is not None:
             folder = Path(model)
             if folder.is_dir():
@@ -47,6 +46,4 @@ def demo_command(
             refuse(f"{out}: {parent} is not a folder")
         if not os.access(parent, os.W_OK):
             refuse(f"{out}: {parent} cannot be written to")
-    except OSError as error:  # a name that is too long, a folder that may not be read
-        refuse(f"{error.filename}: {error.strerror}")
     raise typer.Exit(run.run_demo(model, out, ngram))

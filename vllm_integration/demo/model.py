@@ -56,13 +56,10 @@ class ModelSpec:
     min_probability: float = 0.7
     prompts: tuple[str, ...] = (json.dumps(task.MESSAGES), json.dumps(task.CALL_MESSAGES))
     answers: tuple[str, ...] = (task.EDITED, task.CALL)
-    chat_template: str = CHAT_TEMPLATE
-    pieces: str = PIECES
-    special_tokens: tuple[str, ...] = SPECIAL_TOKENS
 
     def key(self) -> str:
         """Return 12 hex digits of the spec's digest."""
-        text = json.dumps(asdict(self), sort_keys=True)
+        text = json.dumps([asdict(self), CHAT_TEMPLATE, PIECES, SPECIAL_TOKENS], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
@@ -23,10 +23,11 @@ from . import task
 
 #: The rows. All but `NGRAM` are answered by the server with the plugin; `VERBATIM` and `EDITED` have a prediction.
 NONE, CONTEXT, NGRAM, VERBATIM, EDITED = ROWS = ("none", "context", "n-gram", "verbatim", "edited")
-#: The rows of the same edit as a tool call: mode → row.
+#: Modes of `bench` and their rows: of the file as text, and of the same edit as a tool call.
+TEXTS = {name: name for name in ROWS}
 CALLS = {f"call, {name}": name for name in (NONE, CONTEXT, NGRAM, EDITED)}
-#: Rows that step logs are written of.
-_LOGGED = (CONTEXT, VERBATIM, EDITED)
+#: Rows that step logs are written of; in the page the case that a client has comes first.
+_LOGGED = (EDITED, VERBATIM, CONTEXT)
 HEADER = (
     "prediction", "verification steps", "fewer", "wall time", "speed-up", "accepted", "rejected",
     "output identical",
@@ -41,8 +42,6 @@ _LABELS = {
     EDITED: ("edited", "Prediction: the file before the edit"),
     CONTEXT: ("own context", "No prediction: own context only"),
 }
-#: The case that a client has comes first.
-_CHOICES = (EDITED, VERBATIM, CONTEXT)
 
 
 @dataclass
@@ -50,13 +49,11 @@ class Row:
     """One kind of prediction, measured in several rounds: the first, but for `wall_s` and `identical`."""
 
     name: str
-    text: str
-    token_ids: list[int]  #: with the end token where there is one
+    answer: Answer
     wall_s: list[float]  #: seconds of each request, measured at the client
     steps: int  #: forward passes that produced tokens; the first is the prefill
     by_source: dict[str, dict[str, int]] = field(default_factory=dict)  #: accepted and rejected drafts
     identical: bool = True  #: no output, of any round, differs from the one without a prediction
-    prompt_token_ids: list[int] = field(default_factory=list)
     prediction: str | None = None
     log: StepLog | None = None  #: of the engine
 
@@ -87,16 +84,14 @@ def rows_of(
             drafted = {NGRAM: {"accepted": counts.accepted, "rejected": counts.rejected}}
         row = Row(
             name,
-            answer.text,
-            answer.token_ids,
+            answer,
             [sample.seconds for sample in samples],
             samples[0].steps,
             {source: drafted[source] for source in (*SOURCES, NGRAM) if source in drafted},
-            not any(sample.different for sample in samples),
-            answer.prompt_token_ids,
+            identical=not any(sample.different for sample in samples),
+            prediction=predictions.get(mode),
+            log=read_steps(steps_dir, answer) if name in _LOGGED else None,
         )
-        if name in _LOGGED:
-            row.prediction, row.log = predictions.get(mode), read_steps(steps_dir, answer)
         rows.append(row)
     return rows
 
@@ -123,7 +118,7 @@ def tokens_of(row: Row) -> tuple[list[int], list[int]]:
     if row.name == NGRAM:  # the counters do not say which tokens were drafts
         return [], []
     if row.log is None:
-        return [Origin.GENERATED] * len(row.token_ids), list(range(len(row.token_ids)))
+        return [Origin.GENERATED] * len(row.answer.token_ids), list(range(len(row.answer.token_ids)))
     origins: list[int] = []
     numbers: list[int] = []
     for number, step in enumerate(row.log.steps):
@@ -153,62 +148,23 @@ def _by_source(row: Row, verdict: str) -> str:
     return f"{row.drafts(verdict)} ({next(iter(counts))})" if counts else "0"
 
 
-def explain(row: Row, none: Row) -> str:
-    """Return what a row shows, in a sentence or two, with its own figures."""
-    if row.name == NONE:
-        return "one pass of the model for each token. All other outputs must equal this one."
-    if row.name == NGRAM:
-        return (
-            "the drafter that vLLM has built in. It needs no prediction: it repeats what followed the last "
-            "tokens when they occurred before. It ran in a second server."
-        )
-    if row.name == VERBATIM:
-        return f"the best case, the exact answer: {len(row.token_ids) / row.steps:.1f} tokens a pass."
-    accepted = {source: counts["accepted"] for source, counts in row.by_source.items()}
-    own = accepted.get("prediction", 0)
-    elsewhere = " and ".join(
-        f"{accepted[source]} from {words}"
-        for source, words in (("context", "the prompt and the output so far"), ("recipe", "recipes"))
-        if accepted.get(source)
-    )
-    if row.name == CONTEXT:
-        return (
-            f"no prediction: drafts come from what the request itself holds. Accepted: {elsewhere or 'none'}."
-        )
-    also = f"; {elsewhere}" if elsewhere else ""
-    return (
-        f"what a client really has, the file before the edit: {own} of {row.drafts('accepted')} accepted "
-        f"drafts come from it{also}. Drafts are rejected where an edit begins."
-    )
+#: The columns of `HEADER` where there is little room.
+NARROW_HEADER = (HEADER[0], "steps,\nfewer", "wall time,\nspread,\nspeed-up", *HEADER[5:7], "same\noutput")
 
 
-def terminal_table(rows: Sequence[Row], title: str | None = None) -> Any:
-    """Return the rows as a `rich` table that fits 80 columns; the first row is the one without a prediction."""
-    from rich import box
-    from rich.table import Table
-
-    caption = "steps: forward passes of the model, the prefill included"
-    table = Table(HEADER[0], box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.title, table.caption = title, caption
-    for name in ("steps,\nfewer", "wall time,\nspread,\nspeed-up", *HEADER[5:7], "output\nidentical"):
-        table.add_column(name, justify="right", no_wrap=True)
+def narrow_cells(rows: Sequence[Row]) -> Iterator[list[str]]:
+    """The table under `NARROW_HEADER`, of 80 columns; the first row is the one without a prediction."""
     for row in rows:
         name, steps, fewer, wall, speed_up, *others = cells(row, rows[0])
         # One source a line: the widest cell is then a source and its number.
         lines = (f"{steps}\n{fewer}", f"{wall}\n{speed_up}", *others)
-        broken = (cell.replace(" (", "\n").replace(", ", "\n").replace(")", "") for cell in lines)
-        table.add_row(name, *broken, style=None if row.identical else "red")
-    return table
+        yield [name, *(cell.replace(" (", "\n").replace(", ", "\n").replace(")", "") for cell in lines)]
 
 
 def render(
-    rows: Sequence[Row],
-    calls: Sequence[Row],
-    tokenizer: TextTokenizer,
-    facts: Sequence[str],
-    num_draft_tokens: int,
+    rows: Sequence[Row], calls: Sequence[Row], tokenizer: TextTokenizer, setup: str, num_draft_tokens: int
 ) -> str:
-    """Return the page. rows, calls: the first has no prediction; one is `EDITED`. facts: paragraphs."""
+    """Return the page. rows, calls: the first has no prediction; one is `EDITED`. setup: a sentence."""
     none = rows[0]
     edited = next(row for row in rows if row.name == EDITED)
     page, style, *scripts = (
@@ -224,21 +180,21 @@ def render(
     choices = (
         f'<label><input type="radio" name="row" value="{name}"{" checked" if name == EDITED else ""}> '
         f"{html.text(_LABELS[name][1].removeprefix('Prediction: '))}</label>"
-        for name in _CHOICES
+        for name in _LOGGED
         if any(row.name == name for row in rows)
     )
     outputs = (
         html.details(
             _LABELS[row.name][1],
             _passes(row),
-            html.tokens(token_texts(tokenizer, row.token_ids), *tokens_of(row)),
+            html.tokens(token_texts(tokenizer, row.answer.token_ids), *tokens_of(row)),
         )
         for row in rows
         if row.name != NGRAM  # of n-gram drafts the server tells its counts, not its passes
     )
     body = Template(page).substitute(
         file=html.text(task.FILE_NAME),
-        num_tokens=len(none.token_ids),
+        num_tokens=len(none.answer.token_ids),
         none_steps=none.steps,
         edited_steps=edited.steps,
         fewer=f"{none.steps / edited.steps:.1f}",
@@ -250,15 +206,14 @@ def render(
         choices="".join(choices),
         legend=html.legend(origin for row in rows for origin in tokens_of(row)[0]),
         instructions="".join(f"<li>{html.text(line)}</li>" for line in task.INSTRUCTIONS),
-        diff=_diff(task.ORIGINAL, none.text),
+        diff=_diff(task.ORIGINAL, none.answer.text),
         table=html.table(HEADER, [cells(row, none) for row in rows]),
         call_table=html.table(HEADER, [cells(row, calls[0]) for row in calls]),
-        notes="".join(f"<li><b>{row.name}</b>: {html.text(explain(row, none))}</li>" for row in rows),
         num_draft_tokens=num_draft_tokens,
         outputs="".join(outputs),
-        facts="".join(map(html.note, facts)),
+        setup=html.text(setup),
     )
-    prompt = token_texts(tokenizer, none.prompt_token_ids)
+    prompt = token_texts(tokenizer, none.answer.prompt_token_ids)
     data = html.data("demo-data", {"prompt": prompt, "rows": [_row_data(row, tokenizer) for row in rows]})
     title = f"The same answer in {edited.steps} passes of the model instead of {none.steps}"
     return html.page(title, [body, data], styles=[style], scripts=scripts)
@@ -282,7 +237,7 @@ def _row_data(row: Row, tokenizer: TextTokenizer) -> dict[str, Any]:
     data: dict[str, Any] = {"name": row.name, "label": label, "seconds": seconds, "numSteps": row.steps}
     if row.name == NGRAM:
         return data
-    data["output"] = token_texts(tokenizer, row.token_ids)
+    data["output"] = token_texts(tokenizer, row.answer.token_ids)
     prediction = tokenizer.encode(row.prediction) if row.prediction else []
     if row.log is None:
         one = {"count": 1, "accepted": 0, "verified": 0, "proposed": [], "source": "none", "matched": 0}
@@ -296,19 +251,14 @@ def _row_data(row: Row, tokenizer: TextTokenizer) -> dict[str, Any]:
 
 def _step_data(step: Step, tokenizer: TextTokenizer) -> dict[str, Any]:
     candidate = step.candidate or {}
-    data = {
+    same = ("accepted", "verified", "source", "others")
+    return {
+        **{name: getattr(step, name) for name in same},
         "count": len(step.new),
-        "accepted": step.accepted,
-        "verified": step.verified,
         "proposed": token_texts(tokenizer, step.proposed),
-        "source": step.source,
         "position": candidate.get("position"),
         "matched": candidate.get("matched", 0),
         "why": candidate.get("why", ""),
-        "others": step.others,
+        **({"expected": candidate["expected"]} if "expected" in candidate else {}),
+        **({} if step.cursor_before is None else {"cursor": [step.cursor_before, step.cursor_after]}),
     }
-    if "expected" in candidate:
-        data["expected"] = candidate["expected"]
-    if step.cursor_before is not None:
-        data["cursor"] = [step.cursor_before, step.cursor_after]
-    return data

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import shutil
 import signal
@@ -93,19 +92,17 @@ def problems() -> list[str]:
 
 
 def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
-    from rich.padding import Padding
-    from rich.text import Text
-
     from gpu_align.tools.bench.command import measure_servers
     from gpu_align.tools.bench.data import SentPredictions
     from gpu_align.tools.bench.measure import FIELDS, BenchSettings, Result
     from gpu_align.tools.bench.servers import NGRAM_DRAFTS, PLUGIN_DRAFTS, Kind, Served
+    from gpu_align.tools.console import print_table, write
     from gpu_align.tools.doctor import has_gpu
     from gpu_align.tools.inputs import Pair
     from gpu_align.tools.simulate.tokenizers import load_tokenizer
 
     from . import page
-    from .page import CALLS, CONTEXT, EDITED, NGRAM, ROWS, VERBATIM
+    from .page import CALLS, CONTEXT, EDITED, NGRAM, TEXTS, VERBATIM
 
     def headline(number: int, text: str) -> None:
         console.print(f"{number}/{_STEPS} {text}", style="bold", highlight=False)
@@ -124,11 +121,11 @@ def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
         dtype = os.environ.get("DEMO_DTYPE") or dtype
 
     headline(2, f"The same edit request with different predictions, {REPEATS} rounds")
-    rows_by_mode = {**{name: name for name in ROWS}, **CALLS}
-    ours = tuple(mode for mode, name in rows_by_mode.items() if name != NGRAM)
+    rows_by_mode = TEXTS | CALLS
+    others = tuple(mode for mode, name in rows_by_mode.items() if name == NGRAM)
+    ours = tuple(mode for mode in rows_by_mode if mode not in others)
     kinds = {"server": Kind("vLLM with the plugin", PLUGIN_DRAFTS, ours)}
     if ngram:
-        others = tuple(mode for mode, name in rows_by_mode.items() if name == NGRAM)
         kinds["server-ngram"] = Kind("vLLM with its own n-gram drafter", NGRAM_DRAFTS, others)
     offline = {"HF_HUB_OFFLINE": "1"} if tiny else {}
     served = Served(
@@ -163,36 +160,20 @@ def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
     failure = measure_servers(served, pairs, settings, result, predict)
     if failure is not None:
         raise failure
-    rows = page.rows_of(result, steps_dir, predictions, {name: name for name in ROWS})
-    calls = page.rows_of(result, steps_dir, {}, CALLS)
+    rows, calls = (page.rows_of(result, steps_dir, predictions, modes) for modes in (TEXTS, CALLS))
 
     headline(3, "Result")
-    console.print(page.terminal_table(rows))
-    for row in rows:
-        console.print(Padding.indent(Text(f"{row.name}: {page.explain(row, rows[0])}"), 3))
-    console.print()
-    console.print(page.terminal_table(calls, "The same edit as a JSON tool call"))
+    for title, shown in (("The file as text", rows), ("The same edit as a JSON tool call", calls)):
+        cells = [*page.narrow_cells(shown)]
+        print_table(title, page.NARROW_HEADER, cells, words=page.NARROW_HEADER[:1], folded=())
+    console.print("steps: forward passes of the model, the prefill included", highlight=False)
 
     headline(4, "Page")
-    machine = "GPU" if gpu else "CPU"
-    facts = [
-        f"Model {name}, {dtype}, {machine}; up to {NUM_DRAFT_TOKENS} drafts a pass; temperature 0.",
-        f"Times: the median of {REPEATS} (shortest to longest), measured by the client.",
-        f"The requests are sent in turn, in {REPEATS} rounds.",
-        "A pass is a forward pass of the model: a verification step in the step log.",
-    ]
-    if ngram:
-        facts.append(
-            "vLLM's n-gram drafter cannot be chosen for one request: it runs in a second server, "
-            f"{'beside' if tiny else 'after'} the first, with vLLM's default window. Its passes and drafts are "
-            "taken from /metrics."
-        )
-    table = json.dumps({**as_json(rows, name), "calls": as_json(calls, name)["rows"]}, indent=1) + "\n"
-    (out_dir / "demo.json").write_text(table, encoding="utf-8")
+    drafts = f"up to {NUM_DRAFT_TOKENS} drafts a pass"
+    setup = f"Model {name}, {dtype}, {'GPU' if gpu else 'CPU'}; {drafts}; temperature 0; {REPEATS} rounds."
     written = out_dir / "demo.html"
-    written.write_text(
-        page.render(rows, calls, load_tokenizer(path), facts, NUM_DRAFT_TOKENS), encoding="utf-8"
-    )
+    write(out_dir / "demo.json", lambda: {**as_json(rows, name), "calls": as_json(calls, name)["rows"]})
+    write(written, lambda: page.render(rows, calls, load_tokenizer(path), setup, NUM_DRAFT_TOKENS))
     console.print(
         f"   playback, every pass, every token's source: {written}", highlight=False, soft_wrap=True
     )
@@ -218,11 +199,9 @@ def as_json(rows: Sequence[Row], model: str) -> dict[str, Any]:
     told = [
         {
             "prediction": row.name,
-            "output_tokens": len(row.token_ids),
-            "steps": row.steps,
+            "output_tokens": len(row.answer.token_ids),
             "wall_s": [round(seconds, 6) for seconds in row.wall_s],
-            "by_source": row.by_source,
-            "identical": row.identical,
+            **{name: getattr(row, name) for name in ("steps", "by_source", "identical")},
             "step_log": None if row.log is None else row.log.request_id,
         }
         for row in rows
