@@ -2,13 +2,11 @@
 
 The same seed plants the same faults, evenly over three parts (core, tools, plugin) and seven kinds, at most one in
 a function. Each is planted in a copy of the tree, where the tests that reach its statement run, the shortest
-first, until one is red. ``--before TREE`` does the same in another checkout first, an older commit for instance.
-Faults are drawn by a hash of their function's name and their text: what both trees have is planted in both,
-wherever it stands.
+first, until one is red. Faults are drawn by a hash of their function's name and their text: what an older checkout
+has, too, is planted there as well, wherever it stands.
 
-Which tests reach a fault is found once for a tree: its copy, with a marker before every chosen statement, runs all
-tests that start no engine. Results are kept in ``.cache/planted_faults``, and a run that was cut goes on where it
-stopped. A fault that makes its tests exceed their time counts as found, and the table says so.
+Which tests reach a fault is found first: a copy with a marker before every chosen statement runs all tests that
+start no engine. A fault that makes its tests exceed their time counts as found, and the table says so.
 
 mutmut and cosmic-ray do not serve: mutmut 3 renames functions behind a dispatcher, which breaks whatever reads
 sources (Triton, Numba), and cosmic-ray starts the test command anew for each fault.
@@ -38,7 +36,6 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-KEPT = ROOT / ".cache" / "planted_faults"
 PACKAGES = ("gpu_align", "vllm_integration")
 PARTS = ("core", "tools", "plugin")
 #: What is a tool, in a checkout without `gpu_align/tools` too.
@@ -319,98 +316,57 @@ def shortest(reached: dict[str, float]) -> tuple[list[str], float]:
 
 def try_fault(copy: Path, fault: Fault, tests: list[str], seconds: float) -> dict[str, Any]:
     """Plant one fault; its row of the table. A test has found it if it is red on its own, too."""
-    began, ended, red = time.monotonic(), "exit 0", list[str]()
+    limit, ended, red = START_S + PATIENCE * seconds, "exit 0", list[str]()
     source = (copy / fault.file).read_bytes()
     content = source[: fault.start] + fault.new.encode() + source[fault.end :]
     with changed(copy, {fault.file: content}):
         while tests:
-            ended, lines = run_tests(copy, ["-x", *tests], START_S + PATIENCE * seconds)
+            ended, lines = run_tests(copy, ["-x", *tests], limit)
             red = [test for test, outcome, _ in lines if outcome == "failed"]
-            if (
-                not red
-                or len(tests) == 1
-                or run_tests(copy, red[:1], START_S + PATIENCE * seconds)[0] != "exit 0"
-            ):
+            if not red or len(tests) == 1 or run_tests(copy, red[:1], limit)[0] != "exit 0":
                 break
             tests, ended = [test for test in tests if test not in red], "exit 0"
     found = "" if ended == "exit 0" else ended if ended == "time-out" else (red or [ended])[0]
-    took = round(time.monotonic() - began, 1)
-    print(f"{took:6.1f} s  {fault.file}:{fault.line}  {fault.kind}  {found or 'NOT FOUND'}", flush=True)
-    return {**asdict(fault), "run": len(tests), "found_by": found, "seconds": took}
-
-
-def check(tree: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Plant the faults of one checkout, one after the other; the rows of the table.
-
-    First with the test that found the fault in an earlier run, then with those that reach it. Then the tests that
-    went red run without a fault: what one that is red again has found is looked for without it.
-    """
-    digest = hashlib.sha256(f"{options.seed} {options.count} {options.tests}".encode())
-    for path in sorted(path for folder in (*PACKAGES, "tests") for path in (tree / folder).rglob("*.py")):
-        digest.update(path.read_bytes() if path.name != Path(__file__).name else b"")
-    kept = KEPT / f"{digest.hexdigest()[:12]}.json"
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    states = {path: json.loads(path.read_text()) for path in sorted(KEPT.glob("*.json"))}
-    known = {key: row["found_by"] for state in states.values() for key, row in state["done"].items()}
-    state = states.get(kept, {"done": {}, "reached": {}})
-    done, reached = state["done"], state["reached"]
-    for name in ("torch", "triton.language", "numba", "vllm.config", "transformers", "httpx", "rich"):
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "tree"
-        leave = shutil.ignore_patterns(".git", ".venv*", ".cache", "__pycache__", "site")
-        shutil.copytree(tree, copy, ignore=leave)
-        faults = choose(copy, options.seed, options.count)
-        for fault in faults:
-            test = known.get(fault.key, "")
-            if fault.key not in done and "::" in test:
-                row = try_fault(copy, fault, [test], BUDGET_S)
-                if row["found_by"] == test:
-                    done[fault.key] = row
-                    kept.write_text(json.dumps(state))
-        left = [fault for fault in faults if fault.key not in done]
-        while True:
-            if not all(fault.key in reached for fault in left):
-                reached |= map_tests(copy, left, options.tests)
-            for fault in left:
-                done[fault.key] = try_fault(copy, fault, *shortest(reached[fault.key]))
-                kept.write_text(json.dumps(state))
-            finders = sorted({found for f in faults if "::" in (found := done[f.key]["found_by"])})
-            _, lines = run_tests(copy, finders, 1800.0) if finders else ("", [])
-            red = {test for test, outcome, _ in lines if outcome == "failed"}
-            left = [fault for fault in faults if done[fault.key]["found_by"] in red]
-            for test, tests in ((test, tests) for test in red for tests in reached.values()):
-                tests.pop(test, None)
-            if not left:
-                break
-        return [done[fault.key] for fault in faults]
+    print(f"{fault.file}:{fault.line}  {fault.kind}  {found or 'NOT FOUND'}", flush=True)
+    return {**asdict(fault), "found_by": found}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--before", type=Path, help="another checkout of this project, checked first")
     parser.add_argument("--count", type=int, default=126)
     parser.add_argument("--seed", type=int, default=26)
     parser.add_argument(
         "--tests", nargs="+", default=["tests"], help="the files or folders that look for faults"
     )
-    parser.add_argument("--json", type=Path, help="where all rows go")
+    parser.add_argument(
+        "--json", type=Path, help="where all rows go; a fault with a row there is not tried again"
+    )
     options = parser.parse_args()
     os.environ.update(TRITON_INTERPRET="1", NUMBA_DISABLE_JIT="1", GPU_ALIGN_RECIPES="off")
-    trees = {"before": options.before, "now": ROOT}
-    rows = {name: check(tree.resolve(), options) for name, tree in trees.items() if tree}
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1))
-    print("\n| | part | file | line | fault | found by |\n|---|---|---|---|---|---|")
-    for name, row in ((name, row) for name, of in rows.items() for row in of):
+    for name in ("torch", "triton.language", "numba", "vllm.config", "transformers", "httpx", "rich"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    kept = options.json and options.json.exists()
+    rows = {row["key"]: row for row in json.loads(options.json.read_text())} if kept else {}
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "tree"
+        leave = shutil.ignore_patterns(".git", ".venv*", ".cache", "__pycache__", "site")
+        shutil.copytree(ROOT, copy, ignore=leave)
+        left = [fault for fault in choose(copy, options.seed, options.count) if fault.key not in rows]
+        reached = map_tests(copy, left, options.tests)
+        for fault in left:
+            rows[fault.key] = try_fault(copy, fault, *shortest(reached[fault.key]))
+            if options.json:
+                options.json.write_text(json.dumps([*rows.values()], indent=1))
+    print("\n| part | file | line | fault | found by |\n|---|---|---|---|---|")
+    for row in rows.values():
         what = f"{row['kind']}: `{row['old']}` → `{row['new']}`".replace("|", "\\|").replace("\n", " ")
-        cells = name, row["part"], row["file"], str(row["line"]), what, row["found_by"] or "**none**"
+        cells = row["part"], row["file"], str(row["line"]), what, row["found_by"] or "**none**"
         print(f"| {' | '.join(cells)} |")
-    for name, part in ((name, part) for name in rows for part in PARTS):
-        found = [row["found_by"] for row in rows[name] if row["part"] == part]
+    for part in PARTS:
+        found = [row["found_by"] for row in rows.values() if row["part"] == part]
         share = f"{sum(map(bool, found))} of {len(found)} found"
-        print(f"{name:<8}{part:<8}{share}, {found.count('time-out')} of them by time-out")
+        print(f"{part:<8}{share}, {found.count('time-out')} of them by time-out")
     return 0
 
 

@@ -140,31 +140,23 @@ def _floors(found: list[Import]) -> Iterator[str]:
 
 
 def _of_the_library(found: list[Import]) -> Iterator[str]:
-    for importer, imported, _ in found:
+    # The names of `gpu_align` are imported from the lazy ones when they are used.
+    edges: dict[str, set[str]] = defaultdict(
+        set, {"": {"gpu_align", *(f"gpu_align.{name}" for name in LAZY)}}
+    )
+    for importer, imported, at_top in found:
+        parts = imported.split(".")
         is_core = importer.split(".")[0] == "gpu_align" and not f"{importer}.".startswith(TOOLS)
         if is_core and f"{imported}.".startswith(TOOLS):
             yield f"{importer} imports {imported}: the core imports no tool"
-        if importer.split(".")[0] == "gpu_align" and imported.split(".")[0] in ("vllm", "vllm_integration"):
+        if importer.split(".")[0] == "gpu_align" and parts[0] in ("vllm", "vllm_integration"):
             yield f"{importer} imports {imported}: the library knows no engine"
-    at_top: dict[str, set[str]] = {}
-    for importer, imported, top in found:
-        if top:
-            at_top.setdefault(importer, set()).add(imported)
-    # The names of `gpu_align` are imported from these when they are used.
-    reached, waiting = set[str](), ["gpu_align", *(f"gpu_align.{name}" for name in LAZY)]
-    while waiting:
-        module = waiting.pop()
-        if module in reached:
-            continue
-        reached.add(module)
-        for imported in at_top.get(module, ()):
-            package = imported.split(".")[0]
-            if package == "gpu_align":
-                # Importing a module imports the packages around it.
-                parts = imported.split(".")
-                waiting += [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
-            elif package not in LOADED | TRIED.get(module, set()) | set(sys.stdlib_module_names):
-                yield f"{module} imports {imported}: `import gpu_align` loads {', '.join(sorted(LOADED))} only"
+        if at_top:  # importing a module imports the packages around it
+            edges[importer] |= {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
+    is_loaded = {"", "gpu_align", *LOADED, *sys.stdlib_module_names}
+    for module in [name for name in _reached("", edges) if name.split(".")[0] == "gpu_align"]:
+        for package in {name.split(".")[0] for name in edges[module]} - is_loaded - TRIED.get(module, set()):
+            yield f"{module} imports {package}: `import gpu_align` loads {', '.join(sorted(LOADED))} only"
 
 
 def _of_the_rooms(found: list[Import]) -> Iterator[str]:
@@ -199,7 +191,7 @@ def _reached(start: str, edges: Mapping[str, set[str]]) -> set[str]:
         module = waiting.pop()
         if module not in reached:
             reached.add(module)
-            waiting += edges[module]
+            waiting += edges.get(module, ())
     return reached
 
 
@@ -218,20 +210,12 @@ PLANTED = [
     ("gpu_align.recipes.pack", "def f():\n    from ..tools.recipes import merge", "the core imports no tool"),
     ("gpu_align.arena", "from gpu_align.drafter import Drafter", "import each other"),
     ("gpu_align.arena", "def f():\n    from .drafter import Drafter", "import each other"),
-    (
-        "vllm_integration.frontend.body",
-        "import vllm_integration.worker.requests",
-        "frontend may import config",
-    ),
+    ("vllm_integration.frontend.body", "import vllm_integration.worker.requests", "may import config"),
     ("vllm_integration.scheduler.draft_budget", "from ..worker import requests", "scheduler may import"),
     ("vllm_integration.worker.requests", "from vllm_integration.frontend import body", "worker may import"),
     ("vllm_integration.worker.requests", "from vllm_integration import plugin", "worker may import"),
     ("vllm_integration.config.settings", "from vllm_integration.frontend import body", "config may import"),
-    (
-        "vllm_integration.wire.request",
-        "from vllm_integration.seams import install",
-        "wire may import nothing",
-    ),
+    ("vllm_integration.wire.request", "from vllm_integration.seams import install", "may import nothing"),
     ("vllm_integration.seams.table", "from vllm_integration.wire import request", "seams may import nothing"),
     ("vllm_integration.seams.table", "from vllm_integration.seams import install", "import each other"),
     ("gpu_align.arena", "def f():\n    from .drafter import _MOST", "imports the private name _MOST"),
@@ -248,19 +232,18 @@ def test_one_planted_import_is_named(module: str, line: str, words: str) -> None
     assert any(words in text and (module in text or "floors" in text) for text in new), new
 
 
-def test_imports_for_type_checkers_do_not_count() -> None:
-    code = "if TYPE_CHECKING:\n    from b import B\nelse:\n    import c\n"
-    assert imports({"a": code, "b": "class B: ...", "c": ""}) == [Import("a", "c", True)]
-
-
-def test_relative_imports_are_followed() -> None:
-    modules = {
-        "p": "from . import a",
-        "p.a": "from .b import c",
-        "p.b": "def f():\n    from .. import x",
-        "x": "",
-    }
-    assert imports(modules) == [("p", "p.a", True), ("p.a", "p.b", True), ("p.b", "", False)]
+@pytest.mark.parametrize(
+    ("modules", "expected"),
+    [
+        # Those for type checkers do not count.
+        ({"a": "if TYPE_CHECKING:\n    from b import B\nelse:\n    import c\n", "b": "class B: ...", "c": ""},
+         [("a", "c", True)]),
+        ({"p": "from . import a", "p.a": "from .b import c", "p.b": "def f():\n    from .. import x", "x": ""},
+         [("p", "p.a", True), ("p.a", "p.b", True), ("p.b", "", False)]),
+    ],
+)  # fmt: skip
+def test_what_is_imported(modules: dict[str, str], expected: list[tuple[str, str, bool]]) -> None:
+    assert imports(modules) == expected
 
 
 def test_rooms_of_the_groups_exist() -> None:

@@ -31,7 +31,7 @@ def oracle(context, text, anchor, min_match, max_match):
     return (end, length) if length >= min_match else (-1, 0)
 
 
-def run(backend, requests, slots=None, active=None, anchors=None, min_match=1, max_match=64):
+def run(backend, requests, slots=None, active=None, anchors=None, **how):
     """Pack requests into poisoned slots and call the operation."""
     slots = list(range(len(requests))) if slots is None else slots
     active = [1] * len(requests) if active is None else active
@@ -56,7 +56,7 @@ def run(backend, requests, slots=None, active=None, anchors=None, min_match=1, m
         torch.tensor(slots, dtype=torch.int64, device=device),
         active=torch.tensor(active, dtype=torch.int32, device=device),
         anchor=None if anchors is None else torch.tensor(anchors, dtype=torch.int32, device=device),
-        min_match=min_match, max_match=max_match, out=out, backend=backend,
+        out=out, backend=backend, **how,
     )  # fmt: skip
     assert result is out
     return list(zip(result.end.tolist(), result.length.tolist(), strict=True))
@@ -80,15 +80,15 @@ def random_rows(seed: int, B: int) -> list[dict[str, Any]]:
     active = [rng.choice([0, 1, 1, 5]) for _ in range(B)]
     anchors = [rng.randint(-3, 140) for _ in range(B)] if rng.random() < 0.7 else None
     max_match = rng.choice([1, 3, 32, 64])
-    how = rng.randint(1, min(max_match, 3)), max_match
-    found = [run(backend, requests, slots, active, anchors, *how) for backend in BACKENDS]
+    how = {"min_match": rng.randint(1, min(max_match, 3)), "max_match": max_match}
+    found = [run(backend, requests, slots, active, anchors, **how) for backend in BACKENDS]
     rows = []
     for b, (_, context, text) in enumerate(requests):
         anchor = None if anchors is None else anchors[b]
-        expected = oracle(context, text, anchor, *how) if active[b] else (-1, 0)
+        expected = oracle(context, text, anchor, **how) if active[b] else (-1, 0)
         rows.append({
             "holds": all(results[b] == expected for results in found), "request": requests[b],
-            "active": active[b], "anchor": anchor, "min_match, max_match": how, "oracle": expected,
+            "active": active[b], "anchor": anchor, **how, "oracle": expected,
             **{backend: results[b] for backend, results in zip(BACKENDS, found, strict=True)},
         })  # fmt: skip
     return rows
@@ -105,11 +105,11 @@ def test_random_batches() -> None:
 @pytest.mark.parametrize("size", [1000, 1024, 1025, 2049])
 def test_texts_beyond_one_block(backend, size):
     text = random.Random(size).choices(range(3), k=size)
-    context = text[size // 2 : size // 2 + 40]
+    context = text[size // 2 : size // 2 + 80]
     for anchors in (None, [0], [size]):
         expected = oracle(context, text, anchors and anchors[0], 1, 64)
         assert run(backend, [([], context, text)], anchors=anchors) == [expected]
-        assert expected[1] >= 40
+        assert expected[1] == 64  # the most by default
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
