@@ -67,10 +67,6 @@ def draw_texts(batch: int, num_text: int) -> tuple[Tokens, Tokens]:
 
 def make_texts(batch: int, num_text: int, state: str, step_tokens: int = STEP_TOKENS) -> Texts:
     """Of `draw_texts`."""
-    if state not in STATES:
-        raise ValueError(f"state: expected one of {', '.join(STATES)}, found {state!r}")
-    if num_text < 16 * STEP_TOKENS:
-        raise ValueError(f"num_text: expected {16 * STEP_TOKENS} or more, found {num_text}")
     predictions, others = draw_texts(batch, num_text)
     outputs = predictions.copy()
     lost = {"aligned": slice(0, 0), "lost": slice(None), "mixed": slice(0, None, 2)}[state]

@@ -28,44 +28,24 @@ class Words:
         return b"x" * token_id
 
 
-def words(count: int, word: str = "a") -> str:
-    return f"{word} " * count
+def words(count: int) -> str:
+    return "a " * count
 
 
-def wheel(path: Path, files: dict[str, str | bytes]) -> Path:
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
-    return path
-
-
-OLD: dict[str, str | bytes] = {
-    "pkg/edited.py": words(300),
-    "pkg/same.py": words(300),
-    "pkg/only_line_ends.py": "a \r\n" * 300,
-    "pkg/removed.py": words(300),
-    "pkg/grown_from_little.py": words(3),
-    "pkg/shrunk.py": words(300),
-    "pkg/least.py": words(300),
-    "pkg/most.py": words(300),
-    "pkg/too_long.py": words(300),
-    "pkg/latin.py": b"\xe9 " * 300,
-    "pkg/data.json": words(300),
-    "pkg-1.dist-info/METADATA": "Name: x\n\n" + words(300),
-}
-NEW: dict[str, str | bytes] = {
-    "pkg/edited.py": words(310),
-    "pkg/same.py": words(300),
-    "pkg/only_line_ends.py": "a \n" * 300,
-    "pkg/added.py": words(300),
-    "pkg/grown_from_little.py": words(400),
-    "pkg/shrunk.py": words(199),
-    "pkg/least.py": words(200),
-    "pkg/most.py": words(8000),
-    "pkg/too_long.py": words(8001),
-    "pkg/latin.py": words(400),
-    "pkg/data.json": words(310),
-    "pkg-2.dist-info/METADATA": "Name: y\n\n" + words(320),
+#: Path → its text in the old and in the new release, None where it is not.
+FILES: dict[str, tuple[str | bytes | None, str | bytes | None]] = {
+    "pkg/edited.py": (words(300), words(310)),
+    "pkg/same.py": (words(300), words(300)),
+    "pkg/only_line_ends.py": ("a \r\n" * 300, "a \n" * 300),
+    "pkg/removed.py": (words(300), None),
+    "pkg/added.py": (None, words(300)),
+    "pkg/grown_from_little.py": (words(3), words(400)),
+    "pkg/shrunk.py": (words(300), words(199)),
+    "pkg/least.py": (words(300), words(200)),
+    "pkg/most.py": (words(300), words(8000)),
+    "pkg/too_long.py": (words(300), words(8001)),
+    "pkg/latin.py": (b"\xe9 " * 300, words(400)),
+    "pkg/data.json": (words(300), words(310)),
 }
 LABELS = {"id", "kind", "text", "package", "split", "tokens"}
 SELECTED = ["pkg/edited.py", "pkg/grown_from_little.py", "pkg/least.py", "pkg/most.py"]
@@ -73,12 +53,16 @@ SELECTED = ["pkg/edited.py", "pkg/grown_from_little.py", "pkg/least.py", "pkg/mo
 
 def fetch(name: str, version: str, cache: Path, sdist: bool) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
-    return wheel(cache / f"{name}-{version}.whl", OLD if version == "1" else NEW)
+    path = cache / f"{name}-{version}.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for file, texts in FILES.items():
+            if (text := texts[int(version) - 1]) is not None:
+                archive.writestr(file, text)
+    return path
 
 
-def pairs_of(cache: Path, *sorts: str, most: int = 100) -> list[EditPair]:
-    source = Releases("pkg", ("1", "2"), sorts or ("python",), most=most)
-    return [pair for pair, _ in source_pairs(source, "test", Words(), cache, fetch)]
+def pairs_of(cache: Path) -> list[EditPair]:
+    return [pair for pair, _ in source_pairs(Releases("pkg", ("1", "2")), "test", Words(), cache, fetch)]
 
 
 def test_selection(tmp_path: Path) -> None:

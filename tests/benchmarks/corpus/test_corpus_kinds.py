@@ -1,4 +1,4 @@
-"""Kinds of text, outputs like a model's, predictions of every quality; on releases made here."""
+"""Edits of each kind, kinds of text, outputs like a model's, predictions of every quality; on texts made here."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.corpus import build, kinds
-from benchmarks.corpus.files import FIVE, NPM, SETS, Releases
+from benchmarks.corpus import build, edits, kinds, model_like
+from benchmarks.corpus.files import FIVE, NPM, SETS, Edit, Releases
 from benchmarks.corpus.kinds import KINDS, MODEL, QUALITIES, RELEASES
-from benchmarks.corpus.model_like import EDITS
+from benchmarks.corpus.mix import synthetic_pairs
 from gpu_align.simulate import read_records
 from tests.benchmarks.corpus.archives import tarball
 
@@ -49,15 +49,45 @@ def releases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kinds, "RELEASES", {"test": found})
 
 
-@pytest.mark.parametrize("name", EDITS)
+@pytest.mark.parametrize("name", model_like.EDITS)
 def test_each_edit_keeps_most_lines_and_repeats(name: str) -> None:
     lines, donor = TEXT.splitlines(keepends=True), DONOR.splitlines(keepends=True)
-    edit = EDITS[name][1]
+    edit = model_like.EDITS[name][1]
     first = "".join(edit(lines, donor, "python", random.Random(5)))
     assert first == "".join(edit(lines, donor, "python", random.Random(5)))
     if name != "requote":  # the text has no quotes
         assert first != TEXT
     assert name == "reindent" or lines_kept(TEXT, first) > 0.5
+
+
+def edited(kind: str, seed: int) -> str:
+    """The first edit that changes something, counting up from a seed: one in many comes to nothing."""
+    found = (edits.EDITS[kind](TEXT, DONOR, random.Random(1000 * seed + i)) for i in range(5))
+    return next(after for after in found if after is not None)
+
+
+@pytest.mark.parametrize("kind", edits.EDITS)
+def test_an_edit_repeats_and_changes_something(kind: str) -> None:
+    for seed in range(20):
+        assert edited(kind, seed) == edited(kind, seed) != TEXT
+    assert len({edited(kind, seed) for seed in range(20)}) > 5
+
+
+def test_the_mix_has_every_kind_and_repeats() -> None:
+    texts = [
+        Edit(
+            f"{package}/{sort}/{i}", sort, sort, package, TEXT, f"{package} {i}\n{(DONOR, TEXT)[i % 2]}", 900
+        )
+        for package in ("a", "b")
+        for sort in ("python", "document", "json", "config", "sql")
+        for i in range(6)
+    ]
+    made = synthetic_pairs(texts, "test")
+    assert {edit.kind for edit in made} == {*edits.EDITS, "unrelated", "state"}
+    assert made == synthetic_pairs(texts[::-1], "test")
+    assert len({edit.id for edit in made}) == len(made)
+    package_of = {text.after: text.package for text in texts}
+    assert all(package_of[e.before] != package_of[e.after] for e in made if e.kind == "unrelated")
 
 
 def test_records_of_a_split(releases: None, tmp_path: Path) -> None:

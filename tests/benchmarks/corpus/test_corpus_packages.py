@@ -56,7 +56,7 @@ def splits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "SETS", {"tune": [("tune", also)], "test": []})
 
 
-def test_the_first_and_the_last_release_each_text_once(tmp_path: Path) -> None:
+def test_the_first_and_the_last_release_each_text_once_or_everything(tmp_path: Path) -> None:
     found = list(package_texts("tune", tmp_path, fetch))
     assert sorted(text for package, text in found if package == "ours") == sorted(
         [module("a"), module("old"), module("new"), SHARED]
@@ -66,9 +66,6 @@ def test_the_first_and_the_last_release_each_text_once(tmp_path: Path) -> None:
     )
     assert [package for package, _ in found] == ["also"] * 4 + ["ours"] * 4
     assert found == list(package_texts("tune", tmp_path, fetch))
-
-
-def test_everything_of_a_split(tmp_path: Path) -> None:
     found = [text for _, text in package_texts("test", tmp_path, fetch, everything=True)]
     assert sorted(found) == sorted([module("t"), SHARED, module("copied")])
     ours = {text for _, text in package_texts("tune", tmp_path, fetch, everything=True)}

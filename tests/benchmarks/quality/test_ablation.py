@@ -30,11 +30,6 @@ def row_of(*settings: tuple[int, int, int]) -> dict[str, Any]:
     return {"settings": [{"test": counted(*s), "five": counted(*s)} for s in settings]}
 
 
-def run_python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
-    return done.stdout.strip()
-
-
 def test_what_derives_from_an_override_changes_with_it() -> None:
     """All together are found in the library: a renamed constant or function would fail here, at the import."""
     [[name]] = MECHANISMS["exact prefix"].overrides.values()
@@ -49,7 +44,8 @@ print(len(reference.IS_CONTEXT), step.{name}.__name__)
 """
     from gpu_align.ops.reference import draft as reference
 
-    lanes, replaced = run_python(code).split()
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
+    lanes, replaced = done.stdout.split()
     assert int(lanes) < len(reference.IS_CONTEXT)
     assert replaced == "<lambda>"
 

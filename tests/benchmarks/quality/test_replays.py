@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import takewhile
 
 import numpy as np
 import pytest
@@ -80,17 +81,11 @@ def brute_force_steps(r: Record, k: int) -> int:
     n = len(r.output)
     best = [0] * (n + 1)
     for done in range(n - 1, 0, -1):
-        reach = 0
-        for text in (r.prediction, r.prompt + r.output[:done]):
-            for start in range(len(text)):
-                length = 0
-                while (
-                    length < min(k, n - done)
-                    and start + length < len(text)
-                    and text[start + length] == r.output[done + length]
-                ):
-                    length += 1
-                reach = max(reach, length)
+        ahead, texts = r.output[done : done + k], (r.prediction, r.prompt + r.output[:done])
+        copies = (text[start : start + k] for text in texts for start in range(len(text)))
+        reach = max(
+            len([*takewhile(lambda p: p[0] == p[1], zip(copy, ahead, strict=False))]) for copy in copies
+        )
         best[done] = 1 + min(best[min(done + taken + 1, n)] for taken in range(reach + 1))
     return 1 + (best[1] if n > 1 else 0)
 

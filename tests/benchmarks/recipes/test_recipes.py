@@ -13,30 +13,11 @@ pytest.importorskip("mistral_common")
 
 from benchmarks import tables
 from benchmarks.quality.runs import Entry
-from benchmarks.recipes import (
-    memory,
-    page,
-    tasks,
-)
-from benchmarks.recipes.groups import (
-    Group,
-    Output,
-    Task,
-    choice,
-    happens,
-    number_of,
-    shuffled,
-)
+from benchmarks.recipes import memory, page, tasks
+from benchmarks.recipes.groups import Group, Output, Task, choice, happens, number_of, shuffled
 from benchmarks.recipes.main import learn
 from benchmarks.recipes.packages import CLIENTS, CODE
-from benchmarks.recipes.runs import (
-    counts_of,
-    encode,
-    merged,
-    ours,
-    records_of,
-    token_texts,
-)
+from benchmarks.recipes.runs import counts_of, encode, merged, ours, records_of, token_texts
 from gpu_align.simulate import Record
 
 CITIES = ["Lima", "Quito", "Bern", "Rome", "Oslo", "Cork", "Graz", "Lyon", "Bath", "York", "Kyiv"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -74,23 +76,13 @@ def test_the_gpu_is_busy_when_the_start_is_recorded(monkeypatch: pytest.MonkeyPa
     calls: list[str] = []
     reached = [False]
 
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self) -> None:
-            calls.append("record")
-
-        def query(self) -> bool:
-            return reached[0]
-
-        def synchronize(self) -> None:
-            calls.append("wait")
-
-        def elapsed_time(self, other: Event) -> float:
-            return 0.01
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
+    event = SimpleNamespace(
+        record=lambda: calls.append("record"),
+        query=lambda: reached[0],
+        synchronize=lambda: calls.append("wait"),
+        elapsed_time=lambda other: 0.01,
+    )
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("synchronize"))
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: calls.append("spin"))
     clock = Clock("cuda")
