@@ -165,12 +165,6 @@ def test_a_conversation_that_grows_costs_what_is_new_in_it(
     assert len(threads) == 3  # hashes of all, views and token ids of the new one
 
 
-def test_nothing_is_found_by_another_tenant(serving: Any) -> None:
-    for salt in ("a", "b", None, "b"):
-        predicted(serving, chat([{"role": "user", "content": NUMBERED}], cache_salt=salt))
-    assert "".join(serving.renderer.read) == forms(PLAIN) * 3
-
-
 #: Who asks; the ids of a tenant are its own.
 tenant: ContextVar[int] = ContextVar("tenant")
 #: Some that a key which joins them with a text would mistake for each other.

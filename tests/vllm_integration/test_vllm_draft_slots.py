@@ -181,39 +181,10 @@ def test_without_a_prediction_no_slots(everybody: bool, params: bool, slots: lis
     assert budget.grant([], exact=True) == []
 
 
-class Writing:
-    """A request that notes how often somebody looks how long its output is."""
-
-    def __init__(self, max_tokens: int, **more: Any) -> None:
-        vars(self).update(vars(request_of("a", max_tokens=max_tokens)))
-        vars(self).update(more, written=self.__dict__.pop("num_output_tokens"), looks=0)
-
-    @property
-    def num_output_tokens(self) -> int:
-        self.looks += 1
-        return int(self.written)
-
-
-@pytest.mark.parametrize("tokens", [1, 3, K + 1])
-@pytest.mark.parametrize("max_tokens", [1, K + 1, 500, 501])
-def test_the_last_drafts_are_those_that_can_become_output(tokens: int, max_tokens: int) -> None:
-    """Though nobody looks at a request's output while its end is far away."""
-    requests, request = DraftedRequests(False, K), Writing(max_tokens)
-    budget = DraftBudget(requests, K, 1000, learns=False)
-    steps = far = 0
-    while request.written < max_tokens:
-        requests.add(request)
-        requests.take(report_of({"a": (0.99,) * K}))
-        assert budget.grant([request], exact=True) == [min(K, max_tokens - request.written - 1)]
-        far += max_tokens - request.written > 200
-        request.written += tokens
-        steps += 1
-    assert request.looks <= steps - far + 5
-
-
 def test_a_request_that_is_resumed_may_have_less_to_write_than_before() -> None:
     """vLLM's streaming input: the next turn of the same request brings its own `max_tokens`."""
-    requests, request = DraftedRequests(False, K), Writing(10_000, resumable=True)
+    requests, request = DraftedRequests(False, K), request_of("a", max_tokens=10_000)
+    request.resumable = True
     budget = DraftBudget(requests, K, 1000)
     requests.add(request)
     assert budget.grant([request], exact=True) == [K]

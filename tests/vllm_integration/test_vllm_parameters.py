@@ -14,7 +14,7 @@ from vllm_integration import PredictedOutputParams
 from vllm_integration.config import engine_config
 from vllm_integration.frontend.endpoints import engine_of_request, process_inputs
 from vllm_integration.seams import install
-from vllm_integration.seams.install import Guard, wrapped_by
+from vllm_integration.seams.install import wrapped_by
 from vllm_integration.worker import proposer_v1
 from vllm_integration.worker.proposer_v1 import PredictedOutputs
 
@@ -228,68 +228,14 @@ def test_thinking_ends_where_it_ends_without_drafts() -> None:
     assert served(4, mended=False)[0] != expected[0], "vLLM has mended it: the wrapper can go"
 
 
-# Requests with `logprob_token_ids`, and vLLM's padding.
-
-
-def scheduler_of(name: str, monkeypatch: pytest.MonkeyPatch, running: list[Any]) -> tuple[Any, list[Any]]:
-    """A scheduler of ours whose base notes, at each step, its placeholders and the drafts of what is running."""
-    schedulers = pytest.importorskip("vllm_integration.scheduler.schedulers")
-    from vllm.v1.core.sched.scheduler import Scheduler
-
-    from vllm_integration.config.settings import Settings
-
-    planned: list[Any] = []
-
-    def schedule(self: Any, *args: Any, **kwargs: Any) -> None:
-        planned.append((self.num_spec_tokens, [len(request.spec_token_ids) for request in self.running]))
-
-    def add_request(self: Any, request: Any) -> None:
-        self.requests[request.request_id] = request
-
-    monkeypatch.setattr(Scheduler, "schedule", schedule)
-    monkeypatch.setattr(Scheduler, "add_request", add_request)
-    scheduler = object.__new__(getattr(schedulers, name))
-    scheduler.vllm_config = config(K=4)
-    scheduler.vllm_config.scheduler_config.max_num_batched_tokens = 2048
-    scheduler.requests, scheduler.running, scheduler.num_spec_tokens = {}, running, 4
-    scheduler.guard, scheduler._scored = Guard("any more"), set()
-    scheduler._use(Settings())
-    for request in running:
-        scheduler.add_request(request)
-    return scheduler, planned
-
-
-def request(req_id: str, **params: Any) -> Any:
-    extra = PredictedOutputParams(token_ids=[1] * 9).to_extra_args()
-    return SimpleNamespace(
-        request_id=req_id,
-        sampling_params=SimpleNamespace(extra_args=extra, **params),
-        spec_token_ids=[-1] * 4,
-        max_tokens=50,
-        num_output_tokens=3,
-    )
-
-
 @pytest.mark.parametrize(
-    ("name", "pads"),
-    [
-        ("PredictedOutputsV1Scheduler", 0),
-        ("PredictedOutputsScheduler", 4),
-        ("PredictedOutputsAsyncScheduler", 4),
-    ],
+    ("scored", "drafts", "given"),
+    [({}, [0, 0], "drafts"), ({"r": [5]}, [0, 1], "drafts"), ({"r": [5]}, [0, 0], None)],
 )
-def test_no_drafts_beside_a_request_that_the_samplers_of_drafts_do_not_answer(
-    name: str, pads: int, monkeypatch: pytest.MonkeyPatch
+def test_the_ordinary_sampler_answers_logprob_token_ids(
+    scored: dict[str, list[int]], drafts: list[int], given: str | None
 ) -> None:
-    drafted = request("a")
-    scheduler, planned = scheduler_of(name, monkeypatch, [drafted])
-    scheduler.schedule()
-    scheduler.add_request(request("pooling"))
-    scheduler.requests["pooling"].sampling_params = None
-    scheduler.add_request(request("scored", logprob_token_ids=[3, 4]))
-    scheduler.schedule()
-    drafted.spec_token_ids = [-1] * 4
-    del scheduler.requests["scored"]
-    scheduler.schedule()
-    assert planned == [(pads, [4]), (0, [0]), (pads, [4])]
-    assert scheduler.num_spec_tokens == 4
+    metadata = SimpleNamespace(num_draft_tokens=drafts)
+    batch = SimpleNamespace(sampling_metadata=SimpleNamespace(logprob_token_ids=scored))
+    sample = wrapped_by(proposer_v1.sample)(lambda self, logits, metadata: metadata and "drafts")
+    assert sample(SimpleNamespace(input_batch=batch), "logits", metadata) == given

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 from vllm_fakes import FakeEngine, config, sampling, v1_alone
 
+from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire.request import PredictedOutputParams
+from vllm_integration.worker import proposer_v1
 from vllm_integration.worker.proposer_v1 import PredictedOutputs
 
 pytestmark = pytest.mark.usefixtures("plugin_on")
@@ -27,8 +30,10 @@ def predicted(token_ids: list[int], **overrides: Any) -> Any:
     return sampling(PredictedOutputParams(token_ids=token_ids).to_extra_args(), **overrides)
 
 
-def test_a_perfect_prediction_takes_the_fewest_steps() -> None:
-    ours = PredictedOutputs(config(K=4))
+def test_a_perfect_prediction_takes_the_fewest_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, sampled = PredictedOutputs(config(K=4)), []
+    propose = ours.drafter.propose
+    monkeypatch.setattr(ours.drafter, "propose", lambda *a: sampled.extend(a[3].tolist()) or propose(*a))
     engine = FakeEngine(ours)
     output = list(range(10, 40))
     engine.submit("a", [1, 2, 3], output, predicted(output, max_tokens=30))
@@ -38,6 +43,7 @@ def test_a_perfect_prediction_takes_the_fewest_steps() -> None:
         steps += 1
     assert engine.written["a"] == output
     assert steps == 1 + math.ceil(29 / 5)
+    assert sampled == [1, 5, 5, 5, 5, 5]
     usage = engine.usage["a"]
     assert (usage.steps, usage.output_tokens, usage.of_prediction) == (steps, 30, (23, 0))
     assert engine.drafts["a"] == []  # nothing is proposed that max_tokens would cut off
@@ -47,11 +53,12 @@ def test_nothing_is_proposed_while_prefilling() -> None:
     ours = PredictedOutputs(config())
     engine = FakeEngine(ours)
     engine.submit("a", [1, 2], [5, 6, 7], predicted([5, 6, 7]))
+    engine.submit("pooling", [1], [9, 9, 9], None)
     engine.step(prefilling=("a",))
-    assert engine.drafts["a"] == []
+    assert engine.drafts == {"a": [], "pooling": []}
     assert list(ours.slots) == []
     engine.step()
-    assert engine.drafts["a"] == [6, 7]
+    assert engine.drafts == {"a": [6, 7], "pooling": []}
     assert ours.token_ids[0, :3].tolist() == [1, 2, 5]
 
 
@@ -103,9 +110,18 @@ def test_drafts_never_reach_past_max_model_len() -> None:
     lengths = []
     while len(engine.written["a"]) < 12:
         engine.step()
-        lengths.append(4 + len(engine.written["a"]) + len(engine.drafts["a"]))
-    assert max(lengths) <= 16
+        lengths.append((4 + len(engine.written["a"]), len(engine.drafts["a"])))
+    # The token behind a draft has room, too.
+    assert max(length + drafts for length, drafts in lengths if drafts) == 15
     assert len(lengths) == 1 + math.ceil(11 / 9)
+
+
+def test_near_max_model_len_vllm_still_asks_for_drafts() -> None:
+    """Where K tokens more do not fit for one request, it would schedule K zeros for all."""
+    for drafter, fits in ((PredictedOutputs(config()), True), (object(), False)):
+        asked = wrapped_by(proposer_v1.input_fits_in_drafter)(lambda self, metadata: False)
+        runner = SimpleNamespace(drafter=drafter)
+        assert (asked(runner, "a batch"), asked(runner, None)) == (fits, False)
 
 
 def test_a_stop_token_inside_the_drafts_ends_the_count() -> None:

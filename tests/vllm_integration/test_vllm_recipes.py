@@ -128,17 +128,16 @@ def base(pack: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callabl
     return lambda: load_recipes(Settings(recipes="base"), configuration(get_vocab_size=lambda: 10**6))
 
 
+def arrays_of(recipes: Recipes) -> dict[str, Any]:
+    return {name: value for name, value in vars(recipes).items() if isinstance(value, np.ndarray)}
+
+
 def same_recipes(one: Recipes | None, other: Recipes | None) -> bool:
-    return (
-        one is not None
-        and other is not None
-        and all(
-            np.array_equal(getattr(one, name), value)
-            for name, value in vars(other).items()
-            if isinstance(value, np.ndarray)
-        )
-        and one.names == other.names
-    )
+    assert one is not None
+    assert other is not None
+    arrays = arrays_of(one)
+    same = (np.array_equal(arrays[name], value) for name, value in arrays_of(other).items())
+    return all(same) and one.names == other.names
 
 
 def test_base_recipes_are_kept_for_the_next_start(
@@ -388,10 +387,6 @@ def test_the_text_of_a_token_is_that_inside_a_text() -> None:
     assert texts([0, *ids, 500]) == ["", " a", " b", " c"]
 
 
-def arrays_of(recipes: Recipes) -> dict[str, Any]:
-    return {name: value for name, value in vars(recipes).items() if isinstance(value, np.ndarray)}
-
-
 class Group:
     """As much of a `GroupCoordinator` as is used; what the first rank sends arrives read-only."""
 
@@ -430,14 +425,9 @@ def test_all_ranks_get_what_the_first_one_made(
     if not there:
         assert made == [None] * 3
         return
-    first = made[0]
-    assert first is not None
     for other in made[1:]:
-        assert other is not None
-        assert other.names == first.names
-        for name, array in arrays_of(other).items():
-            assert np.array_equal(array, getattr(first, name))
-            assert array.flags.writeable
+        assert same_recipes(made[0], other)
+        assert all(array.flags.writeable for array in arrays_of(other).values())
 
 
 def model_of(directory: Path, **more: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from vllm_fakes import report_of, request_of
+from vllm_fakes import config, report_of, request_of
 
 from vllm_integration.config.settings import Settings
 from vllm_integration.seams import install as compat
@@ -21,15 +21,6 @@ from vllm_integration.worker.draft_reporter import DraftReporter, StepCopies
 
 K = 16
 pytestmark = pytest.mark.usefixtures("plugin_on")
-
-
-def config() -> Any:
-    """As much of a `VllmConfig` as the schedulers read."""
-    return SimpleNamespace(
-        scheduler_config=SimpleNamespace(max_num_batched_tokens=2048),
-        compilation_config=SimpleNamespace(max_cudagraph_capture_size=512),
-        speculative_config=SimpleNamespace(num_speculative_tokens=K),
-    )
 
 
 @pytest.mark.parametrize(
@@ -55,7 +46,7 @@ def test_the_schedulers_go_by_the_settings(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(scheduling, "DraftBudget", make)
     scheduler = object.__new__(scheduling.PredictedOutputsScheduler)
-    scheduler.vllm_config = config()
+    scheduler.vllm_config = config(K=K)
     scheduler._use(Settings.from_env())
     assert made == [(K, *expected)]
 
@@ -63,7 +54,7 @@ def test_the_schedulers_go_by_the_settings(
 def scheduler_of(name: str, *running: Any, fill: int = 128) -> Any:
     """One of our schedulers with nothing of vLLM's in it but the requests that run."""
     scheduler = object.__new__(getattr(pytest.importorskip("vllm_integration.scheduler.schedulers"), name))
-    scheduler.vllm_config, scheduler.running = config(), list(running)
+    scheduler.vllm_config, scheduler.running = config(K=K), list(running)
     scheduler.requests = {request.request_id: request for request in running}
     scheduler.guard, scheduler._scored, scheduler.num_spec_tokens = compat.Guard("any more"), set(), K
     scheduler._use(Settings(fill_tokens=fill, max_draft_tokens=1000))
@@ -252,6 +243,43 @@ def test_a_report_that_cannot_be_made_costs_the_drafts_and_not_the_output(
     assert step(reporter, [3], 1.0) == DraftReport(off=True)
     assert "ZeroDivisionError" in str(compat.off_reason())
     assert len(plugin_log) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "pads"),
+    [
+        ("PredictedOutputsV1Scheduler", 0),
+        ("PredictedOutputsScheduler", K),
+        ("PredictedOutputsAsyncScheduler", K),
+    ],
+)
+def test_no_drafts_beside_a_request_that_the_samplers_of_drafts_do_not_answer(
+    name: str, pads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`logprob_token_ids`. And vLLM's padding, which V1 would verify as drafts."""
+    sync = pytest.importorskip("vllm.v1.core.sched.scheduler")
+    planned: list[Any] = []
+
+    def schedule(self: Any) -> None:
+        planned.append((self.num_spec_tokens, [len(request.spec_token_ids) for request in self.running]))
+
+    monkeypatch.setattr(sync.Scheduler, "schedule", schedule)
+    monkeypatch.setattr(
+        sync.Scheduler, "add_request", lambda self, new: self.requests.update({new.request_id: new})
+    )
+    drafted = running("a", [-1] * K, max_tokens=500)
+    scheduler = scheduler_of(name, drafted)
+    scheduler.schedule()
+    pooling, scored = running("pooling", []), running("scored", [])
+    pooling.sampling_params, scored.sampling_params.logprob_token_ids = None, [3, 4]
+    for request in (pooling, scored):
+        scheduler.add_request(request)
+    scheduler.schedule()
+    drafted.spec_token_ids = [-1] * K
+    del scheduler.requests["scored"]
+    scheduler.schedule()
+    assert planned == [(pads, [K]), (0, [0]), (pads, [K])]
+    assert scheduler.num_spec_tokens == K
 
 
 @pytest.mark.parametrize("name", ["PredictedOutputsScheduler", "PredictedOutputsAsyncScheduler"])

@@ -42,8 +42,8 @@ def config(**overrides: Any) -> Any:
             is_hybrid=False,
             is_attention_free=False,
         ),
-        scheduler_config=SimpleNamespace(max_num_seqs=values["max_num_seqs"]),
-        compilation_config=SimpleNamespace(max_cudagraph_capture_size=None),
+        scheduler_config=SimpleNamespace(max_num_seqs=values["max_num_seqs"], max_num_batched_tokens=2048),
+        compilation_config=SimpleNamespace(max_cudagraph_capture_size=512),
         parallel_config=SimpleNamespace(rank=values["rank"], tensor_parallel_size=values["tp"]),
     )
 
