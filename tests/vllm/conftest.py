@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 from tiny_llama import build, greedy_by_transformers
-from v2_harness import SHORT, Spoken, V2Engine, prompt_of
+from v2_harness import SHORT, V2Engine
 
 
 @pytest.fixture(scope="session")
@@ -73,34 +72,3 @@ def tight(request: pytest.FixtureRequest, start_engine: Callable[..., V2Engine])
     if request.param:
         return start_engine("tight-async", **TIGHT, asynchronous=True, delay_counts=1, step_log=True)
     return start_engine("tight", **TIGHT, step_log=True, environment={"GPU_ALIGN_DEBUG_LIVE": "1"})
-
-
-@pytest.fixture(scope="session")
-def spoken(
-    tiny_model: Path,
-    greedy: Callable[[list[int], int], list[int]],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Spoken:
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    from gpu_align import RecipePack
-
-    directory = tmp_path_factory.mktemp("spoken")
-    shutil.copytree(tiny_model, directory, dirs_exist_ok=True)
-    letters = "abcdefghijklmnopqrst"
-    names = [f" {a}{b}" for a in letters for b in letters]  # 400 words of one token each
-    words = ["<unk>", "<s>", "</s>", "<assistant>", *names]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(" [a-z]+"), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
-    ).save_pretrained(directory)
-
-    num_tokens = 24
-    prompts = [prompt_of(seed) for seed in range(80, 84)]
-    texts = ["".join(words[t] for t in prompt + greedy(prompt, num_tokens)) for prompt in prompts]
-    pack = directory / "pack.json.gz"
-    RecipePack.learn([("texts", text) for text in texts * 3]).save(pack)
-    return Spoken(directory, pack, prompts, num_tokens)

@@ -1,9 +1,9 @@
-"""The V2 model runner of a real engine: the output is the model's own, in fewer steps, whatever happens."""
+"""The V2 model runner of a real engine: the output is the model's own, in fewer steps. (Whatever is
+predicted: the campaign's `greedy` and `aborts`.)"""
 
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,42 +16,6 @@ from v2_harness import SHORT, Request, Run, V2Engine, edited, prompt_of
 pytestmark = pytest.mark.vllm
 
 Greedy = Callable[[list[int], int], list[int]]
-N = 10
-NUM_PROMPTS = 6
-
-
-def predictions_for(seed: int, greedy: Greedy, n: int) -> list[list[int] | None]:
-    """None, verbatim, edited, unrelated, and those that mean harm: empty, one token, reversed, another's."""
-    output = greedy(prompt_of(seed), n)
-    adversarial = ([], [output[0]] * 40, output[::-1], greedy(prompt_of(seed + 1), n))
-    return [None, output, edited(output, seed), prompt_of(seed + 1000, 30), *adversarial]
-
-
-def mixed_requests(greedy: Greedy, seeds: range, n: int = N) -> list[Request]:
-    """Every kind of prediction for every prompt, in random order; they arrive at random steps, so that batches
-    of all sizes up to the engine's limit come up."""
-    draw = random.Random(len(seeds))
-    requests = [
-        Request(prompt_of(seed), prediction, n)
-        for seed in seeds
-        for prediction in predictions_for(seed, greedy, n)
-    ]
-    draw.shuffle(requests)
-    step = 0
-    for index, request in enumerate(requests):
-        request.arrives = step
-        # Now and then nobody comes until most have left.
-        step += 12 if index % 24 == 23 else draw.choice((0, 0, 0, 1, 2))
-    return requests
-
-
-def check_outputs(requests: list[Request], run: Run, greedy: Greedy) -> None:
-    wrong = [
-        index
-        for index, (request, output) in enumerate(zip(requests, run.outputs, strict=True))
-        if request.aborted is None and output != greedy(request.prompt, request.max_tokens)
-    ]
-    assert wrong == []
 
 
 def test_the_engine_is_the_real_v2_runner_with_our_parts(k4: V2Engine, k16: V2Engine) -> None:
@@ -61,21 +25,6 @@ def test_the_engine_is_the_real_v2_runner_with_our_parts(k4: V2Engine, k16: V2En
         "scheduler": "PredictedOutputsScheduler",
     }
     assert k16.facts["scheduler"] == "PredictedOutputsAsyncScheduler"
-
-
-@pytest.mark.parametrize("name", ["k4", "k16"])
-def test_output_is_the_models_own_whatever_is_predicted(
-    name: str, request: pytest.FixtureRequest, greedy: Greedy
-) -> None:
-    engine: V2Engine = request.getfixturevalue(name)
-    requests = mixed_requests(greedy, range(NUM_PROMPTS))
-    run = engine.run(requests, seconds=500)
-    check_outputs(requests, run, greedy)
-    assert run.accepted > NUM_PROMPTS * N
-    sizes = {len(step) for step in run.steps if step}
-    assert {1, 8} <= sizes
-    assert len(sizes) >= 6
-    assert engine.state() == {"occupied": 0, "known": 0, "counted": 0, "rows": 0}
 
 
 @pytest.mark.parametrize("name", ["k4", "k16"])
@@ -111,7 +60,7 @@ def test_preempted_requests_resume_where_they_were(tight: V2Engine, greedy: Gree
     ]
     forget_step_logs(tight)
     run = tight.run(requests)
-    check_outputs(requests, run, greedy)
+    assert run.outputs == outputs
     assert run.preemptions > 0
     check_step_logs(requests, run, tight)
     assert run.accepted > n

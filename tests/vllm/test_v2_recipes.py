@@ -2,19 +2,64 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import yaml
-from v2_harness import SHORT, Request, Spoken, V2Engine, prompt_of
+from v2_harness import SHORT, Request, V2Engine, prompt_of
 
+from gpu_align import RecipePack
 from gpu_align.recipes import Misses
 
 pytestmark = pytest.mark.vllm
 
 #: No earlier answers.
 APART = {"memory": False}
+
+
+class Spoken(NamedTuple):
+    """The tiny model with a tokenizer that cuts texts at words, and a recipe pack learned from what it writes.
+
+    prompts: after each, the pack knows the model's greedy output of `num_tokens`.
+    """
+
+    model: Path
+    pack: Path
+    prompts: list[list[int]]
+    num_tokens: int
+
+
+@pytest.fixture(scope="module")
+def spoken(
+    tiny_model: Path,
+    greedy: Callable[[list[int], int], list[int]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Spoken:
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    directory = tmp_path_factory.mktemp("spoken")
+    shutil.copytree(tiny_model, directory, dirs_exist_ok=True)
+    letters = "abcdefghijklmnopqrst"
+    names = [f" {a}{b}" for a in letters for b in letters]  # 400 words of one token each
+    words = ["<unk>", "<s>", "</s>", "<assistant>", *names]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(" [a-z]+"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    ).save_pretrained(directory)
+
+    num_tokens = 24
+    prompts = [prompt_of(seed) for seed in range(80, 84)]
+    texts = ["".join(words[t] for t in prompt + greedy(prompt, num_tokens)) for prompt in prompts]
+    pack = directory / "pack.json.gz"
+    RecipePack.learn([("texts", text) for text in texts * 3]).save(pack)
+    return Spoken(directory, pack, prompts, num_tokens)
 
 
 @pytest.fixture(scope="module")

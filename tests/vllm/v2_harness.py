@@ -118,19 +118,6 @@ def run_of(raw: dict[str, Any]) -> Run:
     return Run(raw["answers"], steps, raw["preemptions"])
 
 
-@dataclass(frozen=True)
-class Spoken:
-    """The tiny model with a tokenizer that cuts texts at words, and a recipe pack learned from what it writes.
-
-    prompts: after each, the pack knows the model's greedy output of `num_tokens`.
-    """
-
-    model: Path
-    pack: Path
-    prompts: list[list[int]]
-    num_tokens: int
-
-
 class _ForkServer:
     """An `engine_process` that has imported vLLM and makes an engine process of each message."""
 

@@ -332,6 +332,16 @@ def test_what_is_refused_is_named_and_not_repeated(
     assert "31337" not in message
 
 
+@pytest.mark.parametrize(
+    "xargs",
+    [{"recipes": [1]}, {"recipes": ["nope"]}, {"memory": 7}, {"gpu_align": "nope"}, {"gpu_align": [0]}],
+)
+def test_a_bad_choice_names_its_key(xargs: dict[str, Any]) -> None:
+    status, message, parameter = call(Serving(), None, vllm_xargs=dict(xargs))
+    assert (status, [parameter]) == ("error", [*xargs])
+    assert "nope" not in message
+
+
 def test_a_view_that_is_cut_or_fails_is_counted(
     monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
 ) -> None:

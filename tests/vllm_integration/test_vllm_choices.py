@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -241,20 +239,3 @@ def test_a_bad_choice_is_the_callers_error_and_pooling_parameters_are_left_alone
         lambda *given: taken.append(given[-1]), SimpleNamespace(vllm_config=None), "r", "prompt", params
     )
     assert taken == [params]
-
-
-@pytest.mark.parametrize(
-    "xargs",
-    [{"recipes": [1]}, {"recipes": ["nope"]}, {"memory": 7}, {"gpu_align": "nope"}, {"gpu_align": [0]}],
-)
-def test_a_bad_choice_is_a_400(request_app: Any, xargs: dict[str, Any]) -> None:
-    from request_app import ENDPOINTS, send
-
-    for path, body in ENDPOINTS.items():
-        status, text, _ = asyncio.run(
-            send(request_app, path, [json.dumps({**body, "vllm_xargs": xargs}).encode()])
-        )
-        error = json.loads(text)["error"]
-        assert status == 400, (path, text)
-        assert error["param"] in xargs
-        assert "nope" not in error["message"]

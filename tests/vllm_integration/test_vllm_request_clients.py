@@ -14,7 +14,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from vllm_harness import K, Server, read_steps
+from vllm_harness import K, Server
+
+from tests.campaign.recount import Logs
 
 pytestmark = pytest.mark.vllm
 
@@ -37,9 +39,11 @@ def run(command: list[str], server: Server, directory: Path) -> dict[str, list[s
 
 def check(printed: dict[str, list[str]], names: list[str], server: Server) -> None:
     assert list(printed) == names
+    logs = Logs(server.logs)
     for name, (answer_id, same) in printed.items():
         assert same in ("True", "true"), name
-        usage = read_steps(server.logs, answer_id)["usage"]
+        (log,) = logs.of(answer_id, 1, 10)
+        usage = log["usage"]
         assert (usage["rejected"], usage["steps"]) == (0, FEWEST), name
 
 
@@ -75,7 +79,8 @@ def test_instructor(python_with_clients: str, request: pytest.FixtureRequest, tm
     printed = run([python_with_clients, str(CLIENTS / "with_instructor.py")], byte_server, tmp_path)
     ((name, (answer_id, same)),) = printed.items()
     assert (name, same) == ("instructor", "True")
-    assert read_steps(byte_server.logs, answer_id)["usage"]["accepted"] > 0
+    (log,) = Logs(byte_server.logs).of(answer_id, 1, 10)
+    assert log["usage"]["accepted"] > 0
 
 
 @pytest.fixture(scope="module")

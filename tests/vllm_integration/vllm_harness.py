@@ -5,10 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
-import yaml
 
 K = 16  # draft tokens a step
 MAX_MODEL_LEN = 512
@@ -25,18 +23,6 @@ ENVIRONMENT = {
 def is_live(path: Path) -> bool:
     """Whether the request of a step log has not ended."""
     return "\nlive: true\n" in path.read_text()[:60]
-
-
-def read_steps(directory: Path, prefix: str = "", seconds: float = 10) -> dict[str, Any]:
-    """The one step log whose name starts with `prefix`; it appears, or ends, with the engine's next step."""
-    deadline = time.monotonic() + seconds
-    while True:
-        found = sorted(path for path in directory.glob(f"{prefix}*.yaml") if not is_live(path))
-        if found or time.monotonic() > deadline:
-            assert len(found) == 1, f"expected one log {prefix}*.yaml in {directory}, found {found}"
-            document: dict[str, Any] = yaml.safe_load(found[0].read_text())
-            return document
-        time.sleep(0.05)
 
 
 @dataclass
