@@ -18,10 +18,11 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-#: Views that an answer may hold, the likeliest first.
-FORMS = ("json", "diff", "diff_minus")
-#: Of these, those of an answer that is not JSON.
-FORMS_OF_TEXT = FORMS[1:]
+#: Views that an answer may hold, the likeliest first, where it may be JSON (a patch stands in a string then) and
+#: where it is not.
+FORMS_OF_JSON, FORMS_OF_TEXT = ("json", "diff+json", "diff_minus+json"), ("diff", "diff_minus")
+#: Both, where nothing tells.
+FORMS = (*FORMS_OF_JSON, *FORMS_OF_TEXT)
 #: Fewer numbered lines in a row are no listing.
 MIN_LISTED = 3
 #: A line's number, what ends it and the rest: ``cat -n`` (a tab), ``12:``, ``12|``, ``12→``, with blanks on both

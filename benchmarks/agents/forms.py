@@ -18,7 +18,7 @@ class Exchange(NamedTuple):
 
     messages: tuple[str, ...]
     answer: str
-    tools: bool  # whether the answer is a tool call's JSON
+    tools: bool  # whether the answer is a tool call's JSON, or stands before one
 
 
 def numbered(text: str) -> str:
@@ -37,6 +37,12 @@ READ: dict[str, Callable[[str, str], str]] = {
 def as_written(edit: Edit) -> str:
     """The model's own answer."""
     return edit.written
+
+
+def thoughts(edit: Edit) -> str:
+    """What the model wrote before what it did, where it did something."""
+    said = edit.said.partition("```")[0].strip()
+    return said if edit.written and said != edit.written.strip() else ""
 
 
 def lines_call(edit: Edit) -> str:
@@ -105,6 +111,7 @@ def unified_diff(edit: Edit) -> str:
 #: How a change is written: answer → "" where the edit has no such form.
 WRITE: dict[str, Callable[[Edit], str]] = {
     "as written": as_written,
+    "thoughts": thoughts,
     "edit by lines, tool call": lines_call,
     "whole file": whole,
     "whole file, tool call": whole_call,
@@ -114,6 +121,8 @@ WRITE: dict[str, Callable[[Edit], str]] = {
     "apply_patch, tool call": apply_patch_call,
     "unified diff": unified_diff,
 }
+#: Of these, what the model wrote itself.
+_OWN = ("as written", "thoughts")
 #: Of a collection without a file of its own: as the conversation showed it.
 AS_SHOWN = "as shown"
 
@@ -126,10 +135,12 @@ def exchanges(edit: Edit) -> dict[tuple[str, str], Exchange]:
         shown = {AS_SHOWN: edit.shown}
     found = {}
     for name, write in WRITE.items():
-        if answer := write(edit) if edit.changes or edit.call or name == "as written" else "":
-            said = "" if name == "as written" or not edit.said.strip() else f"{edit.said}\n\n"
+        if answer := write(edit) if edit.changes or edit.call or name in _OWN else "":
+            said = "" if name in _OWN or not edit.said.strip() else f"{edit.said}\n\n"
             for read, messages in shown.items():
-                found[read, name] = Exchange(messages, said + answer, name.endswith("tool call"))
+                found[read, name] = Exchange(
+                    messages, said + answer, name.endswith(("tool call", "thoughts"))
+                )
     return found
 
 

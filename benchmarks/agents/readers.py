@@ -157,8 +157,22 @@ def tasks(folder: Path) -> Iterator[Edit]:
             yield Edit("CanItEdit", name, asked, said, "", (Change(file, before, after),), before)
 
 
+#: Those of its questions whose reference is a whole answer.
+_ANSWERED = ("translation", "summarization", "math_reasoning")
+
+
+def questions(folder: Path) -> Iterator[Edit]:
+    """Spec-Bench's ``spec_bench/question.jsonl``: a question, and people's answer, which edits nothing."""
+    for path in sorted(folder.rglob("spec_bench/question.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            question = json.loads(line)
+            if question["category"] in _ANSWERED:
+                name, [answer] = f"Spec-Bench {question['question_id']}", question["reference"]
+                yield Edit("Spec-Bench", name, tuple(question["turns"]), answer, answer, ())
+
+
 #: Every reader takes a folder and finds its own files there.
-READERS: tuple[Callable[[Path], Iterator[Edit]], ...] = (trajectories, patches, transcripts, tasks)
+READERS: tuple[Callable[[Path], Iterator[Edit]], ...] = (trajectories, patches, transcripts, tasks, questions)
 
 
 def read(folders: list[Path], half: str, most: int, seed: int) -> dict[str, list[Edit]]:

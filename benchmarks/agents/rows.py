@@ -16,7 +16,7 @@ TOKENIZER = "tekken"
 #: Draft tokens a step.
 K = 32
 #: Forms of each text, where the answer is a tool call and where it is not: as a server makes them.
-TOOL_FORMS, TEXT_FORMS = views.FORMS, views.FORMS_OF_TEXT
+TOOL_FORMS, TEXT_FORMS = views.FORMS_OF_JSON, views.FORMS_OF_TEXT
 #: Most tokens of views a request holds; those of the newest messages come first.
 CAPACITY = 16_384
 

@@ -71,7 +71,9 @@ def test_views(tmp_path: Path) -> None:
             {**GOOD, "prompt": [1]},
         ),
     )
-    views = "another\nline\n", "another\\nline\\n", " another\n line\n", "-another\n-line\n"
+    patch = " another\n line\n", "-another\n-line\n"
+    in_strings = (text.replace("\n", "\\n") for text in ("another\nline\n", *patch))
+    views = ("another\nline\n", *in_strings, *patch)
     forms = [token for text in views for token in encode(text)]
     found = [(record.prediction, record.memory) for record in read_records(path, with_views=True)]
     assert found == [(forms, False), (forms, True), ([], False), ([1, 2], False), ([1, 2], False)]

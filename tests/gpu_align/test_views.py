@@ -139,7 +139,8 @@ def test_order_and_what_is_left_out():
 
 def test_forms_of_texts():
     found = in_forms(["a\nb\n", "c", "", "a\nb\n"])
-    assert found == ["a\nb\n", "a\\nb\\n", "c", " a\n b\n", "-a\n-b\n", " c", "-c"]
+    patch = [" a\\n b\\n", "-a\\n-b\\n"]  # in a string
+    assert found == ["a\nb\n", "a\\nb\\n", "c", *patch, " a\n b\n", "-a\n-b\n", " c", "-c"]
     assert in_forms(["a\n"], ["diff"]) == ["a\n", " a\n"]
     assert in_forms(["a\n"], []) == ["a\n"]
     assert in_forms([]) == []

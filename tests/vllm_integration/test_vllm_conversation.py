@@ -25,10 +25,10 @@ TOOLS = [{"type": "function", "function": {"name": "write", "parameters": {"type
 
 
 def forms(text: str, *, in_json: bool = False) -> str:
-    """A text, and as it stands in a JSON string and in a diff."""
+    """A text, and as it stands in a diff, or as it and the diff stand in a JSON string."""
     lines = text.splitlines(keepends=True)
-    marked = [f"{mark}{line}" for mark in " -" for line in lines]
-    return text + (json.dumps(text)[1:-1] if in_json else "") + "".join(marked)
+    marked = "".join(f"{mark}{line}" for mark in " -" for line in lines)
+    return text + (json.dumps(text + marked)[1:-1] if in_json else marked)
 
 
 class Renderer:

@@ -123,7 +123,7 @@ def _views_of(text: str, may_be_json: bool) -> list[str]:
         return []
     texts = views.texts_in(wire.normalise_newlines(text), whole=may_be_json)
     texts = [text for text in texts if "\n" in text]  # what stands in one line is drafted from the prompt
-    return views.in_forms(texts, views.FORMS if may_be_json else views.FORMS_OF_TEXT)
+    return views.in_forms(texts, views.FORMS_OF_JSON if may_be_json else views.FORMS_OF_TEXT)
 
 
 def texts_of(request: Any) -> Iterator[str]:

@@ -43,7 +43,7 @@ def trajectory(edit: str) -> dict[str, object]:
 
 @pytest.fixture
 def collections(tmp_path: Path) -> Path:
-    """The three formats, with tasks in both halves."""
+    """The formats but aider's, with tasks in both halves."""
     for n in range(4):
         path = tmp_path / "results" / f"task-{n}.traj"
         path.parent.mkdir(exist_ok=True)
@@ -58,6 +58,12 @@ def collections(tmp_path: Path) -> Path:
     tasks.parent.mkdir()
     fields = {"name": "steps", "before": BEFORE, "after": AFTER, "instruction_descriptive": "Spell five out."}
     tasks.write_text("".join(json.dumps({**fields, "full_name": f"{n}_steps"}) + "\n" for n in range(8)))
+    asked = tmp_path / "spec_bench" / "question.jsonl"
+    asked.parent.mkdir()
+    kinds = {"translation": ["Hello."], "writing": ["No answer."]}
+    asked.write_text("".join(json.dumps({"question_id": number, "category": kind, "turns": ["Hallo."],
+                                         "reference": answer}) + "\n"
+                             for number in range(8) for kind, answer in kinds.items()))  # fmt: skip
     return tmp_path
 
 
@@ -68,6 +74,9 @@ def test_a_trajectory_gives_its_edit_once_with_the_lines_that_were_shown(collect
     assert last.call == (17, 17, '    return "five"\n')
     assert last.changes == (Change("repo/steps.py", BEFORE, AFTER),)
     assert last.said == "I change it."
+    thoughts = {edit.said: exchanges(edit)["as shown", "thoughts"] for edit in edits}
+    assert [x.answer for x in thoughts.values()][:2] == ["I look.", "Look 0."]
+    assert thoughts["I change it."] == (last.shown, "I change it.", True)
     # Of the observations before the last five there is a number of lines; its own answers stay.
     assert last.shown[:4] == ("You edit.", "ISSUE: spell five out.", "I look.\n\n```\nls\n```",
                               "Old output omitted (1 lines)")  # fmt: skip
@@ -78,7 +87,9 @@ def test_a_task_is_in_one_half_of_all_collections(collections: Path) -> None:
     halves = {half: readers.read([collections], half, 99, 0) for half in HALVES}
     names = {half: {e.name for edits in found.values() for e in edits} for half, found in halves.items()}
     assert not names["seen"] & names["held-out"]
-    assert len(names["seen"] | names["held-out"]) == 12
+    assert len(names["seen"] | names["held-out"]) == 20
+    [question] = {edit[2:6] for found in halves.values() for edit in found["Spec-Bench, no edit"]}
+    assert question == (("Hallo.",), "Hello.", "Hello.", ())
     few = readers.read([collections], "seen", 2, 0)
     assert all(len(edits) == 2 for edits in few.values())
     assert few == {name: edits[:2] for name, edits in halves["seen"].items()}
@@ -89,7 +100,7 @@ EDIT = Edit("c", "n", ("Spell five out.",), "I will.", "", (Change("a.py", BEFOR
 
 def test_old_and_new_text_of_the_forms_make_the_file() -> None:
     answers = {written: x.answer for (_, written), x in exchanges(EDIT).items()}
-    assert set(answers) == set(WRITE) - {"as written", "edit by lines, tool call"}
+    assert set(answers) == set(WRITE) - {"as written", "thoughts", "edit by lines, tool call"}
     call = json.loads(answers["old and new text, tool call"].partition("\n\n")[2])["arguments"]
     assert BEFORE.count(call["old_str"]) == 1
     assert BEFORE.replace(call["old_str"], call["new_str"]) == AFTER
