@@ -18,7 +18,7 @@ from gpu_align.tools.doctor import (
     version_of,
 )
 
-from .config.in_use import RUN
+from .config.in_use import RUN, RUN_BESIDE
 from .seams import source_probe
 from .seams.table import SeamStatus
 from .wire.reports import GRAPHS
@@ -59,6 +59,8 @@ def examine(has_gpu: bool, deep: bool) -> Iterator[Finding]:
     else:
         run = f"{RUN}; a start with others is refused" if has_gpu else "a start with any is refused on a CPU"
         yield Finding("recurrent layers", run)
+    beside = f"beside ours (GPU_ALIGN_DRAFTER, V2) were run on a CPU: {RUN_BESIDE}"
+    yield Finding("drafters of vLLM's", beside)
     if has_gpu:
         yield from graphs()
     try:

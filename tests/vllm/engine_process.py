@@ -96,14 +96,9 @@ def refuse_late() -> None:
     VllmConfig._validate_adaptive_verification = lambda self: None
 
 
-def run_mamba_as_on_a_gpu() -> None:
-    """A step of Mamba layers runs vLLM's Triton kernels: the CPU's own lose the states beside drafts, so that the
-    plugin refuses them. Prefills stay the CPU's. The interpreter is told that integers are masks."""
+def take_integers_as_masks() -> None:
+    """The interpreter refuses masks that it has made integers of; compiled kernels have no such difference."""
     from triton.runtime.interpreter import InterpreterBuilder
-    from vllm.model_executor.layers.mamba import abstract  # noqa: F401  # what it imports asks for the platform, too
-    from vllm.platforms import current_platform
-
-    from vllm_integration.config import engine_config
 
     def take_masks(name: str, position: int) -> None:
         original = getattr(InterpreterBuilder, name)
@@ -116,6 +111,17 @@ def run_mamba_as_on_a_gpu() -> None:
 
     take_masks("create_masked_load", 1)
     take_masks("create_masked_store", 2)
+
+
+def run_mamba_as_on_a_gpu() -> None:
+    """A step of Mamba layers runs vLLM's Triton kernels: the CPU's own lose the states beside drafts, so that the
+    plugin refuses them. Prefills stay the CPU's. The interpreter is told that integers are masks."""
+    from vllm.model_executor.layers.mamba import abstract  # noqa: F401  # what it imports asks for the platform, too
+    from vllm.platforms import current_platform
+
+    from vllm_integration.config import engine_config
+
+    take_integers_as_masks()
     engine_config.has_cpu_kernels = lambda: False
     platform = type(current_platform)
     is_cpu, platform.is_cpu = platform.is_cpu, lambda self: False

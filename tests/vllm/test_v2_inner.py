@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,34 +25,59 @@ K, INNER, N = 16, 3, 40
 
 
 @pytest.fixture(scope="session")
-def eagle_head(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An EAGLE head for the tiny model: a layer of its own and a projection, neither of them trained."""
+def head_of(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Heads for the tiny model, none of them trained: its first layer, and a projection of what it is given."""
     from safetensors.torch import load_file, save_file
 
-    directory = tmp_path_factory.mktemp("eagle")
     weights = load_file(tiny_model / "model.safetensors")
-    layer = "model.layers.0."
-    head = {
-        name.removeprefix("model."): weight
-        for name, weight in weights.items()
-        if name.startswith(layer) and "input_layernorm" not in name
-    }
     size = weights["model.embed_tokens.weight"].shape[1]
-    head["fc.weight"] = torch.cat([torch.eye(size), torch.eye(size)], dim=1)
-    save_file(head, directory / "model.safetensors")
-    config = json.loads((tiny_model / "config.json").read_text())
-    config |= {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
-    (directory / "config.json").write_text(json.dumps(config))
-    return directory
+    first = "model.layers.0."
+    layer = {name.removeprefix(first): each for name, each in weights.items() if name.startswith(first)}
+    ones, eye = torch.ones(size), torch.eye(size)
+    own: dict[str, dict[str, Any]] = {
+        "eagle": {"num_hidden_layers": 1},
+        "eagle3": {"num_hidden_layers": 1, "eagle_aux_hidden_state_layer_ids": [0, 1, 2]},
+        # The layers of Xiaomi's MiMo are Qwen2's, of which a Llama's are a special case.
+        "mtp": {"architectures": ["MiMoForCausalLM"], "model_type": "qwen2", "num_nextn_predict_layers": 1},
+    }
+
+    @cache
+    def head(method: str) -> Path:
+        directory = tmp_path_factory.mktemp(method)
+        before = {"eagle": "layers.0.", "eagle3": "midlayer.", "mtp": "model.mtp_layers.0."}[method]
+        head = {before + name: each for name, each in layer.items()}
+        if method == "eagle":
+            del head[f"{before}input_layernorm.weight"]
+            head["fc.weight"] = torch.cat([eye, eye], dim=1)
+        elif method == "eagle3":
+            for name in ("q_proj", "k_proj", "v_proj"):  # embedding and state beside each other
+                half = head.pop(f"{before}self_attn.{name}.weight")
+                head[f"{before}self_attn.{name}.weight"] = torch.cat([half, half], dim=1)
+            head |= {"fc.weight": torch.cat([eye, eye, eye], dim=1), f"{before}hidden_norm.weight": ones}
+            head |= {"norm.weight": weights["model.norm.weight"], "lm_head.weight": weights["lm_head.weight"]}
+        else:
+            for name in ("q_proj", "k_proj", "v_proj"):
+                head[f"{before}self_attn.{name}.bias"] = torch.zeros(len(layer[f"self_attn.{name}.weight"]))
+            head |= {f"{before}{name}_layernorm.weight": ones for name in ("token", "hidden", "final")}
+            head[f"{before}input_proj.weight"] = torch.cat([eye, eye], dim=1)
+            head |= {name: weights[name] for name in ("model.embed_tokens.weight", "lm_head.weight")}
+        save_file({name: each.clone() for name, each in head.items()}, directory / "model.safetensors")
+        config = json.loads((tiny_model / "config.json").read_text()) | own[method]
+        (directory / "config.json").write_text(json.dumps(config))
+        return directory
+
+    return head
 
 
 @pytest.fixture(scope="session")
-def inner_of(tiny_model: Path, eagle_head: Path) -> Callable[[str], dict[str, Any]]:
+def inner_of(tiny_model: Path, head_of: Callable[[str], Path]) -> Callable[[str], dict[str, Any]]:
     """vLLM's speculative configuration of each drafter that runs under the interpreter."""
 
     def config(method: str) -> dict[str, Any]:
-        model = eagle_head if method == "eagle" else tiny_model
-        return {"method": method, "model": str(model), "num_speculative_tokens": INNER}
+        config: dict[str, Any] = {"method": method, "num_speculative_tokens": INNER}
+        if method == "ngram_gpu":
+            return {**config, "prompt_lookup_min": 1, "prompt_lookup_max": 2}
+        return {**config, "model": str(tiny_model if method == "draft_model" else head_of(method))}
 
     return config
 
@@ -61,8 +87,8 @@ Start = Callable[..., V2Engine]
 
 @pytest.fixture(scope="session")
 def start_beside(start_engine: Start, inner_of: Callable[[str], dict[str, Any]]) -> Start:
-    def start(name: str, method: str, **settings: Any) -> V2Engine:
-        environment = {**SHORT, "GPU_ALIGN_DRAFTER": json.dumps(inner_of(method))}
+    def start(name: str, method: str, more: dict[str, str] | None = None, **settings: Any) -> V2Engine:
+        environment = {**SHORT, "GPU_ALIGN_DRAFTER": json.dumps(inner_of(method)), **(more or {})}
         return start_engine(name, num_draft_tokens=K, environment=environment, **settings)
 
     return start
@@ -75,8 +101,17 @@ def mixed(greedy: Greedy) -> list[Request]:
     return [Request(prompt, predictions[i] if i % 2 else None, N) for i, prompt in enumerate(prompts)]
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
-@pytest.mark.parametrize("method", ["draft_model", "eagle"])
+@pytest.mark.parametrize(
+    ("method", "asynchronous"),
+    [
+        ("draft_model", False),
+        ("draft_model", True),
+        ("eagle", False),
+        ("eagle3", True),
+        ("mtp", False),
+        ("ngram_gpu", True),
+    ],
+)
 def test_each_request_has_the_steps_of_its_own_drafter(
     method: str,
     asynchronous: bool,
@@ -87,7 +122,11 @@ def test_each_request_has_the_steps_of_its_own_drafter(
 ) -> None:
     """Of us alone, and of vLLM's drafter alone; the text is the model's own."""
     requests = mixed(greedy)
-    scheduling = {"asynchronous": True} if asynchronous else {}
+    scheduling: dict[str, Any] = {"asynchronous": True} if asynchronous else {}
+    if method == "ngram_gpu":
+        scheduling["before"] = "take_integers_as_masks()"
+    if method == "mtp":  # that layer is part of its model
+        scheduling["hf_overrides"] = {"num_nextn_predict_layers": 1}
     run = start_beside(f"{method}-{asynchronous}", method, **scheduling).run(requests)
     assert run.outputs == [greedy(request.prompt, N) for request in requests]
     ours = [i for i, request in enumerate(requests) if request.prediction]

@@ -82,6 +82,22 @@ def test_a_setting_cannot_break_the_line_that_says_what_the_server_is(
     assert len(line) < 2100
 
 
+def test_the_models_own_drafter_is_in_the_line_and_in_the_status(
+    info_log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speculative = SimpleNamespace(method="mtp", num_speculative_tokens=32, **{in_use.INNER: 3})
+    config = SimpleNamespace(
+        speculative_config=speculative,
+        use_v2_model_runner=True,
+        scheduler_config=SimpleNamespace(max_num_seqs=64),
+    )
+    in_use.note_engine(config)
+    app = app_with()
+    (line,) = info_log
+    assert "K=32; other requests by mtp, 3 tokens; `prediction` on" in line
+    assert get(app).json()["drafter"] == "mtp, 3 tokens"
+
+
 def test_the_status_has_the_same_and_the_counters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPU_ALIGN_STRICT_LIMITS", "1")
     app = app_with()
@@ -108,6 +124,7 @@ def test_the_status_has_the_same_and_the_counters(monkeypatch: pytest.MonkeyPatc
         "off_reason": None,
         "runner": "V2",
         "num_draft_tokens": 32,
+        "drafter": None,
         "max_num_seqs": 64,
         "endpoints": ["/v1/chat/completions", "/v1/completions", "/v1/messages"],
         "recipes": [],

@@ -213,8 +213,11 @@ def _take_inner_drafter(vllm_config: Any) -> None:
         ) from None
     if not vllm_config.use_v2_model_runner:
         raise ValueError("GPU_ALIGN_DRAFTER: expected vLLM's V2 model runner, the engine uses V1")
+    if unknown := install("inner"):
+        raise ValueError(f"GPU_ALIGN_DRAFTER: not with this vLLM: {shown_reason(unknown)}")
     if getattr(speculative, "enable_adaptive_verification", False):
-        do_without(vllm_config, "GPU_ALIGN_DRAFTER")
+        # vLLM would learn from what becomes of our drafts how likely its own are.
+        do_without(vllm_config, "not beside GPU_ALIGN_DRAFTER")
     inner = type(speculative)(
         target_model_config=speculative.target_model_config or vllm_config.model_config,
         target_parallel_config=speculative.target_parallel_config or vllm_config.parallel_config,

@@ -15,18 +15,22 @@ OUR_CLASSES = frozenset(
 #: Recurrent layers that drafts were run with.
 RUN = "Mamba-2 and Qwen's GDN on the V2 model runner"
 
+#: Drafters of vLLM's that ours was run beside.
+RUN_BESIDE = "draft_model, eagle, eagle3, mtp and ngram_gpu"
+
 #: Attribute of a `SpeculativeConfig` of vLLM's own drafter, beside which ours drafts: how many tokens that drafts.
 INNER = "gpu_align_inner_tokens"
 
 
 class EngineFacts(NamedTuple):
     """Of an engine that drafts from predictions. num_draft_tokens: K. runner: "V1" or "V2". counts_graph_modes:
-    whether vLLM tells each step's CUDA graph mode."""
+    whether vLLM tells each step's CUDA graph mode. drafter: the model's own beside ours, or empty."""
 
     num_draft_tokens: int
     runner: str
     max_num_seqs: int
     counts_graph_modes: bool = False
+    drafter: str = ""
 
 
 _facts: EngineFacts | None = None
@@ -56,9 +60,11 @@ def note_engine(vllm_config: Any) -> None:
     """This configuration of an engine that drafts from predictions is complete."""
     global _facts
     runner = "V2" if vllm_config.use_v2_model_runner else "V1"
-    num_draft_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
+    speculative, inner = vllm_config.speculative_config, inner_tokens(vllm_config)
+    drafter = f"{speculative.method}, {inner} tokens" if inner else ""
     counts = bool(getattr(getattr(vllm_config, "observability_config", None), "cudagraph_metrics", False))
-    _facts = EngineFacts(num_draft_tokens, runner, int(vllm_config.scheduler_config.max_num_seqs), counts)
+    sizes = int(speculative.num_speculative_tokens), runner, int(vllm_config.scheduler_config.max_num_seqs)
+    _facts = EngineFacts(*sizes, counts, drafter)
 
 
 def engine_here() -> EngineFacts | None:

@@ -37,9 +37,10 @@ def server_facts(engine: EngineFacts, supported_tasks: Sequence[str]) -> dict[st
     """What does not change while the server of this process runs, as the status has it. Reads the packs, which may
     take a second.
 
-    runner: "V1" or "V2". num_draft_tokens: K. endpoints: where `prediction` is read. recipes: the packs as
-    configured, by name with their hash, which is None where a pack cannot be read here. memory_tokens: of the
-    response memory. settings: the `GPU_ALIGN_*` variables that are not at their defaults.
+    runner: "V1" or "V2". num_draft_tokens: K. drafter: the model's own beside ours, or None.
+    endpoints: where `prediction` is read. recipes: the packs as configured, by name with their hash, which is None
+    where a pack cannot be read here. memory_tokens: of the response memory. settings: the `GPU_ALIGN_*` variables
+    that are not at their defaults.
     """
     import vllm
 
@@ -50,6 +51,7 @@ def server_facts(engine: EngineFacts, supported_tasks: Sequence[str]) -> dict[st
         "vllm": str(vllm.__version__),
         "runner": engine.runner,
         "num_draft_tokens": engine.num_draft_tokens,
+        "drafter": engine.drafter or None,
         "max_num_seqs": engine.max_num_seqs,
         "endpoints": [path for path, group in ENDPOINTS.items() if generates and is_installed(group)],
         "recipes": [{"name": name, "hash": found} for name, found in packs_of(settings)],
@@ -62,13 +64,15 @@ def _line(facts: Mapping[str, Any]) -> str:
     """One line for the log."""
     packs = ", ".join(f"{pack['name']} {(pack['hash'] or 'not read')[:_HASH]}" for pack in facts["recipes"])
     memory = f"response memory of {facts['memory_tokens']} tokens"
+    beside = (facts["drafter"] and f"; other requests by {facts['drafter']}") or ""
     changed = " ".join(
         f"{name}={int(value) if isinstance(value, bool) else value}"
         for name, value in facts["settings"].items()
     )
     return (
         f"gpu_align {facts['version']} drafts on vLLM {facts['vllm']}, {facts['runner']} model runner, "
-        f"K={facts['num_draft_tokens']}; `prediction` on {', '.join(facts['endpoints']) or 'no endpoint'}; "
+        f"K={facts['num_draft_tokens']}{beside}; "
+        f"`prediction` on {', '.join(facts['endpoints']) or 'no endpoint'}; "
         f"recipes: {packs or 'off'}; {memory if facts['memory_tokens'] else 'no response memory'}; "
         f"settings: {changed or 'defaults'}"
     )

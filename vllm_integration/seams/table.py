@@ -102,6 +102,7 @@ GROUPS: dict[str, Group] = {
     "parameters": Group("parameters", "vllm.v1.engine.input_processor", _ENDPOINTS),
     "graphs": Group("caller", "", ("vllm_integration.worker.graphs",)),
     "adaptive": Group("caller", "", ("vllm_integration.config.engine_config",)),
+    "inner": Group("caller"),
     "recipes": Group("caller"),
 }
 
@@ -305,6 +306,13 @@ v2 vllm.v1.request:Request
   field resumable `max_tokens` of such a request may fall
 v2 vllm.v1.outputs:AsyncModelRunnerOutput
   implement get_output(self) the device has sampled: the draft lengths are there, too ⇒ report
+
+# vLLM's own drafter beside ours.
+inner vllm.config.speculative:SpeculativeConfig
+  field target_model_config what that drafter is made for
+  field target_parallel_config the same
+  field draft_sample_method ours are certain: drafts that are sampled are refused
+  field num_speculative_tokens_per_batch_size one number of tokens for all batches; another is refused
 
 # Which CUDA graphs are captured.
 graphs vllm.v1.worker.gpu.model_runner:GPUModelRunner

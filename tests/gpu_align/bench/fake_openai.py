@@ -148,7 +148,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/metrics" and fake.metrics:
             self._send(200, fake.page())
         elif self.path == "/gpu_align/status" and fake.max_num_seqs is not None:
-            self._send(200, json.dumps({"max_num_seqs": fake.max_num_seqs}))
+            self._send(200, json.dumps({"max_num_seqs": fake.max_num_seqs, "drafter": "mtp, 3 tokens"}))
         elif self.path == "/version":
             self._send(200, '{"version": "0.32.0"}')
         elif self.path == "/v1/models":
