@@ -1,44 +1,119 @@
 """The V2 speculator on the hooks that `upstream.patch` gives vLLM, without the plugin: an engine's
-`custom_class` is `hooked_speculator.HookedSpeculator`."""
+`custom_class` is `hooked_speculator.HookedSpeculator`. What the plugin's schedulers do stands in the worker here:
+the budget of drafts, and what became of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+from vllm_integration.scheduler.draft_budget import DraftBudget, DraftedRequests
+from vllm_integration.scheduler.verification_ledger import VerificationLedger
 from vllm_integration.wire.reports import take
 from vllm_integration.worker import speculator
 
 speculator._make_dense = lambda *_: None  # vLLM has made it so, by the class attribute
 
 
+@dataclass
+class Followed:
+    """What a scheduler of ours reads of vLLM's request. num_tokens: where its newest draft was made, if any."""
+
+    request_id: str
+    sampling_params: Any
+    prompt_len: int
+    num_tokens: int
+
+    @property
+    def max_tokens(self) -> int:
+        return int(self.sampling_params.max_tokens)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return max(0, self.num_tokens - self.prompt_len)
+
+
 class HookedSpeculator(speculator.PredictedOutputsSpeculator):
     uses_dense_token_ids = supports_async_scheduling = True
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.drafted: set[str] = set()
+    def __init__(self, vllm_config: Any, *args: Any) -> None:
+        super().__init__(vllm_config, *args)
+        self._is_exact = not vllm_config.scheduler_config.async_scheduling
+        self._followed: dict[str, Followed] = {}
+        self._drafted = DraftedRequests(self.settings.draft_without_prediction, self.num_draft_tokens)
+        self._ledger = VerificationLedger(self._drafted)
+        most = max(1, vllm_config.scheduler_config.max_num_batched_tokens // 2)
+        fill = self.settings.fill_tokens
+        self._budget = DraftBudget(self._drafted, self.num_draft_tokens, most, free_tokens=fill)
+        self._scheduled: dict[str, int] = {}
+        self._lock = threading.Lock()  # outputs may be read in another thread
 
     def add_requests(self, new_requests: list[Any]) -> None:
         self.observe_new(SimpleNamespace(scheduled_new_reqs=new_requests))
-        rows = self.req_states.req_id_to_index
-        self.drafted.update(new.req_id for new in new_requests if self._occupied[rows[new.req_id]])
+        with self._lock:
+            for new in new_requests:
+                slot = self.req_states.req_id_to_index[new.req_id]
+                if self._occupied[slot]:
+                    prompt_len = int(self.req_states.prompt_len.np[slot])
+                    request = Followed(new.req_id, new.sampling_params, prompt_len, prompt_len)
+                    self._followed[new.req_id] = request
+                    self._drafted.add(request)
 
     def remove_request(self, req_id: str) -> None:
-        self.drafted.discard(req_id)
         self.observe_gone(req_id)
 
     def finish_requests(self, req_ids: set[str]) -> None:
         self.finish(req_ids)
+        with self._lock:
+            for req_id in req_ids:
+                self._followed.pop(req_id, None)
+            self._ledger.forget(self._drafted.keep_only(self._followed))
+
+    def propose(self, input_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        counts = input_batch.num_draft_tokens_per_req
+        counts = [0] * len(input_batch.req_ids) if counts is None else counts.tolist()
+        self._scheduled = dict(zip(input_batch.req_ids, counts, strict=False))
+        return super().propose(input_batch, *args, **kwargs)
 
     def report(self) -> Callable[[Any], None]:
-        attach, drafted = super().report(), set(self.drafted)
+        attach, scheduled = super().report(), self._scheduled
 
         def on_host(output: Any) -> None:
             attach(output)
-            output.num_drafts = {req_id: 0 for req_id in output.req_ids if req_id not in drafted}
-            for step in take(output).drafts:
-                output.num_drafts.update(zip(step.req_ids, step.length.tolist(), strict=True))
+            with self._lock:
+                self._tell(output, scheduled)
 
         return on_host
+
+    def _tell(self, output: Any, scheduled: Mapping[str, int]) -> None:
+        """How many drafts of each request are worth verifying, and for the front end, what became of drafts."""
+        report = take(output)
+        for drafts in report.drafts:
+            if drafts.age:  # this step has verified those of the one before
+                self._note(drafts)
+        slots = {req_id: range(count) for req_id, count in scheduled.items()}
+        planned = SimpleNamespace(scheduled_spec_decode_tokens=slots, num_invalid_spec_tokens=None)
+        begun = self._ledger.begin(self._followed, planned, output, report.trimmed)
+        self._drafted.take(report, begun.req_ids, begun.columns[0])
+        rows, _, verified, sampled = begun.columns
+        self._budget.settle(rows, verified, sampled)
+        told = [
+            SimpleNamespace(request_id=req_id, new_token_ids=new, trace_headers=None)
+            for req_id, new in zip(output.req_ids, output.sampled_token_ids, strict=True)
+        ]
+        self._ledger.settle(begun, told)
+        output.output_headers = {each.request_id: each.trace_headers for each in told if each.trace_headers}
+        for drafts in report.drafts:
+            self._note(drafts)
+        known = [self._followed[req_id] for req_id in output.req_ids if req_id in self._followed]
+        granted = self._budget.grant(known, exact=self._is_exact, batch_size=len(output.req_ids))
+        output.num_drafts = dict.fromkeys(output.req_ids, 0)
+        output.num_drafts.update(zip((each.request_id for each in known), granted, strict=True))
+
+    def _note(self, drafts: Any) -> None:
+        for req_id, position in zip(drafts.req_ids, drafts.position.tolist(), strict=True):
+            if req_id in self._followed:
+                self._followed[req_id].num_tokens = position

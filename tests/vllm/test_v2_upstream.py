@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from test_v2_output import check_outputs, check_step_logs
 from v2_harness import MAX_MODEL_LEN, SHORT, Request, V2Engine, copy_vllm, edited, prompt_of
 
 from vllm_integration.seams.table import SEAMS
@@ -32,35 +33,55 @@ def patched(directory: Path) -> Path:
 
 
 def test_each_row_of_the_table_that_names_a_hook_names_one_of_the_patch() -> None:
-    named = [seam.purpose.rpartition("⇒ ")[2] for seam in SEAMS if "⇒" in seam.purpose]
-    assert set(named) <= HOOKS
-    assert len(named) == 25
+    on_v2 = [seam for seam in SEAMS if "⇒" in seam.purpose and not seam.group.endswith("v1")]
+    assert {seam.purpose.rpartition("⇒ ")[2] for seam in on_v2} <= HOOKS
+    assert len(on_v2) == 41
+
+
+@pytest.fixture(scope="module")
+def start(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., V2Engine]:
+    """An engine of the patched vLLM, which does not load the plugin; `seams`: a group that is installed all the
+    same. Its KV cache holds a few requests, so that others are preempted."""
+    here, site = Path(__file__).parent, patched(tmp_path_factory.mktemp("patched") / "site")
+    path = os.pathsep.join(map(str, [site, here.parents[1], here]))
+
+    def start(asynchronous: bool, seams: str = "", **environment: str) -> V2Engine:
+        facts = f"in_use._facts = in_use.EngineFacts({K}, 'V2', 8)"
+        install = (
+            f"from vllm_integration.config import in_use\nfrom vllm_integration.seams import install\n{facts}"
+        )
+        speculative = {"method": "custom_class", "model": "hooked_speculator.HookedSpeculator"}
+        return V2Engine(
+            tiny_model,
+            tmp_path_factory.mktemp("engine"),
+            num_draft_tokens=K,
+            environment={**SHORT, "VLLM_PLUGINS": "", "PYTHONPATH": path, **environment},
+            own_process=True,
+            step_log=bool(seams),
+            before=f"{install}\ninstall.install({seams!r})" if seams else "",
+            asynchronous=asynchronous,
+            speculative_config={**speculative, "num_speculative_tokens": K},
+            num_gpu_blocks_override=14,
+            enable_prefix_caching=True,
+        )
+
+    return start
+
+
+BOTH = pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
+@BOTH
 def test_the_patched_vllm_drafts_without_a_seam(
-    tiny_model: Path, greedy: Callable[[list[int], int], list[int]], tmp_path: Path, asynchronous: bool
+    start: Callable[..., V2Engine], greedy: Callable[[list[int], int], list[int]], asynchronous: bool
 ) -> None:
     """Greedy output is the model's own, predictions are accepted, requests without one get no placeholders after
-    their first report; the scheduler and all functions are vLLM's."""
-    here = Path(__file__).parent
-    path = [patched(tmp_path / "site"), here.parents[1], here]
-    environment = {**SHORT, "VLLM_PLUGINS": "", "PYTHONPATH": os.pathsep.join(map(str, path))}
+    their first report; the last step of an answer is in the prefix cache. Scheduler and functions are vLLM's."""
     prompts = [prompt_of(seed) for seed in range(5)] + [prompt_of(7, MAX_MODEL_LEN // 2)]
     outputs = [greedy(prompt, 24) for prompt in prompts]
     predictions = [outputs[0], edited(outputs[1], 1), outputs[2][::-1], None, outputs[4][:9], outputs[5]]
-    speculative = {"method": "custom_class", "model": "hooked_speculator.HookedSpeculator"}
-    with V2Engine(
-        tiny_model,
-        tmp_path / "engine",
-        num_draft_tokens=K,
-        environment=environment,
-        own_process=True,
-        asynchronous=asynchronous,
-        speculative_config={**speculative, "num_speculative_tokens": K},
-        num_gpu_blocks_override=14,
-    ) as engine:
+    with start(asynchronous) as engine:
         assert engine.facts["speculator"] == "HookedSpeculator"
         assert engine.facts["scheduler"] == ("AsyncScheduler" if asynchronous else "Scheduler")
         assert engine.seams() == []
@@ -74,3 +95,43 @@ def test_the_patched_vllm_drafts_without_a_seam(
         assert run.accepted >= 40
         assert sum(drafts for _, drafts, _ in run.of(3)) <= K * (1 + asynchronous)
         assert engine.state()["occupied"] == 0
+        prompt, before = prompt_of(8, 41), engine.prefix_cache()["hits"]
+        answer = greedy(prompt, 24)
+        engine.run([Request(prompt, answer, max_tokens=24)])
+        engine.run([Request([*prompt, *answer, 5], None, max_tokens=1)])
+        assert engine.prefix_cache()["hits"] - before == 64
+
+
+@pytest.mark.vllm
+@BOTH
+def test_and_counts_what_became_of_drafts(
+    start: Callable[..., V2Engine], greedy: Callable[[list[int], int], list[int]], asynchronous: bool
+) -> None:
+    """With the front end's seams alone, over preemptions, with sampled answers: usage is what the step logs say.
+    A step verifies no more than the budget."""
+    n = 70
+    prompts = [prompt_of(seed, 40) for seed in range(6)]
+    outputs = [greedy(prompt, n) for prompt in prompts]
+    predictions = [
+        None,
+        outputs[1],
+        edited(outputs[2], 2),
+        outputs[3][::-1],
+        outputs[4],
+        edited(outputs[5], 5),
+    ]
+    sampled = {"temperature": 1.0, "top_k": 1}
+    requests = [
+        Request(prompt, prediction, n, params=sampled if index % 2 else {})
+        for index, (prompt, prediction) in enumerate(zip(prompts, predictions, strict=True))
+    ]
+    with start(
+        asynchronous, "usage", GPU_ALIGN_FILL_TOKENS="20", GPU_ALIGN_MAX_PREDICTION_TOKENS="80"
+    ) as engine:
+        assert engine.seams() == ["usage"]
+        run = engine.run(requests)
+        check_outputs(requests, run, greedy)
+        assert run.preemptions
+        check_step_logs(requests, run, engine)
+        largest = max(sum(drafts for _, drafts, _ in step.values()) for step in run.steps)
+        assert asynchronous or largest <= 20  # asynchronous scheduling begins with whole drafts

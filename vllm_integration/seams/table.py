@@ -20,7 +20,7 @@ class Seam:
         (vLLM calls ours in its place), "field" (an instance attribute or dataclass field that is read),
         "global" (a name in a module that is read or, for a moment, replaced).
     module, attribute: where it is; `attribute` is dotted below the module.
-    purpose: what this package needs it for; behind ⇒ what would replace it, in tests/vllm/upstream.patch.
+    purpose: what this package needs it for; behind ⇒ what would replace it on V2, in tests/vllm/upstream.patch.
     parameters: for "wrap", "call" and "implement": the leading parameters, in order, that must be there.
         Further parameters of a called function must have defaults.
     """
@@ -112,8 +112,8 @@ _ROWS = """
 config vllm.config.vllm:VllmConfig
   wrap _get_v2_model_runner_unsupported_features(self) V2 refuses custom classes; ours has a V2 part ⇒ custom_class
   wrap _validate_adaptive_verification(self) where vLLM cannot trim drafts, our slots do without
-  wrap __post_init__(self) asynchronous scheduling with our method, and our scheduler
-  field use_v2_model_runner which model runner the engine gets
+  wrap __post_init__(self) asynchronous scheduling with our method, and our scheduler ⇒ supports_async_scheduling
+  field use_v2_model_runner which model runner the engine gets ⇒ custom_class
 config vllm.config.model:ModelConfig
   field is_hybrid whether layers keep recurrent states, which vLLM's CPU kernels lose beside drafts
   field is_attention_free the same
@@ -210,22 +210,22 @@ usage_v1 vllm.v1.outputs:ModelRunnerOutput
   field sampled_token_ids tokens that a step sampled
 usage_v1 v2 vllm.v1.core.sched.scheduler:Scheduler
   implement add_request(self,request) predictions print as their size, and know who may share them
-  implement update_from_output(self,scheduler_output,model_runner_output) count what a step verified
-  implement _update_request_with_output(self,request,new_token_ids) the last step enters the prefix cache
-  field kv_cache_manager the prefix cache
-  field requests request id → request
-  field running the requests of the next step
+  implement update_from_output(self,scheduler_output,model_runner_output) count what a step verified ⇒ output_headers
+  implement _update_request_with_output(self,request,new_token_ids) the last step enters the prefix cache ⇒ cache_last_step
+  field kv_cache_manager the prefix cache ⇒ cache_last_step
+  field requests request id → request ⇒ report
+  field running the requests of the next step ⇒ num_drafts
 usage_v1 v2 vllm.v1.request:Request
-  field num_tokens where a draft was made
-  field num_computed_tokens what may enter the prefix cache
+  field num_tokens where a draft was made ⇒ report
+  field num_computed_tokens what may enter the prefix cache ⇒ cache_last_step
   field status a preempted request has no blocks; whether an answer is whole
   field output_token_ids the answer, for the memory of earlier answers
   field cache_salt who may share the memory of equal predictions, and of earlier answers
-  field spec_token_ids a request's drafts
+  field spec_token_ids a request's drafts ⇒ num_drafts
 usage_v1 v2 vllm.v1.core.kv_cache_manager:KVCacheManager
-  call cache_blocks(self,request,num_computed_tokens) enter tokens in the cache
+  call cache_blocks(self,request,num_computed_tokens) enter tokens in the cache ⇒ cache_last_step
 usage_v1 v2 vllm.config.scheduler:SchedulerConfig
-  field scheduler_cls the place for a scheduler
+  field scheduler_cls the place for a scheduler ⇒ num_drafts
 
 # Drafting on the V1 model runner.
 v1 vllm.v1.worker.gpu_model_runner:GPUModelRunner
@@ -300,10 +300,10 @@ v2 vllm.v1.core.sched.async_scheduler:AsyncScheduler
 v2 vllm.config.speculative:SpeculativeConfig
   field enable_adaptive_verification whether vLLM trims drafts by our confidences
 v2 vllm.v1.request:Request
-  field sampling_params whether it has a prediction
-  field max_tokens no drafts past the end
-  field num_output_tokens no drafts past the end
-  field resumable `max_tokens` of such a request may fall
+  field sampling_params whether it has a prediction ⇒ add_requests
+  field max_tokens no drafts past the end ⇒ add_requests
+  field num_output_tokens no drafts past the end ⇒ num_drafts
+  field resumable `max_tokens` of such a request may fall ⇒ add_requests
 v2 vllm.v1.outputs:AsyncModelRunnerOutput
   implement get_output(self) the device has sampled: the draft lengths are there, too ⇒ report
 
