@@ -7,7 +7,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -20,7 +19,7 @@ from vllm_integration.seams.install import wrapped_by
 
 pytestmark = pytest.mark.usefixtures("plugin_on")
 
-GONE = "adaptive.set_cost_curves"
+GONE = "adaptive.maybe_create_adaptive_verification_manager"
 OURS, THEIRS = "vllm_integration.PredictedOutputs", "somebody.Else"
 
 
@@ -139,7 +138,6 @@ def groups_of(support: str, *, exact_lengths: bool = False) -> list[list[Any]]:
 def create(config: Any, groups: list[list[Any]]) -> Any:
     from vllm.v1.worker.gpu.spec_decode import adaptive_verification as module
 
-    config.scheduler_config = SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=64)
     wrapped = wrapped_by(adaptive.create_manager)(module.maybe_create_adaptive_verification_manager)
     return wrapped(
         enable_adaptive_verification=asked(config),
@@ -183,31 +181,6 @@ def test_only_the_first_rank_warns(plugin_log: list[str]) -> None:
     adaptive.do_without(config, "reason")
     assert not asked(config)
     assert plugin_log == []
-
-
-def test_without_timings_only_hopeless_drafts_are_trimmed(
-    monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
-) -> None:
-    from vllm.v1.worker.gpu.spec_decode import adaptive_verification as module
-
-    monkeypatch.setattr(
-        module, "get_tp_group", lambda: SimpleNamespace(broadcast_object=lambda value, src: value)
-    )
-    manager = object.__new__(module.AdaptiveVerificationManager)
-    manager.req_states = SimpleNamespace(
-        req_id_to_index={"a": 2, "b": 0},
-        num_computed_tokens_np=np.full(4, 9),
-        prefill_len=SimpleNamespace(np=np.full(4, 8)),
-    )
-    manager.num_speculative_steps, manager.num_bonus_tokens = 4, 1
-    manager._max_total_logits, manager._cudagraph_limit, manager._stale_idx = 100, 0, 0
-    confidences = np.array([[0.5, 0.1, 0.0, 0.0], [1, 1, 1, 1], [0.9, 0.9, 0.9, 0.0], [1, 1, 1, 1]])
-    manager._stale_confidences = [SimpleNamespace(np=confidences)]
-    monkeypatch.setattr(adaptive, "_batch_sizes", (4, 64))
-    adaptive.set_cost_curves(module.AdaptiveVerificationManager.set_cost_curves, manager, [], [])
-    assert len(plugin_log) == 1
-    drafts = {"a": [0] * 4, "b": [0] * 4}
-    assert manager.get_num_tokens({"a": 5, "b": 5}, drafts) == 2 + 3 + 2
 
 
 class V1Config:

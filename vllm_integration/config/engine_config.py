@@ -15,8 +15,6 @@ import sys
 from collections.abc import Callable
 from typing import Any, Literal
 
-import numpy as np
-
 from ..seams import source_probe
 from ..seams.install import are_whole, install, seam, shown_reason
 from ..seams.table import CONFIG
@@ -70,17 +68,10 @@ def validate(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any)
     return _or_without(self, functools.partial(original, self, *args, **kwargs))
 
 
-#: Requests and tokens of a batch of the engine whose manager this process has made.
-_batch_sizes = 0, 0
-
-
 @seam("adaptive.maybe_create_adaptive_verification_manager")
 def create_manager(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`maybe_create_adaptive_verification_manager`, which refuses attention backends whose CUDA graphs take one
     query length only (FlashAttention 2), and those that a model brings and that need the lengths on the host."""
-    global _batch_sizes
-    batch = kwargs["vllm_config"].scheduler_config
-    _batch_sizes = int(batch.max_num_seqs), int(batch.max_num_batched_tokens)
     return _or_without(kwargs["vllm_config"], functools.partial(original, *args, **kwargs))
 
 
@@ -113,20 +104,6 @@ def without_manager(runner: Any) -> None:
     warm-up runs it without the manager in the same way."""
     if runner.adaptive_verification is None and runner.rejection_sampler is not None:
         runner.rejection_sampler.enable_adaptive_verification = False
-
-
-@seam("adaptive.set_cost_curves")
-def set_cost_curves(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """`AdaptiveVerificationManager.set_cost_curves`, which fails when there was no step to time. Then every
-    length costs the same: only drafts that cannot be accepted are trimmed."""
-    try:
-        return original(self, *args, **kwargs)
-    except RuntimeError as error:
-        num_requests, num_tokens = _batch_sizes
-        self.cost_tables = np.zeros(num_requests + 1), np.ones(num_tokens + 1)
-        logger.warning(
-            "gpu_align lets adaptive verification trim drafts without a price: %s", shown_reason(error)
-        )
 
 
 #: Architectures with the recurrent layers of `RUN`.

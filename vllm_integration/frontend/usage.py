@@ -366,11 +366,10 @@ def _complete(shown: Any, http_request_id: str) -> bool:
     if shown is None or usage is None or not (usage.predicted or _settings().usage_details):
         return False
     tokens = "output_tokens" if hasattr(shown, "output_tokens_details") else "completion_tokens"
-    if getattr(shown, f"{tokens}_details") is None:
-        from vllm.entrypoints.serve.engine.protocol import CompletionTokenUsageInfo
-
-        shown.completion_tokens_details = CompletionTokenUsageInfo()
     details = getattr(shown, f"{tokens}_details")
+    if details is None:
+        details = type(shown)(completion_tokens_details={}).completion_tokens_details
+        shown.completion_tokens_details = details
     accepted, rejected = usage.of_prediction
     if usage.predicted:
         details.accepted_prediction_tokens, details.rejected_prediction_tokens = accepted, rejected

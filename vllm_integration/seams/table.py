@@ -130,7 +130,7 @@ inputs vllm.renderers.base:BaseRenderer
   call tokenize_prompt(self,prompt,params) tokenise as vLLM does
 inputs vllm.renderers
   call TokenizeParams(max_total_tokens) no special tokens, cut at the capacity
-chat completions responses vllm.entrypoints.generate.base.serving:GenerateBaseServing
+chat vllm.entrypoints.generate.base.serving:GenerateBaseServing
   call create_error_response(message,err_type,status_code,param) HTTP 400 with the field
   field renderer the tokenizer
   field engine_client whether the engine drafts from predictions
@@ -156,7 +156,6 @@ messages vllm.entrypoints.anthropic.protocol:AnthropicMessagesRequest
   field vllm_xargs the chat request has the same
 messages vllm.entrypoints.anthropic.serving:AnthropicServingMessages
   wrap create_messages(self,request,raw_request) the `prediction` field, which vLLM's model of the request drops
-  call create_chat_completion(self,request,raw_request) the chat request that gets the prediction
   field engine_client whether the engine drafts from predictions
 app vllm.entrypoints.launchers.app
   wrap init_entrypoints_middleware(args,app,supported_tasks) the check of bodies; the route of the status
@@ -186,10 +185,8 @@ usage vllm.v1.engine.output_processor:OutputProcessor
 usage vllm.v1.engine:EngineCoreOutput
   field trace_headers the one open mapping from the scheduler to the front end
   field new_token_ids tokens of a step that are output; vLLM cuts them at a stop string
-usage vllm.entrypoints.serve.engine.protocol:CompletionTokenUsageInfo
-  field reasoning_tokens where accepted and rejected prediction tokens are shown
 usage vllm.entrypoints.serve.engine.protocol:UsageInfo
-  field completion_tokens_details the same
+  field completion_tokens_details where accepted and rejected prediction tokens are shown
 usage vllm.entrypoints.openai.responses.protocol:ResponseUsage
   field output_tokens_details the same for /v1/responses
 graph_modes vllm.v1.engine.output_processor:OutputProcessor
@@ -210,8 +207,8 @@ usage_v1 vllm.v1.outputs:ModelRunnerOutput
   field sampled_token_ids tokens that a step sampled
 usage_v1 v2 vllm.v1.core.sched.scheduler:Scheduler
   implement add_request(self,request) predictions print as their size, and know who may share them
-  implement update_from_output(self,scheduler_output,model_runner_output) count what a step verified ⇒ output_headers
-  implement _update_request_with_output(self,request,new_token_ids) the last step enters the prefix cache ⇒ cache_last_step
+  implement update_from_output(self,scheduler_output,model_runner_output) count a step's drafts ⇒ output_headers
+  implement _update_request_with_output(self,request,new_token_ids) the last step in the cache ⇒ cache_last_step
   field kv_cache_manager the prefix cache ⇒ cache_last_step
   field requests request id → request ⇒ report
   field running the requests of the next step ⇒ num_drafts
@@ -263,8 +260,6 @@ v1 vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder
 # Sampling parameters that vLLM refuses on any server that drafts.
 parameters vllm.sampling_params:SamplingParams
   wrap _validate_spec_decode(self,speculative_config) min_p and logit_bias are served all the same
-  field min_p whether a request has it
-  field logit_bias whether a request has it
 
 # Drafting on the V2 model runner, its schedulers included.
 v2_start vllm.v1.worker.gpu.model_runner
@@ -344,9 +339,6 @@ graphs vllm.v1.worker.gpu.model_runner:GPUModelRunner
   field rejection_sampler does without after a refusal
 adaptive vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler
   field enable_adaptive_verification does without after a refusal
-adaptive vllm.v1.worker.gpu.spec_decode.adaptive_verification:AdaptiveVerificationManager
-  wrap set_cost_curves(self,draft_curve,verify_curve) what a step costs; fails when there was none to time
-  field cost_tables a flat price instead
 adaptive vllm.v1.worker.gpu.input_batch:InputBatch
   field cu_num_logits the step log and the usage: drafts that the device kept ⇒ propose
 
