@@ -2,7 +2,8 @@
 
 Replays the test split of the corpus with every drafter at K = 64, 32 and 16, our own one all along its trade-off,
 with the recipes that it comes with; then perfect, unrelated and slightly wrong predictions, and ten kinds of text
-with predictions of every quality. Prints tables and what has to hold. Nothing of it is random or depends on time.
+with predictions of every quality. Prints what has to hold; the tables are those of the pages, which
+docs/_scripts/fill_numbers.py makes from the JSON file. Nothing of it is random or depends on time.
 """
 
 from __future__ import annotations
@@ -116,7 +117,8 @@ def main(argv: list[str] | None = None) -> int:
     seen = Resumption.total(dealt(resumptions, [e.record for e in cases.real(corpus)], options.jobs))
     rows = kinds.measure(read_entries(options.kinds)[:: options.one_in], options.jobs, known)
     found = as_json(results, entries, seen, rows)
-    print(shown(found))
+    verdicts = ([*list(c.values())[:3], tables.verdict(c["passed"])] for c in found["checks"])
+    print(tables.table(["check", "found", "wanted", ""], verdicts, "llll"))
     tables.write_json(options.json, found)
     plot.draw_stored(found, options.images)
     plot.draw_kinds(rows, options.images / "kinds")
@@ -178,32 +180,3 @@ def _labels(entry: Entry) -> tuple[str, ...]:
 
 def _rounded(value: float) -> float | None:
     return None if value != value else round(value, 4)
-
-
-def shown(found: Mapping[str, Any]) -> str:
-    """The tables of the terminal."""
-    parts = []
-    for k in SIZES:
-        runs = [run for run in found["runs"] if run["num_draft_tokens"] == k]
-        rows = []
-        for run in sorted(runs, key=lambda run: run["test"]["steps"]):
-            name = Run(run["policy"], k, tuple(run["setting"].items())).name
-            rows.append([name, *figures(run["test"]), *figures(run["five"])])
-        heads = [f"up to {k} drafts a step", "tokens a step", "rejected per accepted", "five packages", ""]
-        parts.append(tables.table(heads, rows))
-    by_kind = found["kinds"]
-    rows = (
-        [k, *(" at ".join(figures(c[k])) for c in by_kind.values())] for k in next(iter(by_kind.values()), ())
-    )
-    parts.append(tables.table([f"kind of record, K = {K}", *by_kind], rows))
-    deciles = ([f"from {d['low']}", *list(d.values())[1:]] for d in found["reliability"] if d["drafts"])
-    parts.append(tables.table([f"confidence of {OURS}", "drafts", "promised", "accepted"], deciles))
-    verdicts = ([*list(c.values())[:3], tables.verdict(c["passed"])] for c in found["checks"])
-    return "\n\n".join([*parts, tables.table(["check", "found", "wanted", ""], verdicts, "llll")]) + "\n"
-
-
-def figures(counts: Mapping[str, int]) -> tuple[str, str]:
-    """Tokens a step, and rejected per accepted."""
-    return tables.ratio(counts["output_tokens"], counts["steps"]), tables.ratio(
-        counts["rejected"], counts["accepted"]
-    )
