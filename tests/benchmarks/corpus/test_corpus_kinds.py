@@ -26,6 +26,9 @@ def lines_kept(before: str, after: str) -> float:
     return sum(line in old for line in after.splitlines()) / len(after.splitlines())
 
 
+NAMES = [f"file{which}" for which in range(4)]
+
+
 def javascript(version: int, which: int) -> str:
     functions = (
         f"function f{which}_{i}(x) {{ return x + {i if i % 7 else i + version}; }}\n" for i in range(40)
@@ -35,12 +38,8 @@ def javascript(version: int, which: int) -> str:
 
 def fetch(name: str, version: str, cache: Path, sdist: bool) -> Path:
     path = cache / f"{name.replace(':', '-')}-{version}.tgz"
-    files = {f"lib/file{which}.js": javascript(int(version), which) for which in range(4)}
-    return (
-        path
-        if path.is_file()
-        else tarball(path, {**files, "lib/app.min.js": javascript(int(version), 9)}, "package/")
-    )
+    files = {f"lib/{name}.js": javascript(int(version), i) for i, name in enumerate([*NAMES, "app.min"])}
+    return path if path.is_file() else tarball(path, files, "package/")
 
 
 @pytest.fixture
@@ -92,7 +91,7 @@ def test_the_mix_has_every_kind_and_repeats() -> None:
 
 def test_records_of_a_split(releases: None, tmp_path: Path) -> None:
     texts = kinds.kind_texts("test", tmp_path, fetch)
-    assert {t.path for t in texts["javascript"]} == {f"lib/file{i}.js" for i in range(4)}  # nothing minified
+    assert {t.path for t in texts["javascript"]} == {f"lib/{name}.js" for name in NAMES}  # nothing minified
     assert {t.edit.id.split("/")[1] for t in texts["javascript"]} == {"1..2", "2..3"}
     turns = kinds.in_turns(texts["javascript"])
     assert {t.edit.package for t in turns[:2]} == {"one", "two"}

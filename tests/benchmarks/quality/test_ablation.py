@@ -22,8 +22,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def counted(steps: int, accepted: int, rejected: int) -> dict[str, int]:
-    counts = {"steps": steps, "accepted": accepted, "rejected": rejected, "rejected_from_prediction": 0}
-    return {"records": 1, "output_tokens": 1000, **counts}
+    return Counts(1, 1000, steps, accepted, rejected).as_json()
 
 
 def row_of(*settings: tuple[int, int, int]) -> dict[str, Any]:

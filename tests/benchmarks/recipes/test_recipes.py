@@ -60,8 +60,7 @@ def test_a_pack_saves_steps_and_is_merged_with_the_misses_of_other_outputs() -> 
     assert with_pack["steps"] < without["steps"]
     assert with_pack["accepted_from"]["recipe"] > 0
     found = merged(pack, task.outputs)
-    alone = ours(recipes, alone=True)(records)
-    assert counts_of(alone)["steps"] == found["learned"]["steps"]
+    assert counts_of(ours(recipes, alone=True)(records))["steps"] == found["learned"]["steps"]
     assert with_pack["rejected"] == sum(with_pack["rejected_from"].values()) > 0
     # Only the second output refutes a token, and only the first is replayed with what it taught.
     assert found["learned"]["rejected"] == found["merged"]["rejected"] == 1
