@@ -22,7 +22,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Cache
 
 from gpu_align import Drafter, RecipePack, Recipes
-from gpu_align.predictors import PredictorLoop, TokenPredictor
+from gpu_align.predictors import DraftModelTokenPredictor, PredictorLoop, TokenPredictor
 
 
 @dataclass
@@ -87,10 +87,11 @@ class Engine:
         recipes: Recipes | None = None,
         end_tokens: Sequence[int] = (),
         drafts: bool = True,
+        draft_model: Any = None,  # of the same tokens; drafts for requests that bring nothing
     ) -> None:
         self.model, self.device = model.eval(), model.device
         self.max_len, self.end_tokens, self.drafts = max_len, frozenset(end_tokens), drafts
-        self.vocab_size = model.config.vocab_size
+        self.vocab_size, self.draft_model = model.config.vocab_size, draft_model
         self.drafter = Drafter(
             max_slots=max_slots,
             max_context_len=max_len,
@@ -125,9 +126,12 @@ class Engine:
             self._append(slot, list(request.prompt))
             self.drafter.add(slot, list(request.prediction), len(request.prompt))
             self.drafter.prepare(self.token_ids, self.total_len, [slot])  # beside the prefill
-            if request.predictor is not None:
+            predictor = request.predictor
+            if predictor is None and self.draft_model is not None and not request.prediction:
+                predictor = DraftModelTokenPredictor(self.draft_model)  # with a KV cache of its own
+            if predictor is not None:
                 loop = PredictorLoop(
-                    request.predictor,
+                    predictor,
                     num_draft_tokens=self.drafter.num_draft_tokens,
                     vocab_size=self.vocab_size,
                 )
@@ -273,10 +277,12 @@ def verify(
     return accepted, torch.multinomial(left, 1).squeeze(1)
 
 
-def main(name: str) -> None:
+def main(name: str, draft_name: str | None = None) -> None:
     """Edit a text with a model of transformers, with and without a prediction, in one batch."""
     tokenizer = AutoTokenizer.from_pretrained(name)
-    model = AutoModelForCausalLM.from_pretrained(name).to("cuda" if torch.cuda.is_available() else "cpu")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    names = [name] if draft_name is None else [name, draft_name]
+    model, *drafting = (AutoModelForCausalLM.from_pretrained(each).to(device) for each in names)
 
     def encode(texts: list[str]) -> list[list[int]]:
         return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
@@ -284,7 +290,8 @@ def main(name: str) -> None:
     text = "def total(items):\n    return sum(item.price for item in items)\n"
     prompt, prediction = encode([f"Repeat, with price renamed to cost:\n{text}\n", text])
     end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
-    engine = Engine(model, recipes=RecipePack.load().tokenize(encode), end_tokens=end)
+    recipes = RecipePack.load().tokenize(encode)
+    engine = Engine(model, recipes=recipes, end_tokens=end, draft_model=drafting[0] if drafting else None)
     requests = [Request(prompt, prediction=prediction), Request(prompt, temperature=0.7)]
     engine.run(requests)
     for request in requests:
@@ -294,6 +301,6 @@ def main(name: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python engine.py MODEL  (a name on Hugging Face, or a folder)")
-    main(sys.argv[1])
+    if len(sys.argv) not in (2, 3):
+        sys.exit("usage: python engine.py MODEL [DRAFT_MODEL]  (names on Hugging Face, or folders)")
+    main(*sys.argv[1:])

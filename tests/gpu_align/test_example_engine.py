@@ -104,6 +104,21 @@ def test_requests_of_every_kind_in_one_batch(
     assert 1.5 * steps[True] < steps[False]
 
 
+def test_a_draft_model_for_requests_that_bring_nothing(jobs: list[Job]) -> None:
+    """They have its drafts alone; with a prediction everything is as without it."""
+    counts = {}
+    for draft_model in (None, trained("llama")):
+        requests = [job.request(prediction=job.edited if i % 2 else ()) for i, job in enumerate(jobs)]
+        serve(requests, draft_model=draft_model)
+        assert [request.output for request in requests] == [job.expected for job in jobs]
+        counts[draft_model is None] = [(request.accepted, request.rejected) for request in requests]
+    assert counts[False][1::2] == counts[True][1::2]
+    assert all(rejected == 0 for _, rejected in counts[False][::2])  # it is the model itself
+    assert sum(accepted for accepted, _ in counts[False][::2]) > 1.5 * sum(
+        accepted for accepted, _ in counts[True][::2]
+    )
+
+
 def test_requests_come_and_go_and_end_early(jobs: list[Job]) -> None:
     end = jobs[0].expected[10]
     engine = example.Engine(trained("llama"), max_slots=2, max_len=128, end_tokens=[end])
