@@ -1,6 +1,6 @@
 """The ``gpu-align`` command.
 
-The core of gpu-align needs neither typer nor rich; `main` is what says so when they are missing.
+The core of gpu-align needs none of the packages of the extra ``cli``; `main` is what says so when one is missing.
 """
 
 from __future__ import annotations
@@ -9,22 +9,21 @@ import sys
 
 from ..errors import MissingExtraError
 
+_EXTRA = ("typer", "rich", "click", "httpx", "prometheus_client")
+
 
 def main() -> int:
     """Console entry point: run the command line, and turn a missing extra into one line on stderr."""
     try:
-        try:
-            from .cli import app
-        except ModuleNotFoundError as error:
-            package = (error.name or "").partition(".")[0]
-            if package not in ("typer", "rich", "click"):
-                raise
-            raise MissingExtraError("the gpu-align command", package, "cli") from error
-    except MissingExtraError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    try:
+        from .cli import app
+
         app(prog_name="gpu-align")
     except SystemExit as ended:  # how every command ends
         return ended.code if isinstance(ended.code, int) else 0
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRA:
+            raise
+        print(f"error: {MissingExtraError('the gpu-align command', package, 'cli')}", file=sys.stderr)
+        return 1
     return 0

@@ -94,13 +94,12 @@ def test_the_page_shows_text_with_a_tokenizer(tmp_path: Path) -> None:
     assert "<script" not in page.read_text()
 
 
-@pytest.mark.parametrize("package", ["typer", "rich"])
+@pytest.mark.parametrize("package", ["typer", "rich", "httpx"])
 def test_a_missing_extra_is_one_line(package: str) -> None:
     """In a process of its own, where `package` cannot be imported."""
     code = f"import sys; sys.modules[{package!r}] = None; from gpu_align.tools import main; sys.exit(main())"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "simulate"], capture_output=True, text=True, timeout=120
-    )
+    command = [sys.executable, "-c", code, "bench", "--base-url", "http://localhost:9/v1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert (
         done.stderr.strip()

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from . import task
 
@@ -63,23 +63,18 @@ class ModelSpec:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-class Progress(NamedTuple):
-    """How far training is; `learnt` of `total` answer tokens are likely enough by now."""
+def make_model(spec: ModelSpec, cache_dir: Path, report: Callable[[str], None]) -> Path:
+    """Train the tokenizer and the model and move them, whole, into the cache; TrainingError: it learnt nothing.
 
-    loss: float
-    learnt: int
-    total: int
-    with_prompt: bool
-
-
-def make_model(spec: ModelSpec, cache_dir: Path, report: Callable[[Progress], None]) -> Path:
-    """Train the tokenizer and the model and move them, whole, into the cache; TrainingError: it learnt nothing."""
+    report: told what is being done, in words.
+    """
     from transformers.utils import logging as transformers_logging
 
     cache_dir.mkdir(parents=True, exist_ok=True)
     transformers_logging.disable_progress_bar()  # one of our own is on the screen
     partial = Path(tempfile.mkdtemp(prefix="making-", dir=cache_dir))
     try:
+        report("tokenizer, from the stdlib")
         tok = train_tokenizer(stdlib_sources(), spec.vocab_size)
         model = _train(spec, tok, report)
         tok.save_pretrained(partial)
@@ -142,7 +137,7 @@ def encode_chat(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
     return encode(tokenizer, text)
 
 
-def _train(spec: ModelSpec, tok: Any, report: Callable[[Progress], None]) -> Any:
+def _train(spec: ModelSpec, tok: Any, report: Callable[[str], None]) -> Any:
     """Train until greedy generation writes the answers: first alone, which is cheap, then after their prompts."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -186,7 +181,8 @@ def _train(spec: ModelSpec, tok: Any, report: Callable[[Progress], None]) -> Any
             likely = logits.detach().softmax(-1).gather(1, target[:, None])[:, 0] >= spec.min_probability
             learnt += int(likely.sum())
             torch.autograd.backward(loss)
-        report(Progress(loss_value, learnt, total, with_prompt))
+        stage = "answer after the prompt" if with_prompt else "answer alone"
+        report(f"{stage}: {learnt}/{total} tokens learnt, loss {loss_value:.3f}")
         # These logits belong to the weights as they are now: a model that passes is kept as it is.
         if with_prompt and learnt == total and all(_writes(model, *each) for each in tasks):
             return model

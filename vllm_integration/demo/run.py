@@ -234,10 +234,5 @@ def _tiny_model(console: Any) -> Path:
         return folder
     told = "   making a tiny Llama that learns this edit by heart, as text and as a call: some minutes"
     console.print(told, soft_wrap=True)
-    with console.status("tokenizer, from the stdlib") as status:
-
-        def report(now: model.Progress) -> None:
-            stage = "answer after the prompt" if now.with_prompt else "answer alone"
-            status.update(f"{stage}: {now.learnt}/{now.total} tokens learnt, loss {now.loss:.3f}")
-
-        return model.make_model(spec, CACHE_DIR, report)
+    with console.status("") as status:
+        return model.make_model(spec, CACHE_DIR, status.update)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from ... import __version__
-from ...errors import MissingExtraError
 from .. import console
 from ..console import counted, option, refuse, refusing
 
@@ -87,15 +86,9 @@ def bench_command(
     html_out: console.HtmlOut = None,
 ) -> None:
     """Measure what predictions save on a server: tokens a second, latencies, steps, identical answers."""
-    try:
-        from .client import BenchError
-        from .measure import BenchSettings, Result
-        from .servers import Attached, Served
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in ("httpx", "prometheus_client"):
-            raise
-        raise MissingExtraError("gpu-align bench", package, "cli") from error
+    from .client import BenchError
+    from .measure import BenchSettings, Result
+    from .servers import Attached, Served
 
     console.check_outputs(
         {"--json": json_out, "--html": html_out}, [p for p in (dataset, before, after) if p is not None]

@@ -116,6 +116,10 @@ def replay(
     return result
 
 
+#: What is summed over pairs.
+_COUNTS = ("output_tokens", "steps", "accepted", "rejected")
+
+
 @dataclass
 class PolicyResult:
     """What one policy did on all records: the sums of its pairs."""
@@ -128,10 +132,8 @@ class PolicyResult:
     rejected: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.output_tokens = sum(pair.output_tokens for pair in self.pairs)
-        self.steps = sum(pair.steps for pair in self.pairs)
-        self.accepted = sum(pair.accepted for pair in self.pairs)
-        self.rejected = sum(pair.rejected for pair in self.pairs)
+        for name in _COUNTS:
+            setattr(self, name, sum(getattr(pair, name) for pair in self.pairs))
 
     @property
     def tokens_per_step(self) -> float:
@@ -186,11 +188,10 @@ def to_json(
     results: Sequence[PolicyResult], num_draft_tokens: int, about: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """The results as the JSON object of docs/simulator.md; `about` is what the caller knows beside them."""
-    counts = ("output_tokens", "steps", "accepted", "rejected")
-    figures = (*counts, "tokens_per_step", "rejected_per_accepted", "propose_us_median")
+    figures = (*_COUNTS, "tokens_per_step", "rejected_per_accepted", "propose_us_median")
     policies = {}
     for result in results:
-        pairs = [{name: getattr(pair, name) for name in ("id", *counts)} for pair in result.pairs]
+        pairs = [{name: getattr(pair, name) for name in ("id", *_COUNTS)} for pair in result.pairs]
         policies[result.name] = {**{name: getattr(result, name) for name in figures}, "pairs": pairs}
     return {
         "version": __version__,
