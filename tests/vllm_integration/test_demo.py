@@ -203,7 +203,8 @@ def test_what_bench_is_given(
     (tmp_path / "steps").mkdir()
     (tmp_path / "steps" / "old.yaml").write_text("")
     assert demo.run_demo(model, tmp_path, ngram) == code
-    served, pairs, settings, _, predict = seen
+    served, session = seen
+    settings = session.settings
     assert (served.model, served.timeout_s) == (model or str(tmp_path / "tiny"), timeout_s)
     methods = [kind.speculation["method"] for kind in served.kinds.values()]
     assert methods == ["custom_class", "ngram"][: 1 + ngram]
@@ -219,8 +220,8 @@ def test_what_bench_is_given(
     ours = ("none", "context", "verbatim", "edited", *calls)
     assert settings.modes == (*ours, *("n-gram", "call, n-gram")[: 2 * ngram])
     assert (settings.concurrency, settings.rounds, settings.requests_at(1, 1)) == ((1,), 3, 1)
-    assert [pair.messages() for pair in pairs] == [task.MESSAGES, task.CALL_MESSAGES]
-    sent = predict(pairs, ["an output", "a call"])
+    assert [pair.messages() for pair in session.pairs] == [task.MESSAGES, task.CALL_MESSAGES]
+    sent = session.predict(session.pairs, ["an output", "a call"])
     assert sent.texts == {
         "verbatim": ["an output"],
         "edited": [task.ORIGINAL],

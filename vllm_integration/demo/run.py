@@ -94,7 +94,7 @@ def problems() -> list[str]:
 def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
     from gpu_align.tools.bench.command import measure_servers
     from gpu_align.tools.bench.data import SentPredictions
-    from gpu_align.tools.bench.measure import FIELDS, BenchSettings, Result
+    from gpu_align.tools.bench.measure import FIELDS, BenchSettings, Result, Session
     from gpu_align.tools.bench.servers import NGRAM_DRAFTS, PLUGIN_DRAFTS, Kind, Served
     from gpu_align.tools.console import print_table, write
     from gpu_align.tools.doctor import has_gpu
@@ -157,7 +157,7 @@ def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
         for name, prompt in ((task.FILE_NAME, task.PROMPT), ("tool call", task.CALL_PROMPT))
     ]
     result = Result()
-    failure = measure_servers(served, pairs, settings, result, predict)
+    failure = measure_servers(served, Session(pairs, settings, result, predict))
     if failure is not None:
         raise failure
     rows, calls = (page.rows_of(result, steps_dir, predictions, modes) for modes in (TEXTS, CALLS))

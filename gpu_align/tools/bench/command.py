@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import shlex
 import signal
-from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -20,8 +19,8 @@ from ..console import counted, option, refuse, refusing
 
 if TYPE_CHECKING:
     from ..inputs import Pair
-    from .data import Choice, SentPredictions
-    from .measure import BenchSettings, Result
+    from .data import Choice
+    from .measure import Result, Session
     from .servers import Attached, Served
 
 _INTERRUPTED = 130
@@ -87,7 +86,7 @@ def bench_command(
 ) -> None:
     """Measure what predictions save on a server: tokens a second, latencies, steps, identical answers."""
     from .client import BenchError
-    from .measure import BenchSettings, Result
+    from .measure import BenchSettings, Result, Session
     from .servers import Attached, Served
 
     console.check_outputs(
@@ -139,9 +138,9 @@ def bench_command(
     if isinstance(where, Served):
         named = ("num_draft_tokens", "arguments", "together")
         result.about["serve"] = {name: getattr(where, name) for name in named}
-    tell = partial(typer.echo, err=True)
+    session = Session(edits, settings, result, tell=partial(typer.echo, err=True), fit=concurrency is None)
     try:
-        failure = measure_servers(where, edits, settings, result, tell=tell, fit=concurrency is None)
+        failure = measure_servers(where, session)
     except BenchError as error:
         refuse(str(error))
     _finish(result, json_out, html_out, failure)
@@ -201,23 +200,14 @@ def _edits(
     return data.SHIPPED, data.shipped_pairs()
 
 
-def measure_servers(
-    where: Attached | Served,
-    pairs: Sequence[Pair],
-    settings: BenchSettings,
-    result: Result,
-    predict: Callable[[Sequence[Pair], Sequence[str]], SentPredictions] | None = None,
-    tell: Callable[[str], None] | None = None,
-    fit: bool = False,
-) -> BaseException | None:
-    """Run a `Session`, with a progress bar on stderr; SIGINT, SIGTERM and SIGHUP stop what was started.
+def measure_servers(where: Attached | Served, session: Session) -> BaseException | None:
+    """Run a session, with a progress bar on stderr; SIGINT, SIGTERM and SIGHUP stop what was started.
 
     Returns what ended it: None, a BenchError, or a KeyboardInterrupt. WrongOptionError: nothing was measured.
     """
     from .client import BenchError, WrongOptionError
-    from .measure import Session
 
-    async def run(session: Session) -> None:
+    async def run() -> None:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if task is not None:
@@ -225,16 +215,16 @@ def measure_servers(
                     loop.add_signal_handler(number, task.cancel)
         await where.measure(session)
 
-    with console.progress_bar("measuring", None) as advance:
+    with console.progress_bar("measuring", None) as session.advance:
         try:
-            asyncio.run(run(Session(pairs, settings, result, advance, predict, tell, fit)))
+            asyncio.run(run())
         except WrongOptionError:
             raise
         except BenchError as error:
             return error
         except (KeyboardInterrupt, asyncio.CancelledError):
             return KeyboardInterrupt()
-    result.complete = True
+    session.result.complete = True
     return None
 
 

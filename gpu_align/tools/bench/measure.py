@@ -242,37 +242,22 @@ BURST, FEW_PIECES = 0.2, 20
 BUSY = 0.85
 
 
+@dataclass
 class Session:
-    """One run over one set of pairs; `result` is complete up to the last finished turn at any moment.
+    """One run over one set of pairs; `result` is complete up to the last finished turn at any moment."""
 
-    Args:
-        pairs: [P] the edits; those that the server refuses are left out in the first run.
-        advance: told what is being done, and of requests as they are finished.
-        predict: makes the predictions of the pairs and the outputs of the first run; None: `make_predictions`.
-        tell: told the plan; None: nobody is.
-        fit: whether concurrencies and requests are cut down to what the server does in `MOST_S`.
-    """
+    pairs: list[Pair]  #: the edits; those that the server refuses are left out in the first run
+    settings: BenchSettings
+    result: Result
+    #: makes the predictions of the pairs and the outputs of the first run; None: `make_predictions`
+    predict: Callable[[Sequence[Pair], Sequence[str]], SentPredictions] | None = None
+    tell: Callable[[str], object] = lambda _: None  #: told the plan
+    fit: bool = False  #: whether concurrencies and requests are cut down to what the server does in `MOST_S`
+    #: told what is being done, and of requests as they are finished
+    advance: Advance = lambda name, done, total=None: None
+    most_streams: int | None = None  #: the most requests that the server runs at once; None: unknown
 
-    #: The most requests that the server runs at once; None: unknown.
-    most_streams: int | None = None
-
-    def __init__(
-        self,
-        pairs: Sequence[Pair],
-        settings: BenchSettings,
-        result: Result,
-        advance: Advance,
-        predict: Callable[[Sequence[Pair], Sequence[str]], SentPredictions] | None = None,
-        tell: Callable[[str], None] | None = None,
-        fit: bool = False,
-    ) -> None:
-        self._tell = tell or (lambda _: None)
-        self._fit = fit
-        self.pairs = list(pairs)
-        self.settings = settings
-        self.result = result
-        self.advance = advance
-        self._predict = predict or partial(make_predictions, choice=settings.prediction)
+    def __post_init__(self) -> None:
         self._outputs: list[str] = []
         self._sent = SentPredictions({}, [])
 
@@ -294,7 +279,7 @@ class Session:
     def _plan(self, pace: Pace | None = None) -> None:
         """Say what will be sent; with the pace of the first run, also how long it takes."""
         settings, pairs = self.settings, len(self.pairs)
-        if self._fit:
+        if self.fit:
             limit = self.most_streams or max(settings.concurrency)
             levels = dict.fromkeys(min(streams, limit) for streams in settings.concurrency)
             settings = replace(settings, concurrency=tuple(levels))
@@ -306,12 +291,12 @@ class Session:
         levels_text = ", ".join(map(str, settings.concurrency))
         plan = f"plan: {counted(requests, 'request')}, {levels_text} at a time, "
         if pace is None:
-            self._tell(f"{plan}at most {requests * settings.max_tokens:,} tokens")
+            self.tell(f"{plan}at most {requests * settings.max_tokens:,} tokens")
             return
         seconds = planned_s(settings, pairs, pace)
         self.advance("", 0, max(1, round(1000 * seconds)))
         tokens = f"about {requests * pace.tokens:,.0f} tokens, at {pace.rate:,.0f} a second in the first run"
-        self._tell(f"{plan}{tokens}: at most {lasting(seconds)}")
+        self.tell(f"{plan}{tokens}: at most {lasting(seconds)}")
 
     async def _first_run(self, client: Client) -> None:
         """Answer each pair once, without predictions. Its outputs are what all later ones are compared with."""
@@ -340,7 +325,8 @@ class Session:
         rate = tokens / (time.perf_counter() - started)
         self._pace = Pace(tokens / len(kept), rate, min(FIRST_RUN_STREAMS, len(kept)))
         self._plan(self._pace)
-        predictions = self._predict(self.pairs, self._outputs)
+        predict = self.predict or partial(make_predictions, choice=self.settings.prediction)
+        predictions = predict(self.pairs, self._outputs)
         self._sent = predictions
         before, after = (predictions.sources.count(source) for source in ("before", "output"))
         self.result.about["predictions"] = {"pairs": len(kept), "before": before, "output": after}
