@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("numba")  # plain Python is a hundred times slower
 
 from gpu_align.predictors import TokenPredictor
-from tests.gpu_align.test_simulate_predictors import DOCS, after_pair
+from tests.gpu_align.test_simulate_policies import DOCS, after_pair
 from tests.gpu_align.tiny_models import edited, text, trained
 
 __all__ = ["after_pair"]  # the fixture

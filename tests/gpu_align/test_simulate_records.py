@@ -1,16 +1,27 @@
-"""Reading records: every shape that is allowed, and every line that is not, by its number."""
+"""Reading records, of a file, two texts or a Git history: what is allowed, and what is not, by its place."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import time
 import tracemalloc
 from pathlib import Path
 
 import pytest
 
-from gpu_align.simulate import Record, RecordError, read_records
+from gpu_align.simulate import (
+    EditError,
+    Record,
+    RecordError,
+    load_tokenizer,
+    read_records,
+    records_of_files,
+    records_of_git,
+)
 from gpu_align.tools.inputs import MAX_BYTES, json_lines
+from gpu_align.tools.simulate import tokenizers
+from tests.gpu_align.bench.test_bench_data import git
 
 GOOD = {"id": "a", "prediction": [1, 2], "output": [1, 3]}
 TEXT = {"id": 1, "prediction": [], "tokenizer": "tekken"}
@@ -56,8 +67,6 @@ def write(path: Path, content: bytes) -> Path:
 
 def test_views(tmp_path: Path) -> None:
     """Of a text that is predicted its forms, else those of the prompt's texts, as a memory; ids as they are."""
-    from gpu_align.simulate import load_tokenizer
-
     encode = load_tokenizer("tekken").encode
     given = {"id": "a", "tokenizer": "tekken", "output_text": "x"}
     prompt = "On\r\n```\r\nanother\r\nline\r\n```\r\n"
@@ -161,8 +170,6 @@ def test_gzip_data_of_far_too_much_text(tmp_path: Path, line: bytes, monkeypatch
 
 def test_text_is_encoded_by_the_tokenizer_named(tmp_path: Path) -> None:
     pytest.importorskip("mistral_common")
-    from gpu_align.simulate import load_tokenizer
-
     tekken = load_tokenizer("tekken")
     by_option = {
         "id": "a",
@@ -183,7 +190,6 @@ def test_text_is_encoded_by_the_tokenizer_named(tmp_path: Path) -> None:
 def test_an_edit_of_bench_is_a_record(tmp_path: Path) -> None:
     """Its prompt is the message that `bench` sends; a record of texts is an edit of `bench` in turn."""
     pytest.importorskip("mistral_common")
-    from gpu_align.simulate import load_tokenizer
     from gpu_align.tools.bench.data import read_pairs
 
     edit = {"id": 1, "instruction": "say b", "before": "a = 1\r\n", "after": "b = 1\n"}
@@ -205,3 +211,114 @@ def test_an_edit_of_bench_is_a_record(tmp_path: Path) -> None:
     assert (second.prompt, second.output) == (tekken.encode("Go"), tekken.encode("b = 1\n"))
     assert tekken.encode("say b")[0] in first.prompt
     assert [pair.messages() for pair in read_pairs(same)] == [pair.messages() for pair in read_pairs(path)]
+
+
+@pytest.fixture
+def bytes_as_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tokenizer that makes a token of each byte."""
+
+    class Bytes:
+        def encode(self, text: str) -> list[int]:
+            return list(text.encode())
+
+    monkeypatch.setattr("gpu_align.tools.simulate.records.load_tokenizer", lambda name: Bytes())
+
+
+BYTES = pytest.mark.usefixtures("bytes_as_tokens")
+
+
+def commit(folder: Path, **files: bytes) -> str:
+    for name, content in files.items():
+        (folder / name.replace("_", ".")).write_bytes(content)
+    git(folder, "add", "-A")
+    git(folder, "commit", "-q", "-m", "a commit")
+    return git(folder, "rev-parse", "--short=10", "HEAD")
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    folder = tmp_path / "repo"
+    folder.mkdir()
+    git(folder, "init", "-q")
+    commit(folder, a_py=b"a = 1\r\n", b_txt=b"one", c_bin=b"\0\1", e_py=b"")
+    return folder
+
+
+@BYTES
+def test_two_files(tmp_path: Path) -> None:
+    before, after = tmp_path / "old.py", tmp_path / "new.py"
+    before.write_bytes(b"\xef\xbb\xbf" + b"a = 1\r\n")
+    after.write_bytes(b"a = 2\n")
+    [record] = records_of_files(before, after, "bytes")
+    assert (record.id, record.prompt, record.tokenizer) == ("new.py", [], "bytes")
+    assert bytes(record.prediction) == b"a = 1\n"
+    assert bytes(record.output) == b"a = 2\n"
+    before.write_bytes(b"")
+    assert records_of_files(before, after, "bytes")[0].prediction == []
+
+
+@BYTES
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"a\0b"])
+def test_a_file_without_text(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "old").write_bytes(b"a")
+    (tmp_path / "new").write_bytes(content)
+    with pytest.raises(EditError, match="new: expected"):
+        records_of_files(tmp_path / "old", tmp_path / "new", "bytes")
+
+
+@BYTES
+def test_the_edits_of_commits_newest_first(repo: Path) -> None:
+    second = commit(repo, a_py=b"a = 2\r\n", c_bin=b"\0\2", d_py=b"new")
+    third = commit(repo, a_py=b"a = 3\n", b_txt=b"two", e_py=b"no longer empty")
+    found = records_of_git("HEAD~2..HEAD", repo, "bytes")
+    assert [record.id for record in found] == [f"{third}:a.py", f"{third}:b.txt", f"{second}:a.py"]
+    assert [bytes(r.prediction) for r in found] == [b"a = 2\n", b"one", b"a = 1\n"]
+    assert [bytes(r.output) for r in found] == [b"a = 3\n", b"two", b"a = 2\n"]
+    assert [r.id for r in records_of_git("HEAD~2..", repo, "bytes", [".txt"])] == [f"{third}:b.txt"]
+    assert len(records_of_git("HEAD", repo, "bytes", limit=2)) == 2
+
+
+@BYTES
+def test_links_and_large_files_are_left_out(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (repo / "link.py").symlink_to("a.py")
+    commit(repo)
+    (repo / "link.py").unlink()
+    (repo / "link.py").symlink_to("b.txt")
+    commit(repo, a_py=b"a = 2222\n")
+    assert len(records_of_git("HEAD~1..", repo, "bytes")) == 1
+    monkeypatch.setattr("gpu_align.tools.simulate.records.MAX_FILE_BYTES", 7)
+    with pytest.raises(EditError, match=r"--git: HEAD~1\.\. changes no text file"):
+        records_of_git("HEAD~1..", repo, "bytes")
+
+
+@BYTES
+def test_a_range_that_there_is_not(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = [("no..where", "bad revision"), ("-p", "expected a range"), ("", "expected a range")]
+    for revisions, message in [*refused, ("HEAD", "--git needs git")]:
+        if revisions == "HEAD":
+            monkeypatch.setenv("PATH", str(repo))
+        with pytest.raises(EditError, match=message):
+            records_of_git(revisions, repo, "bytes")
+
+
+def test_an_unreachable_hub_is_one_line_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    from transformers import AutoTokenizer  # its import is not what is timed  # noqa: F401
+
+    started = time.monotonic()
+    with pytest.raises(ValueError, match=r"127\.0\.0\.1:9 is out of reach: \w+, and it is not in the cache"):
+        tokenizers.TransformersTokenizer("some-organisation/no-model")
+    assert time.monotonic() - started < 30  # less than a second; the library would try again for a minute
+
+
+def test_a_folder_is_not_asked_of_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tokenizers, "hub_is_out_of_reach", lambda: pytest.fail("the hub is asked"))
+    for name in ("/no/such/folder", "./folder", "a/b/c"):
+        with pytest.raises(ValueError, match=r"\(no such folder\)"):
+            tokenizers.TransformersTokenizer(name)
+    with pytest.raises(ValueError, match=r"\(\S+ \w+ .*\)$"):  # what transformers says
+        tokenizers.TransformersTokenizer(str(tmp_path))

@@ -201,9 +201,6 @@ def test_every_pass_is_that_of_the_step_log(browser: Any, tmp_path: Path, name: 
     opened.context.close()
 
 
-# --- keys, widths, colours ------------------------------------------------------------------------------
-
-
 # --- your own before and after --------------------------------------------------------------------------
 
 _FUNCTION = "def area(width, height):\n    return width * height\n\n\n"

@@ -26,11 +26,9 @@ from gpu_align.tools.bench import servers
 from gpu_align.tools.bench.client import BenchError
 from gpu_align.tools.bench.measure import ASKED_FOR, MODES
 from gpu_align.tools.cli import app
-from gpu_align.tools.console import EXAMPLES
 from tests.gpu_align.bench import fake_openai
-from tests.gpu_align.bench.fake_openai import Fake, alive, wait_until
+from tests.gpu_align.bench.fake_openai import alive, wait_until
 from tests.gpu_align.bench.test_bench_command import by_key
-from tests.gpu_align.bench.test_bench_data import git
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -134,26 +132,6 @@ def test_a_server_that_dies_at_its_start_shows_the_end_of_its_log(dataset: Path,
     assert len(list(dataset.parent.glob("gpu-align-bench-*"))) == 1  # the message names the log
     assert found["runs"] == []
     assert wait_until(lambda: not any(map(alive, started.children())))
-
-
-def test_the_examples_of_the_help_run(
-    dataset: Path, started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines = [line.split()[1:] for line in EXAMPLES if line.startswith("gpu-align bench ")]
-    assert len(lines) == 3
-    git(tmp_path, "init", "-q")
-    for text in ("one two three\n", "one two four\n"):
-        (tmp_path / "a.txt").write_text(text)
-        git(tmp_path, "add", "a.txt")
-        git(tmp_path, "commit", "-qm", "count")
-    monkeypatch.chdir(tmp_path)
-    with Fake() as fake:
-        for words in lines:
-            here = [fake.url if word == "http://localhost:8000/v1" else word for word in words]
-            done = CliRunner().invoke(app, [*here, "--rounds", "1", "--requests", "2", "--max-tokens", "9"])
-            assert done.exit_code == 0, done.output
-    assert "<!doctype html>" in (tmp_path / "bench.html").read_text()
-    assert json.loads((tmp_path / "bench.json").read_text())["version"]
 
 
 @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""Predictors and policies of one's own in the simulator, by import path, and the one of the docs everywhere."""
+"""Policies in the simulator: with which recipe pack, and predictors by import path, as the docs have one."""
 
 from __future__ import annotations
 
@@ -13,9 +13,106 @@ from typing import Any
 
 import pytest
 
+from gpu_align import RecipePack, Recipes
 from gpu_align.policies import PromptLookup
 from gpu_align.predictors import InputLookupTokenPredictor, TokenPredictor
-from gpu_align.simulate import Record, make_policies, replay
+from gpu_align.simulate import (
+    Record,
+    load_tokenizer,
+    make_policies,
+    recipes_for,
+    replay,
+    runnable_policy_names,
+    simulate,
+    tokenizer_of,
+)
+from gpu_align.tools.html import Origin
+from gpu_align.tools.simulate.policies import our_drafter, sizes_for, tokenized_pack
+
+TEXT = "alpha beta gamma delta\n"
+UNKNOWN = [Record("a", [], [], [5, 6, 7])]
+
+
+def encoded(text: str, identifier: str = "a") -> Record:
+    pytest.importorskip("mistral_common")
+    return Record(identifier, [], [], load_tokenizer("tekken").encode(text), "tekken")
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept() -> Iterator[None]:
+    tokenized_pack.cache_clear()
+    yield
+    tokenized_pack.cache_clear()
+
+
+@pytest.fixture
+def pack(tmp_path: Path) -> Path:
+    """Of a made-up language, so that nothing else knows it."""
+    path = tmp_path / "own.json.gz"
+    RecipePack.learn([("one", TEXT * 20)]).save(path)
+    return path
+
+
+def test_a_pack_is_tokenized_once_for_the_one_tokenizer_of_all_records(
+    pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    real = RecipePack.tokenize
+    monkeypatch.setattr(RecipePack, "tokenize", lambda *args: calls.append(1) or real(*args))
+    found = [recipes_for([encoded(text)], str(pack)) for text in ("x", "y", "z")]
+    assert isinstance(found[0], Recipes)
+    assert all(recipes is found[0] for recipes in found)
+    assert len(calls) == 1
+    known = encoded("x")
+    for records, name in (([known, known], "tekken"), ([known, *UNKNOWN], None), ([], None)):
+        assert tokenizer_of(records) == name
+    assert recipes_for(UNKNOWN) is recipes_for([known], "off") is None
+
+
+def test_recipes_draft_and_the_name_says_which(pack: Path) -> None:
+    records = [encoded(TEXT)]
+    steps = []
+    for setting, recipes, name, drafts in (
+        ({}, str(pack), f"gpu_align recipes={pack}", True),
+        ({"length_factor": 1}, str(pack), f"gpu_align length_factor=1 recipes={pack}", True),
+        ({"min_survival_recipe": 1.0}, str(pack), f"gpu_align min_survival_recipe=1.0 recipes={pack}", False),
+        ({}, "off", "gpu_align recipes=off", False),
+    ):
+        [result] = simulate(records, make_policies(["gpu_align"], records, 8, [setting], recipes), 8)
+        assert result.name == name
+        assert (Origin.RECIPE in result.pairs[0].origins) == drafts
+        steps.append(result.steps)
+    assert steps[0] < steps[3]
+
+
+def test_the_shipped_pack_is_the_default(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpu_align.recipes.pack.SHIPPED", pack)
+    record = encoded(TEXT)
+    [ours, alone] = make_policies(["gpu_align", "recipe_pack"], [record], 8)
+    assert (ours.name, alone.name) == ("gpu_align", "recipe_pack")
+    assert Origin.RECIPE in replay(ours, record, 8).origins
+    assert replay(alone, record, 8).accepted > 0
+
+
+def test_a_draft_does_not_depend_on_the_other_records(pack: Path) -> None:
+    """A draft ends before an id that is out of the vocabulary, which therefore holds all of the recipes."""
+    recipes = recipes_for([encoded("x")], str(pack))
+    assert recipes is not None
+    short, long = encoded(TEXT.split()[0], "short"), encoded(TEXT * 3, "long")
+    assert sizes_for([short], recipes).vocab_size > recipes.token_ids.max()
+    alone = replay(our_drafter([short], None, recipes), short, 8)
+    both = replay(our_drafter([long, short], None, recipes), short, 8)
+    assert (alone.steps, alone.accepted, alone.rejected) == (both.steps, both.accepted, both.rejected)
+
+
+def test_what_needs_recipes_says_what_is_missing() -> None:
+    assert "recipe_pack" not in runnable_policy_names()
+    assert "recipe_pack" in runnable_policy_names(with_recipes=True)
+    with pytest.raises(ValueError, match=r"recipe_pack.*do not all name the same tokenizer"):
+        make_policies(["recipe_pack"], UNKNOWN, 8)
+    with pytest.raises(ValueError, match=r"recipe_pack.*they are off"):
+        make_policies(["recipe_pack"], [encoded("x")], 8, recipes="off")
+
 
 DOCS = Path(__file__).parents[2] / "docs"
 RECORDS = [Record("a", prompt=[1, 2, 3], prediction=[4, 5, 6, 7, 8, 9], output=[4, 5, 6, 7, 1, 9])]
