@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from os.path import realpath
@@ -153,7 +153,7 @@ def lasting(seconds: float) -> str:
 @contextlib.contextmanager
 def progress_bar(doing: str, total: int | None) -> Iterator[Advance]:
     """A bar on stderr, which shows a share where there is no `total`; without a terminal a line every `TELL_S`."""
-    console, ended = Console(stderr=True), threading.Event()
+    console, told = Console(stderr=True), time.monotonic()
     done_of = TextColumn("{task.percentage:.0f} %") if total is None else MofNCompleteColumn()
     columns = (TextColumn("{task.description}"), BarColumn(), done_of, TimeRemainingColumn())
     quiet = not console.is_terminal
@@ -163,24 +163,15 @@ def progress_bar(doing: str, total: int | None) -> Iterator[Advance]:
         task = bar.add_task(doing, total=total)
 
         def advance(name: str, done: int, total: int | None = None) -> None:
+            nonlocal told
             bar.update(task, advance=done, total=total, description=f"{doing} {escape(name)}")
-
-        def tell() -> None:
-            while not ended.wait(TELL_S):
-                (now,) = bar.tasks
+            if quiet and time.monotonic() - told >= TELL_S:
+                (now,), told = bar.tasks, time.monotonic()
                 share = f": {now.percentage:.0f} %" if now.total else ""
                 left = f", about {lasting(now.time_remaining)} left" if now.time_remaining else ""
                 typer.echo(f"{now.description.strip()}{share}{left}", err=True)
 
-        teller = threading.Thread(target=tell, daemon=True)
-        if quiet:
-            teller.start()
-        try:
-            yield advance
-        finally:
-            ended.set()
-            if quiet:
-                teller.join()
+        yield advance
 
 
 def print_table(

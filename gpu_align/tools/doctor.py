@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -156,31 +157,20 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def start_check(device: str) -> subprocess.Popen[str]:
-    """`draft_for_a_prediction` in a process that starts now; `finding_of` waits for it."""
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return subprocess.Popen(
-        [sys.executable, "-m", __name__, device],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join(paths)},
-    )
-
-
-def finding_of(check: subprocess.Popen[str], device: str) -> Finding:
-    """What the process of `start_check` has found, or how it ended."""
+def checked(device: str) -> Finding:
+    """What `draft_for_a_prediction` finds in a process of its own, or how that ended."""
     what, limit = f"drafting on {device}", _TIME_LIMIT[device]
-    with check:
-        try:
-            printed, errors = check.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            check.kill()
-            return Finding(what, f"no draft within {limit} s", ok=False)
-    state, _, found = printed.strip().rpartition("\n")[2].partition("\t")
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-m", __name__, device]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return Finding(what, f"no draft within {limit} s", ok=False)
+    state, _, found = done.stdout.strip().rpartition("\n")[2].partition("\t")
     if state not in ("ok", "FAIL"):
-        last = errors.strip().rpartition("\n")[2]
-        return Finding(what, f"exit code {check.returncode}: {last}", ok=False)
+        last = done.stderr.strip().rpartition("\n")[2]
+        return Finding(what, f"exit code {done.returncode}: {last}", ok=False)
     return Finding(what, found, ok=state == "ok")
 
 
@@ -189,8 +179,8 @@ def examine(deep: bool = False) -> Iterator[Finding]:
 
     deep: import the engine, too, and look the plugin's names up there instead of in its sources.
     """
-    on_cpu = start_check("cpu")
-    try:
+    with ThreadPoolExecutor(1) as pool:
+        on_cpu = pool.submit(checked, "cpu")
         yield Finding("python", platform.python_version(), detail=True)
         yield Finding("gpu-align", version_of("gpu-align") or f"not installed, runs from {ROOT}")
         core = []
@@ -209,12 +199,9 @@ def examine(deep: bool = False) -> Iterator[Finding]:
             yield Finding("step logs", found, fix=install_extra("cli"))
         else:
             yield Finding("step logs", f"PyYAML {version_of('PyYAML')}", ok=True, detail=True)
-        yield finding_of(on_cpu, "cpu")
+        yield on_cpu.result()
         if has_gpu():
-            yield finding_of(start_check("cuda"), "cuda")
-    finally:
-        with on_cpu:
-            on_cpu.kill()
+            yield checked("cuda")
 
 
 def _core(name: str) -> Finding:

@@ -390,8 +390,8 @@ class Myers(CursorPolicy):
         draft  = prediction[cursor : cursor + K], or nothing if there is no such x
 
     Before any output the cursor is 0. Coming back after an insertion or a substitution needs one matching token,
-    after a deletion of L tokens about L: only then is the jump cheaper than calling all of them inserted. A token costs
-    time in proportion to the prediction.
+    after a deletion of L tokens about L: only then is the jump cheaper than calling all of them inserted. A token
+    costs time in proportion to the prediction.
 
     Source: https://cascadetech.ai/blog/vllm-predicted-outputs ("we use the Myers diff algorithm to
     realign") and the token-level prototype in https://github.com/cascade-tech-ai/vllmx

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Annotated
@@ -41,9 +40,5 @@ def demo_command(
                     refuse(f"the model {model} is a folder without a config.json")
             elif folder.exists() or not _HUB_NAME.fullmatch(model):
                 refuse(f"expected a model as its folder or its Hugging Face name, found {model!r}")
-        parent = next(place for place in (out, *out.parents) if place.exists())
-        if not parent.is_dir():
-            refuse(f"{out}: {parent} is not a folder")
-        if not os.access(parent, os.W_OK):
-            refuse(f"{out}: {parent} cannot be written to")
+        out.mkdir(parents=True, exist_ok=True)
     raise typer.Exit(run.run_demo(model, out, ngram))

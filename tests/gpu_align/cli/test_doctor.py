@@ -159,7 +159,7 @@ def test_a_self_check_that_crashes_or_hangs(monkeypatch: pytest.MonkeyPatch, cod
         doctor.subprocess, "Popen", lambda command, **more: start([sys.executable, "-c", code], **more)
     )
     monkeypatch.setitem(doctor._TIME_LIMIT, "cpu", 0.1 if "sleep" in code else 60)
-    finding = doctor.finding_of(doctor.start_check("cpu"), "cpu")
+    finding = doctor.checked("cpu")
     assert finding.ok is False
     assert words in finding.found
 

@@ -203,8 +203,8 @@ WRONG: dict[str, str] = {
         --model {"x" * 300} → File name too long
         --out ''
         --out {"x" * 300} → File name too long
-        --out old.py → old.py: old.py is not a folder
-        --out old.py/deeper/still → old.py is not a folder
+        --out old.py → old.py: File exists
+        --out old.py/deeper/still → Not a directory
     """,
     "bench": """
          → found neither
