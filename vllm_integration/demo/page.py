@@ -16,7 +16,6 @@ from gpu_align.tools import html
 from gpu_align.tools.bench.client import Answer, BenchError, Counts
 from gpu_align.tools.bench.measure import Result
 from gpu_align.tools.html import Origin
-from gpu_align.tools.report import origin_of
 from gpu_align.tools.simulate.tokenizers import TextTokenizer, token_texts
 
 from . import task
@@ -113,20 +112,6 @@ def read_steps(steps_dir: Path, answer: Answer, timeout_s: float = 10.0) -> Step
     raise BenchError(f"no step log of {answer.id} in {steps_dir}: the server ignored the prediction")
 
 
-def tokens_of(row: Row) -> tuple[list[int], list[int]]:
-    """An `Origin` a token, and the verification step (from 0) that produced it; empty where nobody says so."""
-    if row.name == NGRAM:  # the counters do not say which tokens were drafts
-        return [], []
-    if row.log is None:
-        return [Origin.GENERATED] * len(row.answer.token_ids), list(range(len(row.answer.token_ids)))
-    origins: list[int] = []
-    numbers: list[int] = []
-    for number, step in enumerate(row.log.steps):
-        origins += [origin_of(step)] * step.accepted + [Origin.GENERATED] * (len(step.new) - step.accepted)
-        numbers += [number] * len(step.new)
-    return origins, numbers
-
-
 def cells(row: Row, none: Row) -> tuple[str, ...]:
     """Return one row of the table under `HEADER`; `none` is the row without a prediction."""
     return (
@@ -183,15 +168,7 @@ def render(
         for name in _LOGGED
         if any(row.name == name for row in rows)
     )
-    outputs = (
-        html.details(
-            _LABELS[row.name][1],
-            _passes(row),
-            html.tokens(token_texts(tokenizer, row.answer.token_ids), *tokens_of(row)),
-        )
-        for row in rows
-        if row.name != NGRAM  # of n-gram drafts the server tells its counts, not its passes
-    )
+    sources = {source for row in rows for source in row.by_source if source in SOURCES}
     body = Template(page).substitute(
         file=html.text(task.FILE_NAME),
         num_tokens=len(none.answer.token_ids),
@@ -204,13 +181,12 @@ def render(
         identical="identical" if edited.identical else "DIFFERENT",
         lanes="".join(lanes),
         choices="".join(choices),
-        legend=html.legend(origin for row in rows for origin in tokens_of(row)[0]),
+        legend=html.legend([Origin.GENERATED, *map(SOURCES.index, sources)]),
         instructions="".join(f"<li>{html.text(line)}</li>" for line in task.INSTRUCTIONS),
         diff=_diff(task.ORIGINAL, none.answer.text),
         table=html.table(HEADER, [cells(row, none) for row in rows]),
         call_table=html.table(HEADER, [cells(row, calls[0]) for row in calls]),
         num_draft_tokens=num_draft_tokens,
-        outputs="".join(outputs),
         setup=html.text(setup),
     )
     prompt = token_texts(tokenizer, none.answer.prompt_token_ids)
