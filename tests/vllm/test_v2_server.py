@@ -66,6 +66,7 @@ def test_a_chat_request_with_a_prediction(tiny_model: Path, tmp_path: Path) -> N
         **SEVERAL_PROCESSES,
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         "VLLM_LOGGING_LEVEL": "INFO",
+        "VLLM_PLUGINS": "gpu_align",
         "PYTHONPATH": python_path(tmp_path, "engine_process.speed_up_the_interpreter()\n"),
         "GPU_ALIGN_DEBUG_LIVE": "1",
     }

@@ -93,6 +93,7 @@ def server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         pytest.fail("vLLM finds the plugin by its entry point: run `pip install -e .` first")
     directory = tmp_path_factory.mktemp("server")
     variables = {"GPU_ALIGN_RECIPES": "off", "GPU_ALIGN_DEBUG_LIVE": "1", "GPU_ALIGN_VERBOSE": "1"}
+    variables["VLLM_PLUGINS"] = "gpu_align"
     options = ("--enable-log-requests", "--cudagraph-metrics")
     with serve(tiny_llama, directory, *options, environment=variables) as running:
         yield running

@@ -61,7 +61,7 @@ def make_app(serving: Serving | None = None) -> Any:
     for module in (chat, completion, responses):
         module.attach_router(app)
     init_exception_handler(app)
-    our_app.init_entrypoints_middleware(lambda args, app, tasks: None, None, app, ("generate",))
+    our_app.init_entrypoints_middleware(lambda args, app: None, None, app)
     serving = serving or Serving()
     for name in ("chat", "chat_batch", "completion", "responses"):
         setattr(app.state, f"openai_serving_{name}", serving)

@@ -348,7 +348,7 @@ def test_a_server_starts_without_the_filter_of_its_log(
         our_app.status, "announce", lambda *args: None
     )  # an engine may be known in this process
     app = SimpleNamespace(user_middleware=[])
-    assert our_app.init_entrypoints_middleware(lambda *args: "done", None, app, ()) == "done"
+    assert our_app.init_entrypoints_middleware(lambda *args: "done", None, app) == "done"
     assert (len(plugin_log), len(app.user_middleware)) == (1, 1)
 
 

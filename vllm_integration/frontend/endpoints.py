@@ -88,12 +88,7 @@ def install_filter() -> None:
 
 @seam("app.init_entrypoints_middleware")
 def init_entrypoints_middleware(
-    original: Callable[..., Any],
-    args: Any,
-    app: Any,
-    supported_tasks: Sequence[str],
-    *more: Any,
-    **kwargs: Any,
+    original: Callable[..., Any], args: Any, app: Any, *more: Any, **kwargs: Any
 ) -> Any:
     """`init_entrypoints_middleware`, with ours as the innermost: behind authentication, before parsing. An HTTP
     server starts here: it says what it is, and its log is kept free of predictions."""
@@ -101,8 +96,8 @@ def init_entrypoints_middleware(
 
     guard.run("could not keep predictions out of tracebacks", install_filter)
     app.user_middleware.append(Middleware(BodyLimit))
-    guard.run("could not say what it is", status.announce, args, app, supported_tasks)
-    return original(args, app, supported_tasks, *more, **kwargs)
+    guard.run("could not say what it is", status.announce)
+    return original(args, app, *more, **kwargs)
 
 
 _of_every_conversation: ContextVar[wire.Prediction | None] = ContextVar("gpu_align_prediction", default=None)

@@ -49,7 +49,7 @@ class _Spec(NamedTuple):
     buckets: tuple[float, ...] = ()
 
 
-_INFO = ("version", "vllm", "runner", "num_draft_tokens", "recipes")
+_INFO = ("version", "vllm", "runner", "num_draft_tokens", "drafter", "max_num_seqs", "recipes")
 _BY_VERDICT, _BY_SOURCE = {"verdict": VERDICTS}, {"source": DRAFTING}
 _SPECS: dict[str, dict[str, tuple[Any, ...]]] = {
     "Gauge": {
@@ -101,9 +101,9 @@ def create_if_expected() -> None:
         _get("requests")
 
 
-def set_info(**labels: str) -> None:
-    """What this server is; equal in all of its front ends."""
-    _get("info").labels(**labels).set(1)
+def set_info(**facts: object) -> None:
+    """What this server is; equal in all of its front ends. The metric takes some of the facts as labels."""
+    _get("info").labels(*(facts[name] for name in _INFO)).set(1)
 
 
 def set_enabled(value: bool) -> None:

@@ -1,17 +1,19 @@
-"""What a server is and does: one INFO line at its start, `gpu_align_info`, and `GET /gpu_align/status`."""
+"""What a server is and does: one INFO line at its start, `gpu_align_info`, and `GET /gpu_align/status`, which is
+vLLM's `vllm.endpoint_plugins` entry: vLLM loads it where `VLLM_PLUGINS` names gpu_align."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Mapping
 from typing import Any
 
 import gpu_align
 
 from ..config.in_use import EngineFacts, engine_here
 from ..config.settings import Settings, packs_of
-from ..seams.install import install, is_installed, off_reason, shown_reason
+from ..seams.install import is_installed, off_reason, shown_reason
 from ..wire.reports import GRAPHS
 from . import metrics, usage
 
@@ -33,7 +35,7 @@ _WORKER_OFF = "a worker has turned drafting off: its ERROR line in the server's 
 _HASH = len("sha256:") + 12
 
 
-def server_facts(engine: EngineFacts, supported_tasks: Sequence[str]) -> dict[str, Any]:
+def server_facts(engine: EngineFacts) -> dict[str, Any]:
     """What does not change while the server of this process runs, as the status has it. Reads the packs, which may
     take a second.
 
@@ -45,7 +47,6 @@ def server_facts(engine: EngineFacts, supported_tasks: Sequence[str]) -> dict[st
     import vllm
 
     settings = Settings.from_env()
-    generates = "generate" in supported_tasks
     return {
         "version": gpu_align.__version__,
         "vllm": str(vllm.__version__),
@@ -53,7 +54,7 @@ def server_facts(engine: EngineFacts, supported_tasks: Sequence[str]) -> dict[st
         "num_draft_tokens": engine.num_draft_tokens,
         "drafter": engine.drafter or None,
         "max_num_seqs": engine.max_num_seqs,
-        "endpoints": [path for path, group in ENDPOINTS.items() if generates and is_installed(group)],
+        "endpoints": [path for path, group in ENDPOINTS.items() if is_installed(group)],
         "recipes": [{"name": name, "hash": found} for name, found in packs_of(settings)],
         "memory_tokens": settings.memory_tokens,
         "settings": settings.changed(),
@@ -78,41 +79,44 @@ def _line(facts: Mapping[str, Any]) -> str:
     )
 
 
-def announce(args: Any, app: Any, supported_tasks: Sequence[str]) -> None:
-    """Say what the server of this process is, where it drafts from predictions, and give `app` the route.
-
-    args: of the command line, for its API keys. Without the names of vLLM that check a key there is no route.
-    """
+def announce() -> None:
+    """Say what the server of this process is, where it drafts from predictions."""
     engine = engine_here()
     if engine is None:
         return
-    facts = server_facts(engine, supported_tasks)
+    facts = server_facts(engine)
     packs = [f"{pack['name']}@{(pack['hash'] or '')[7:_HASH]}".rstrip("@") for pack in facts["recipes"]]
-    labels = {name: str(facts[name]) for name in ("version", "vllm", "runner", "num_draft_tokens")}
-    metrics.set_info(**labels, recipes=",".join(packs))
+    metrics.set_info(**{**facts, "drafter": facts["drafter"] or "", "recipes": ",".join(packs)})
     metrics.set_enabled(off_reason() is None)
     if off_reason() is None:
         logger.info("%s", shown_reason(_line(facts), longest=2000))
-    if reason := install("status"):
-        logger.warning("gpu_align serves no %s: %s", PATH, reason)
-        return
-    app.router.add_route(PATH, _route(facts, args), methods=["GET"], include_in_schema=False)
 
 
-def _route(facts: Mapping[str, Any], args: Any) -> Any:
-    """A handler, which Starlette runs in a thread. vLLM checks keys on some prefixes alone, so it is done here."""
-    from starlette.responses import JSONResponse
-    from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
+class StatusEndpoint:
+    """The route, on a server that drafts from predictions."""
 
-    keys = [key for key in (args.api_key or [os.environ.get("VLLM_API_KEY")]) if key]
-    checks = AuthenticationMiddleware(None, keys) if keys else None
+    name = "gpu_align"
+    required_tasks = ("generate",)
 
-    def answer(request: Any) -> Any:
-        if checks is not None and not checks.verify_token(request.headers):
+    def attach_router(self, app: Any) -> None:
+        if engine_here() is not None:
+            app.router.add_route(PATH, self.answer, methods=["GET"], include_in_schema=False)
+
+    async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
+        """args: of the command line. vLLM checks its keys on some prefixes alone, so it is done here."""
+        self._keys = [key for key in (args.api_key or [os.environ.get("VLLM_API_KEY")]) if key]
+
+    def answer(self, request: Any) -> Any:
+        """Starlette runs it in a thread."""
+        from starlette.responses import JSONResponse
+
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        right = [secrets.compare_digest(given.encode(), key.encode()) for key in self._keys]
+        if right and not (any(right) and scheme.lower() == "bearer"):
             return JSONResponse({"error": "Unauthorized"}, status_code=401)
+        engine = engine_here()
         reason = off_reason() or (None if metrics.enabled() else _WORKER_OFF)
         changing = {"on": reason is None, "off_reason": reason, "counters": metrics.read()}
         graphs = [*GRAPHS.values()][usage.collector.graphs]._asdict()
+        facts = server_facts(engine) if engine else {}
         return JSONResponse({**facts, **changing, "full_cuda_graphs": graphs})
-
-    return answer

@@ -89,7 +89,6 @@ GROUPS: dict[str, Group] = {
     "batch": Group("plugin", "vllm.entrypoints.openai.chat_completion.batch_serving", _ENDPOINTS),
     "messages": Group("caller", "vllm.entrypoints.anthropic.serving", _ENDPOINTS),
     "app": Group("plugin", "vllm.entrypoints.launchers.app", _ENDPOINTS),
-    "status": Group("caller"),
     "usage": Group("usage", "vllm.v1.engine.output_processor", ("vllm_integration.frontend.usage",)),
     "graph_modes": Group("caller", "", ("vllm_integration.frontend.usage",)),
     "dump": Group("dump", "vllm.logging_utils.dump_input", ("vllm_integration.scheduler.schedulers",)),
@@ -158,13 +157,9 @@ messages vllm.entrypoints.anthropic.serving:AnthropicServingMessages
   wrap create_messages(self,request,raw_request) the `prediction` field, which vLLM's model of the request drops
   field engine_client whether the engine drafts from predictions
 app vllm.entrypoints.launchers.app
-  wrap init_entrypoints_middleware(args,app,supported_tasks) the check of bodies; the route of the status
+  wrap init_entrypoints_middleware(args,app) the check of bodies
 app vllm.entrypoints.serve.exception_handling.handlers.validation
   global logger a traceback there can end with the request's body: not with a prediction in it
-status vllm.entrypoints.serve.middleware.authenticate
-  call AuthenticationMiddleware(app,tokens) the status is behind the server's API key
-status vllm.entrypoints.serve.middleware.authenticate:AuthenticationMiddleware
-  call verify_token(self,headers) the same
 
 # What vLLM prints of a step that has failed.
 dump vllm.logging_utils.dump_input

@@ -329,13 +329,12 @@ async def _describe(client: Client, modes: Sequence[str], session: Session) -> C
     server: dict[str, Any] = {"modes": list(modes), "url": client.base_url}
     server |= {"vllm": version[1] if version else None, "plugin": counts.info if counts else {}}
     session.result.about.setdefault("servers", []).append(server)
-    status = await client.root_text("/gpu_align/status")
-    if drafter := re.search(r'"drafter"\s*:\s*"([^"\\]{1,80})"', status):
-        server["drafter"] = drafter[1]
+    info: Mapping[str, str] = server["plugin"]
+    if drafter := info.get("drafter", "")[:80]:
         session.result.note(
             f"Requests without a prediction have drafts on {client.base_url}, by the model's own drafter "
-            f"({drafter[1]}): there `none` is not without drafts."
+            f"({drafter}): there `none` is not without drafts."
         )
-    if streams := re.search(r'"max_num_seqs"\s*:\s*([1-9]\d{0,8})\b', status):
-        session.most_streams = min(int(streams[1]), session.most_streams or int(streams[1]))
+    if re.fullmatch(r"[1-9]\d{0,8}", most := info.get("max_num_seqs", "")):
+        session.most_streams = min(int(most), session.most_streams or int(most))
     return counts

@@ -65,7 +65,7 @@ class Fake:
         others: output tokens of other clients, added to each request's.
         pause_s, burst: a pause before each so many pieces.
         drops: fields of requests that a gateway in front of it drops; "usage": of answers.
-        max_num_seqs: as its status says.
+        max_num_seqs: a label of `gpu_align_info`.
     """
 
     plugin: bool = True
@@ -121,7 +121,8 @@ class Fake:
                 "vllm:spec_decode_num_draft_tokens": counts["accepted"] + counts["rejected"],
                 "vllm:spec_decode_num_accepted_tokens": counts["accepted"],
             }
-        lines = ['gpu_align_info{version="0.1.0",k="3"} 1'] if self.plugin else []
+        labels = f',max_num_seqs="{self.max_num_seqs}",drafter="mtp, 3 tokens"' if self.max_num_seqs else ""
+        lines = [f'gpu_align_info{{version="0.1.0",k="3"{labels}}} 1'] if self.plugin else []
         for name, value in found.items():
             name, _, labels = name.partition("|")
             lines += [f"# TYPE {name} counter", f"{name}_total{{{labels}}} {value}"]
@@ -147,8 +148,6 @@ class _Handler(BaseHTTPRequestHandler):
         fake = self.fake
         if self.path == "/metrics" and fake.metrics:
             self._send(200, fake.page())
-        elif self.path == "/gpu_align/status" and fake.max_num_seqs is not None:
-            self._send(200, json.dumps({"max_num_seqs": fake.max_num_seqs, "drafter": "mtp, 3 tokens"}))
         elif self.path == "/version":
             self._send(200, '{"version": "0.32.0"}')
         elif self.path == "/v1/models":

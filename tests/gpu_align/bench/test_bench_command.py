@@ -290,7 +290,7 @@ def test_without_options_the_plan_fits_the_server(dataset: Path, monkeypatch: py
         done = run("--base-url", fake.url, dataset, "--rounds", 1)
     assert sorted({streams for _, streams in by_key(found)}) == [1, 4]
     assert found["settings"]["concurrency"] == [1, 4]
-    assert found["servers"][0]["drafter"] == "mtp, 3 tokens"
+    assert found["servers"][0]["plugin"]["drafter"] == "mtp, 3 tokens"
     assert any("(mtp, 3 tokens): there `none` is not without drafts" in note for note in found["notes"])
     first, second = (line for line in done.stderr.splitlines() if line.startswith("plan:"))
     assert re.fullmatch(r"plan: \d+ requests, 1, 4 at a time, at most [\d,]+ tokens", first)
