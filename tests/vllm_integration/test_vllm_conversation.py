@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any
@@ -138,6 +139,46 @@ def test_the_forms_in_which_an_answer_may_hold_a_text(
     before = request.model_dump_json()
     assert predicted(serving, request) == expected
     assert request.model_dump_json() == before
+
+
+#: What a message may hold that is no listing and no JSON, or is more than is looked at.
+BAD = {
+    "10 MB": '     1\tif a == "b":\n' * 500_000,
+    "a million backslashes": "\\" * 999_999 + "\n",
+    "broken JSON": '["' + 'a\\nb\\q", "' * 20_000 + "\n",
+    "NULs": "\0\n" * 500_000,
+    "a CSV": "".join(f"{n},a,{n + 1}\n" for n in range(50_000)),
+    "a log": "".join(f"12:{n // 60:02}:{n % 60:02} up\n" for n in range(3600)),
+    "a table": "".join(f"{10 * n}\t{n}\n" for n in range(50_000)),
+    "a lone surrogate": "1: a\n2: \ud800\n3: b\n",
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_messages_are_left_as_they_are_and_keep_nobody_waiting(name: str) -> None:
+    """Time of the event loop's thread is a small part of what is spent on them."""
+    text, serving, sizes = BAD[name], serving_of(200_000), []
+
+    async def tokenize(prompt: dict[str, str], params: Any) -> dict[str, list[int]]:
+        sizes.append(len(prompt["prompt"]))
+        return {"prompt_token_ids": [1]}
+
+    serving.renderer.tokenize_prompt_async = tokenize
+    limits = conversation.Limits.of(serving.engine_client.vllm_config)
+    conversation.tokenize_params(limits)  # imports vLLM's
+    for tools in (None, TOOLS):
+        conversation.kept = conversation.Views()
+        request = SimpleNamespace(messages=[{"role": "tool", "content": text}], tools=tools, cache_salt=None)
+        sizes.clear()
+        begun, begun_in_loop = time.process_time(), time.thread_time()
+        asyncio.run(conversation.predict(serving, request))
+        in_loop, spent = time.thread_time() - begun_in_loop, time.process_time() - begun
+        assert request.messages[0]["content"] is text
+        # Without tools there is nothing to draft from; with them the message is a text, beside three forms of it.
+        assert len(sizes) == (4 if tools and name != "a lone surrogate" else 0)
+        assert sizes[:1] in ([], [min(len(text), limits.characters)])
+        assert spent < 5
+        assert in_loop < max(0.02, spent / 3)
 
 
 def test_the_newest_messages_come_first_as_far_as_there_is_room(serving: Any) -> None:
