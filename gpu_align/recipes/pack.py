@@ -12,7 +12,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from reprlib import Repr
@@ -263,25 +263,15 @@ class Miss(NamedTuple):
     first: int = -1
 
 
+@dataclass(eq=False, repr=False)
 class Misses:
-    """How often which recipe token was refuted, or accepted, behind which contexts.
+    """How often which recipe token was refuted, or accepted, behind which contexts."""
 
-    tokenizer: `fingerprint` of the one that the ids are of. shapes_only: hold no literal contexts, so that no text
-    of a request is. `left_out` counts misses that were not held, because `MAX_MISSES` others are.
-    """
-
-    def __init__(
-        self,
-        tokenizer: str = "",
-        shapes_only: bool = False,
-        made_by: str = "",
-        counts: Mapping[Miss, int] | None = None,
-    ) -> None:
-        self.tokenizer = tokenizer
-        self.shapes_only = shapes_only
-        self.made_by = made_by
-        self.left_out = 0
-        self.counts: Counter[Miss] = Counter(counts)
+    tokenizer: str = ""  # `fingerprint` of the one that the ids are of
+    shapes_only: bool = False  # hold no literal contexts, so that no text of a request is
+    made_by: str = ""
+    counts: Counter[Miss] = field(default_factory=Counter)
+    left_out: int = 0  # misses that were not held, because `MAX_MISSES` others are
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -488,7 +478,7 @@ def line_of(miss: Miss, count: int) -> bytes:
 
 def parse_misses(data: dict[str, Any]) -> Misses:
     """A file of misses; the counts of one that stands there again add up."""
-    counts: dict[Miss, int] = {}
+    counts: Counter[Miss] = Counter()
     kind = "lines" if data["format"] == LINES_FORMAT else "misses"
     for i, row in enumerate(list_of(data, kind)):
         name = f"{kind}[{i}]"
@@ -501,7 +491,7 @@ def parse_misses(data: dict[str, Any]) -> Misses:
         is_known = is_token(expected) and is_token(said) and is_token(first, -1)
         expect(is_known, name, "token ids", [expected, said, first])
         miss = Miss(literal, shape, expected, said, literal_start, shape_start, first)
-        counts[miss] = count_of(name, counts.get(miss, 0) + count_of(name, count))
+        counts[miss] = count_of(name, counts[miss] + count_of(name, count))
     return Misses(text_of(data, "tokenizer"), made_by=text_of(data, "made_by"), counts=counts)
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import tracemalloc
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +213,7 @@ class TestMisses:
         assert again.counts == misses.counts
         again.save(path)
         assert path.read_bytes() == first
-        turned = Misses("sha256:0", made_by="a test", counts=dict(reversed(misses.counts.items())))
+        turned = Misses("sha256:0", made_by="a test", counts=Counter(dict(reversed(misses.counts.items()))))
         turned.save(path)
         assert path.read_bytes() == first
         assert again.counts[refuted] == 2
