@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import usage_harness
 import yaml
 from vllm_harness import is_live
 
@@ -109,17 +109,15 @@ def whole_steps(log: dict[str, Any], num_tokens: int) -> list[Step]:
 
 def scrape(url: str) -> Counter[str]:
     """The samples that are compared; those of steps lost for any reason as "lost"."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as response:
-        lines = response.read().decode().splitlines()
     found: Counter[str] = Counter()
-    for line in lines:
-        name, _, value = line.rpartition(" ")
-        if line.startswith(f"{OURS}steps_lost_total"):
-            found["lost"] += int(float(value))
-        elif re.match(rf"{OURS}\w+_(total|count|tokens_sum)", line):
-            found[name] = int(float(value))
-        elif line.startswith(("vllm:spec_decode_num", "vllm:num_preemptions_total", "vllm:num_requests_")):
-            found[name.partition("{")[0]] += int(float(value))
+    theirs = "vllm:spec_decode_num", "vllm:num_preemptions_total", "vllm:num_requests_"
+    for name, value in usage_harness.scrape(url, *theirs).items():
+        if name.startswith(f"{OURS}steps_lost_total"):
+            found["lost"] += int(value)
+        elif re.match(rf"{OURS}\w+_(total|count|tokens_sum)", name):
+            found[name] = int(value)
+        elif name.startswith(theirs):
+            found[name.partition("{")[0]] += int(value)
     return found
 
 

@@ -161,6 +161,10 @@ ENDED = (
     "gpu_align: request a ended: 20 tokens in 4 steps, 5.0 a step; prediction of 30 tokens; "
     "draft tokens accepted of verified: prediction 13 of 16, context 1 of 2"
 )
+ABORTED = (
+    r"gpu_align: request c\nERROR d aborted: 0 tokens in 0 steps, 0.0 a step; prediction of 0 tokens; "
+    "draft tokens accepted of verified: none verified"
+)
 STEPS = [
     "gpu_align: request a step 0: no draft",
     "gpu_align: request a step 1: 16 proposed from prediction, 16 verified, 13 accepted",
@@ -180,21 +184,11 @@ def test_what_is_told_at_each_level(
     # Three of them come with one output.
     for some, kept in ((steps[:3], 18), (steps[3:], 2)):
         count(collector, "a", message(some), kept)
+    collector.follow("c\nERROR d", wire.Prediction(token_ids=b""))
     collector.end("a")
     collector.end("a")
-    assert info_log == told
-
-
-def test_an_aborted_request_and_an_id_that_a_client_chose(
-    info_log: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(usage, "_settings", lambda: Settings(verbose=1))
-    collector = Collector()
-    collector.follow("a\nERROR b", wire.Prediction(token_ids=b""))
-    collector.end("a\nERROR b", aborted=True)
-    (line,) = info_log
-    assert line.startswith(r"gpu_align: request a\nERROR b aborted: 0 tokens in 0 steps, 0.0 a step; ")
-    assert line.endswith("prediction of 0 tokens; draft tokens accepted of verified: none verified")
+    collector.end("c\nERROR d", aborted=True)  # an id that a client chose
+    assert info_log == [*told, *[ABORTED] * (level > 0)]
 
 
 def dashboard() -> dict[str, Any]:

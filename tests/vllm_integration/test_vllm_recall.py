@@ -115,16 +115,6 @@ def test_who_stays_out_leaves_nothing_behind() -> None:
     assert given_to(recall, request_of()) == [5, 6]
 
 
-def test_tenants_see_their_own() -> None:
-    recall = Recall(max_tokens=100, most=100)
-    for salt, answer in ((None, [1]), ("", [2]), ("a", [3]), ("b", [4])):
-        recall.keep(request_of(output=answer, salt=salt))
-    assert given_to(recall, request_of(salt="a")) == [3]
-    assert given_to(recall, request_of(salt="b")) == [4]
-    assert given_to(recall, request_of(salt="c")) == []
-    assert given_to(recall, request_of()) == [1]
-
-
 # --- vLLM's scheduler around it -----------------------------------------------------------------------------
 
 

@@ -125,16 +125,6 @@ def test_the_search_would_find_it(request_app: Any, monkeypatch: pytest.MonkeyPa
     assert [line for line in lines if FOUND.search(line)] != []
 
 
-def test_an_error_of_ours_shows_nothing_either(request_app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(token_ids: list[int], *more: Any) -> Any:
-        raise RuntimeError(f"{TEXT} {token_ids}")
-
-    monkeypatch.setattr(api, "as_prediction", broken)
-    lines = _log_of_all_requests("structured", None, True, True, monkeypatch)
-    assert any("is served without its prediction: RuntimeError" in line for line in lines)
-    assert [line for line in lines if FOUND.search(line)] == []
-
-
 def _log_of_all_requests(
     formatter: str,
     max_log_len: int | None,

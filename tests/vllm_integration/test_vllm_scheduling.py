@@ -208,24 +208,6 @@ def test_they_travel_between_processes_with_vllms_own_output() -> None:
     assert reports.take(empty) == DraftReport()
 
 
-def test_where_vllm_still_waits_for_the_device_the_report_is_added_after_that() -> None:
-    outputs = pytest.importorskip("vllm.v1.outputs")
-    calls = []
-
-    class Pending(outputs.AsyncModelRunnerOutput):  # type: ignore[misc,name-defined]
-        def get_output(self) -> str:
-            calls.append("waited")
-            return "output"
-
-    leaving = draft_reporter.when_it_leaves(Pending(), lambda output: calls.append(f"told {output}"))
-    assert isinstance(leaving, outputs.AsyncModelRunnerOutput)
-    assert calls == []
-    assert leaving.get_output() == "output"
-    assert calls == ["waited", "told output"]
-    assert draft_reporter.when_it_leaves("plain", calls.append) == "plain"
-    assert calls[2:] == ["plain"]
-
-
 def test_a_report_is_taken_once() -> None:
     """vLLM has one object for all its empty outputs."""
     empty = SimpleNamespace()

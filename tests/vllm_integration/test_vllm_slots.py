@@ -13,28 +13,9 @@ import yaml
 
 from gpu_align.step_log import Step
 from vllm_integration.config.settings import Settings, drafts_without_prediction
-from vllm_integration.frontend.usage import RequestUsage
 from vllm_integration.wire.request import RequestContent
 from vllm_integration.worker.requests import StopRule
 from vllm_integration.worker.step_log import DebugLog, LoggedRequest, safe_name
-
-
-def test_usage_counts_by_source() -> None:
-    usage = RequestUsage(output_tokens=7)
-    for source, verified, accepted in ((0, 0, 0), (1, 6, 4), (2, 3, 0)):
-        usage.add_step(source, verified, accepted)
-    assert usage.of_prediction == (4, 2)
-    assert usage.as_dict() == {
-        "steps": 3,
-        "output_tokens": 7,
-        "drafted": 9,
-        "accepted": 4,
-        "rejected": 5,
-        "by_source": {
-            "prediction": {"drafted": 6, "accepted": 4},
-            "context": {"drafted": 3, "accepted": 0},
-        },
-    }
 
 
 @pytest.mark.parametrize(

@@ -104,13 +104,13 @@ def ask_all(url: str, bodies: Sequence[dict[str, Any]], path: str = "/v1/chat/co
     return asyncio.run(_ask_all(url, bodies, path))
 
 
-def scrape(url: str) -> Counter[str]:
-    """`/metrics` as sample → value, our samples only."""
+def scrape(url: str, *others: str) -> Counter[str]:
+    """`/metrics` as sample → value: ours, and those that begin with one of `others`."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:
         text = response.read().decode()
     samples: Counter[str] = Counter()
     for line in text.splitlines():
-        if line.startswith("gpu_align_"):
+        if line.startswith(("gpu_align_", *others)):
             name, value = line.rsplit(" ", 1)
             samples[name] = float(value)  # type: ignore[assignment]  # histograms' sums are whole here
     return samples
