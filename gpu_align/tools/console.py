@@ -87,7 +87,7 @@ def tokenizer_option(help_text: str) -> Any:
 JsonOut = Annotated[Path | None, option("OUT", "write the figures as JSON", "--json")]
 HtmlOut = Annotated[Path | None, option("OUT", "write a page", "--html")]
 DraftTokens = Annotated[
-    int, option("K", "most draft tokens a step, 1 to 256", "--num-draft-tokens", "-k", min=1, max=256)
+    int, option("K", "most a step, 1 to 256 (vLLM's V1: 128)", "--num-draft-tokens", "-k", min=1, max=256)
 ]
 Before = Annotated[
     Path | None, option("OLD", "one edit: the text before it, which predicts the one of --after")
