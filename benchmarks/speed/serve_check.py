@@ -63,9 +63,9 @@ def serve(mode: str, out: Path, device: str) -> dict[str, Any]:
     model = os.environ.get("GPU_CHECK_MODEL", "")
     if not model:
         sys.path.insert(0, str(ROOT / "tests" / "vllm_integration"))
-        from byte_llama import build
+        from tiny_llama import build_bytes
 
-        model = str(build(out / "model") if not (out / "model").exists() else out / "model")
+        model = str(build_bytes(out / "model") if not (out / "model").exists() else out / "model")
     llm = make_engine(mode, model, device)
 
     def generate(params: list[Any]) -> list[list[int]]:

@@ -18,6 +18,11 @@ pytestmark = pytest.mark.vllm
 Greedy = Callable[[list[int], int], list[int]]
 
 
+def check_outputs(requests: list[Request], run: Run, greedy: Greedy) -> None:
+    expected = [greedy(request.prompt, request.max_tokens) for request in requests]
+    assert [index for index, output in enumerate(run.outputs) if output != expected[index]] == []
+
+
 def test_the_engine_is_the_real_v2_runner_with_our_parts(k4: V2Engine, k16: V2Engine) -> None:
     assert k4.facts == {
         "runner": "vllm.v1.worker.cpu.model_runner.CPUModelRunner",
@@ -60,7 +65,7 @@ def test_preempted_requests_resume_where_they_were(tight: V2Engine, greedy: Gree
     ]
     forget_step_logs(tight)
     run = tight.run(requests)
-    assert run.outputs == outputs
+    check_outputs(requests, run, greedy)
     assert run.preemptions > 0
     check_step_logs(requests, run, tight)
     assert run.accepted > n
