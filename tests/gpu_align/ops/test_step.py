@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -68,64 +68,6 @@ def step(batch: StepBatch, slots: Iterable[int], *sampled: int) -> dict[int, Tok
     slots = list(slots)
     check(batch.step(slots, sampled or [1] * len(slots)))
     return {slot: batch.running[slot].draft for slot in slots if slot in batch.running}
-
-
-def a_rename(rng: random.Random, blocks: int = 24) -> Given:
-    """A prediction in which the same three tokens come again and again, and an output with other ones there."""
-    text: Tokens = []
-    output: Tokens = []
-    for i in range(blocks):
-        filler = [100 + rng.randrange(800) for _ in range(rng.randint(4, 9))]
-        text += [*filler, 1, 2, 3]
-        new = [[1, 7, 3], [1, 8, 9, 3], [1, 3], [1, 2, 3], [1, 2, 5, 3]][0 if i < blocks // 2 else i % 5]
-        output += filler + new
-        if i % 4 == 3:
-            # Another place that is edited, and left as it is the next time.
-            text += [11, 12, 13, 14]
-            output += [11, 12, 13, 14] if i % 8 == 7 else [11, 20 + i, 21 + i, 13, 14]
-    return text, [5], output
-
-
-def tokens_everywhere(rng: random.Random, period: int) -> Given:
-    """Many more occurrences than are looked at, around a cursor in the middle; several searches deep."""
-    text = [i % period for i in range(1500)]
-    return text, [0] * 40, [*text[:700], 9, *text[2:90]]
-
-
-def a_few_edits(rng: random.Random) -> Given:
-    text = [rng.randrange(4) for _ in range(80)]
-    return text, text[:3], [*text[:20], 3, 3, *text[25:60], 1, *text[60:65]]
-
-
-#: A request, how often a step accepts what was drafted, tokens of the output that are there at once, the drafter.
-SCRIPTS: dict[str, tuple[Callable[[random.Random], Given], float, int, dict[str, Any]]] = {
-    "rename, K 16": (a_rename, 1.0, 0, {"capacity": 600}),
-    "rename, K 64": (a_rename, 1.0, 0, {"capacity": 600, "K": 64}),
-    **{
-        f"period {period}": (
-            lambda rng, period=period: tokens_everywhere(rng, period), 0.3, 660, {"capacity": 900},
-        )
-        for period in (1, 3)
-    },
-    "K 1": (a_few_edits, 0.8, 0, {"K": 1, "capacity": 100}),
-    "no length": (a_few_edits, 0.8, 0, {"K": 5, "config": DrafterConfig(length_factor=0), "capacity": 100}),
-    "K 200": (a_few_edits, 0.8, 0, {"K": 200, "config": DrafterConfig(length_factor=0.75)}),
-    "K 256": (a_few_edits, 0.8, 0, {
-        "K": 256, "config": DrafterConfig(length_factor=100), "curves": random_curves(5, 256),
-    }),
-    "shortest matches": (
-        a_few_edits, 0.8, 0, {"config": DrafterConfig(min_match=3, min_context_match=5), "capacity": 100},
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script(name: str) -> None:
-    given, follow, done, how = SCRIPTS[name]
-    rng = random.Random(name)
-    batch = batch_of({4: given(rng)}, rng, **how)
-    batch.running[4].done += done
-    check(batch.walk(follow))
 
 
 NOVEL = 999
@@ -372,25 +314,6 @@ def test_prefill_in_chunks_and_a_long_prompt() -> None:
     for batch.running[1].done in (600, len(prompt)):
         assert step(batch, [1], 0) == {1: []}
     check(batch.walk(0.5))
-
-
-def test_a_prompt_that_is_not_all_there() -> None:
-    """Whatever was sampled: an output that has not begun, and is the beginning of every prediction."""
-    prompt = [7, 8, 100, 101, 7, 8, 100, 9, 7, 8]
-    tokens = [*prompt, *range(100, 104), 7, 8]
-    texts = [list(range(100, 100 + num)) for num in (0, 1, 5, 90)]
-    batch = batch_of({s: (text, prompt, tokens[10:]) for s, text in enumerate(texts)}, K=8, capacity=64)
-    seen, drafted = -1, {}
-    # From nothing to the first tokens of the output, and back into the prompt.
-    for total in (0, 1, 3, 7, 9, 10, 11, 13, 16, 4, 12):
-        for request in batch.running.values():
-            request.done = total
-            if total < seen:
-                batch.take_back(request, total)
-        seen, drafted[total] = total, step(batch, range(4))
-        if total <= 10:
-            assert [drafted[total][s] for s in (1, 2, 3)] == [text[:8] for text in texts[1:]]
-    assert drafted[7][0] == [101, 7, 8, 100]
 
 
 def test_a_vacant_slot_and_an_empty_batch() -> None:

@@ -39,11 +39,6 @@ class Says(TokenPredictor):
         self.stopped += 1
 
 
-class Silent(TokenPredictor):
-    def predict_tokens(self) -> list[int]:
-        return []
-
-
 def record(rng: random.Random, vocab: int = 9) -> Record:
     prompt = [rng.randrange(vocab) for _ in range(rng.randrange(1, 12))]
     prediction = [rng.randrange(vocab) for _ in range(rng.randrange(30))]
@@ -136,7 +131,7 @@ def test_predicted_output_takes_text_and_refuses_the_rest() -> None:
 
 def test_first_of_never_mixes() -> None:
     short, long = Says(1), Says(2, 2, 2)
-    predictor = FirstOf(Silent(), short, long)
+    predictor = FirstOf(Says(), short, long)
     predictor.update_input_tokens([7])
     predictor.reset([7, 8], PredictorOptions())
     assert predictor.predict_tokens() == [1]
@@ -185,7 +180,7 @@ def test_after_dispose_errors_are_clear(what: str) -> None:
 
 
 def test_predictors_do_not_share_lists() -> None:
-    one, other = Silent(), Silent()
+    one, other = Says(), Says()
     one.push_tokens([1])
     assert other.state_tokens == []
     with pytest.raises(TypeError, match="abstract"):
