@@ -101,7 +101,8 @@ static-check: $(VENV)/.dev  ## registers, stack, shared memory and loads of ever
 # Any release: its wheel is fetched, its sources are read, nothing of it is installed or imported.
 VLLM   ?= 0.33.0
 probe: $(VENV)/.base  ## look up every private vLLM name in a release: make probe VLLM=0.33.0
-	@$(BIN)/python -m vllm_integration.seams.source_probe $(VLLM)
+	@$(BIN)/python -m pip -q download --no-deps --only-binary=:all: --dest .cache vllm==$(VLLM)
+	@$(BIN)/python -m vllm_integration.seams.source_probe .cache/vllm-$(VLLM)-*.whl
 
 docs: $(VENV)/.dev  ## the documentation site, in site/; any warning fails
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -1,7 +1,6 @@
 """Looks every seam up in vLLM's sources, without importing them: another version's, or before a GPU is touched.
 
-python -m vllm_integration.seams.source_probe 0.33.0        # fetches that wheel with pip
-python -m vllm_integration.seams.source_probe path/to/wheel-or-directory
+python -m vllm_integration.seams.source_probe WHEEL_OR_DIRECTORY
 """
 
 from __future__ import annotations
@@ -9,9 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,16 +28,17 @@ class _Found(NamedTuple):
 
 
 class Sources:
-    """The Python files below `root`, the directory that contains the package."""
+    """The Python files below `root`, the directory or the wheel that contains the package."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path | zipfile.Path) -> None:
         self._root = root
         self._trees: dict[str, ast.Module | None] = {}
 
     def text(self, module: str) -> str | None:
         """The module's source, or None when there is no such file."""
-        path = self._root.joinpath(*module.split("."))
-        for file in (path.with_suffix(".py"), path / "__init__.py"):
+        *folders, name = module.split(".")
+        for parts in ((f"{name}.py",), (name, "__init__.py")):
+            file = self._root.joinpath(*folders, *parts)
             if file.is_file():
                 return file.read_text(encoding="utf-8")
         return None
@@ -89,7 +87,7 @@ class Sources:
         return ".".join([*path, node.module] if node.module else path)
 
 
-def probe_sources(root: Path, seams: Sequence[Seam] = SEAMS) -> list[SeamStatus]:
+def probe_sources(root: Path | zipfile.Path, seams: Sequence[Seam] = SEAMS) -> list[SeamStatus]:
     """What `install.probe` finds in an installed vLLM, read from the sources below `root`."""
     sources = Sources(root)
     return [probe_one(sources, seam) for seam in seams]
@@ -222,23 +220,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the state of every seam; 0 when all are found."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if len(given) != 1:
-        print(
-            "usage: python -m vllm_integration.seams.source_probe VERSION | WHEEL | DIRECTORY",
-            file=sys.stderr,
-        )
+        print("usage: python -m vllm_integration.seams.source_probe WHEEL_OR_DIRECTORY", file=sys.stderr)
         return 2
-    with tempfile.TemporaryDirectory() as scratch:
-        path = Path(given[0])
-        if not path.is_dir():
-            if path.suffix != ".whl":
-                pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", "download"]
-                wheels = ["--no-deps", "--only-binary=:all:", "--dest", scratch]
-                subprocess.run([*pip, *wheels, f"vllm=={path}"], check=True)
-                path = next(Path(scratch).glob("vllm-*.whl"))
-            wheel, path = path, Path(scratch) / "unpacked"
-            with zipfile.ZipFile(wheel) as archive:
-                archive.extractall(path, [name for name in archive.namelist() if name.endswith(".py")])
-        statuses = probe_sources(path)
+    root = Path(given[0])
+    statuses = probe_sources(zipfile.Path(root) if root.suffix == ".whl" else root)
     for status in statuses:
         place = f"{status.seam.module}.{status.seam.attribute}"
         detail = f": {status.detail}" if status.detail else ""
