@@ -135,18 +135,12 @@ chat vllm.entrypoints.generate.base.serving:GenerateBaseServing
   field engine_client whether the engine drafts from predictions
 chat vllm.entrypoints.openai.chat_completion.serving:OpenAIServingChat
   wrap create_chat_completion(self,request,raw_request) read and validate the `prediction` field
-chat vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionRequest
-  field vllm_xargs becomes SamplingParams.extra_args
 chat vllm.renderers.base:BaseRenderer
   call tokenize_prompt_async(self,prompt,params) tokenise off the event loop
 completions vllm.entrypoints.openai.completion.serving:OpenAIServingCompletion
   wrap create_completion(self,request,raw_request) read and validate the `prediction` field
-completions vllm.entrypoints.openai.completion.protocol:CompletionRequest
-  field vllm_xargs becomes SamplingParams.extra_args
 responses vllm.entrypoints.openai.responses.serving:OpenAIServingResponses
   wrap create_responses(self,request,raw_request) read and validate the `prediction` field
-responses vllm.entrypoints.openai.responses.protocol:ResponsesRequest
-  field vllm_xargs becomes SamplingParams.extra_args
 batch vllm.entrypoints.openai.chat_completion.batch_serving:OpenAIServingChatBatch
   wrap create_batch_chat_completion(self,request,raw_request) read and validate the `prediction` field
 batch vllm.entrypoints.openai.chat_completion.protocol:BatchChatCompletionRequest
