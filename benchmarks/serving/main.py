@@ -97,6 +97,14 @@ class Run(NamedTuple):
         return float(self.produced.mean() / times.mean() * without / batch)
 
 
+class ModelDrafts(NamedTuple):
+    """Drafts of a model's own drafter for places without a prediction: so many tokens, each accepted with this
+    probability where those before it were."""
+
+    tokens: int
+    accepted: float
+
+
 def simulate(
     trace: Trace,
     rule: Rule,
@@ -105,6 +113,7 @@ def simulate(
     min_steps: int = 120,
     max_steps: int = 10_000,
     warm_up: int = 0,
+    model: ModelDrafts | None = None,
 ) -> Run:
     """Let `batch` requests decode side by side under `rule`.
 
@@ -123,7 +132,8 @@ def simulate(
     do so as new ones.
 
     Only places ``b`` with ``b % every == 0`` have a prediction. Nothing is random but the order of the places,
-    which depends on `batch` alone.
+    which depends on `batch` alone. With `model` requests take turns at a place: the n-th has one where
+    ``(b + n) % every == 0``, none where `every` is 0; the others have its drafts, all of which are verified.
     """
     if batch < 1:
         raise ValueError(f"batch: expected 1 or more, found {batch}")
@@ -132,7 +142,7 @@ def simulate(
     end = np.repeat(trace.start[1:], records)
     rng = np.random.default_rng(batch)
     row = ((np.arange(batch) + rng.random(batch)) * num_rows / batch).astype(np.int64)[rng.permutation(batch)]
-    has = np.arange(batch) % every == 0
+    has = np.arange(batch) % max(every, 1) == 0
     request = np.zeros(batch, dtype=np.int64)
     first = row
     settle = getattr(rule, "settle", None)
@@ -140,12 +150,18 @@ def simulate(
     produced: list[int] = []
     total = 0
     while warm_up or len(verified) < min_steps or (total < num_rows and len(verified) < max_steps):
+        if model is not None:
+            has = (np.arange(batch) + request) % max(every, 1) + (every == 0) == 0
         length = np.where(has, trace.length[row], 0).astype(np.int64)
         survival = np.where(has[:, None], trace.survival[row], 0).astype(np.uint16)
         granted = rule.grant(Batch(length, survival, request, has))
         if granted.min() < 0 or granted.max() > num_draft_tokens:
             raise ValueError(f"rule {rule.name!r}: expected 0 to {num_draft_tokens} slots, found {granted}")
         accepted = np.minimum(granted, np.minimum(length, trace.matched[row]))
+        if model is not None:
+            granted = np.where(has, granted, model.tokens)
+            agreed = rng.random((batch, model.tokens)) < model.accepted
+            accepted = np.where(has, accepted, np.cumprod(agreed, axis=1).sum(axis=1))
         new = np.minimum(accepted + 1, end[row] - row)
         if settle is not None:
             settle(granted, accepted)

@@ -128,7 +128,7 @@ class Plugin:
     time when its tokens are. What a step accepted is known with its tokens: one step late in either case.
     budget: half of vLLM's `max_num_batched_tokens` on an H100. captured: tokens of the largest CUDA graph. graphs:
     the name in `GRAPHS` of what the worker tells. learns: whether what was accepted of a request corrects what it
-    gets.
+    gets. beside: drafts of a model's own drafter for each request without a prediction.
     """
 
     num_draft_tokens: int
@@ -137,6 +137,7 @@ class Plugin:
     captured: int = Graphs().captured
     graphs: str = "decode"
     learns: bool = True
+    beside: int = 0
     _requests: DraftedRequests = field(init=False, repr=False)
     _budget: DraftBudget = field(init=False, repr=False)
     _told: deque[StepDrafts] = field(init=False, default_factory=deque, repr=False)
@@ -176,7 +177,8 @@ class Plugin:
         self._told.append(StepDrafts(ids, self.late, unknown, batch.length, unknown, levels))
         told = [self._told.popleft()] if len(self._told) > self.late else []
         self._requests.take(DraftReport(told))
-        return np.array(self._budget.grant(requests, exact=not self.late), dtype=np.int64)
+        size = len(ids) + self.beside * int(np.count_nonzero(~batch.has_prediction))
+        return np.array(self._budget.grant(requests, exact=not self.late, batch_size=size), dtype=np.int64)
 
     def settle(self, slots: Ints, accepted: Ints) -> None:
         """[B] each: what the step of the last `grant` verified, and what of it is output."""

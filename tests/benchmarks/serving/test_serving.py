@@ -12,13 +12,14 @@ import pytest
 from typer import Typer
 from typer.testing import CliRunner
 
+from benchmarks.serving import beside
 from benchmarks.serving import main as serving
 from benchmarks.serving import page as tables
-from benchmarks.serving.main import MIXES, Run, losses, recommend, simulate
+from benchmarks.serving.main import MIXES, ModelDrafts, Run, losses, recommend, simulate
 from benchmarks.serving.rules import Batch, Budget, FixedK, Lengths, Plugin
 from benchmarks.serving.step_cost import GPUS, MODELS, Measured, Roofline
 from benchmarks.serving.trace import ONE, Trace, record_trace
-from benchmarks.tables import fill, read
+from benchmarks.tables import DOCS, fill, read
 from gpu_align.simulate import Record, make_policies, replay
 from vllm_integration.config.settings import FILL_TOKENS, SURE
 
@@ -111,6 +112,22 @@ def test_without_drafts_a_step_is_a_token_a_request() -> None:
     assert (run.produced == 5).all()
     cost = Roofline(GPUS["H100"], MODELS["8B"], "bf16", 500)
     assert run.speedup(cost, 5, 0.0) == pytest.approx(1.0)
+
+
+def test_a_models_own_drafter_drafts_for_the_others() -> None:
+    """All of whose drafts are verified; those with a prediction have their own. Requests take turns at a place."""
+    trace = make_trace([3] * 60, [2] * 60)
+    for accepted in (0.0, 1.0):
+        run = simulate(trace, Lengths(), batch=1, every=0, min_steps=20, model=ModelDrafts(4, accepted))
+        assert (run.verified == 5).all()
+        assert run.produced.max() == 1 + 4 * accepted
+    mixed = simulate(trace, Lengths(), batch=1, every=2, min_steps=60, model=ModelDrafts(5, 1.0))
+    assert set(mixed.verified) == {4, 6}
+
+
+def test_the_page_has_what_was_found_beside_a_models_drafter() -> None:
+    page = (DOCS / "tuning.md").read_text(encoding="utf-8")
+    assert fill(page, {"beside": beside.table}, read("serving_beside")) == page
 
 
 def test_slots_cost_and_accepted_drafts_pay() -> None:
