@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from v2_harness import SHORT, Request, Run, V2Engine, edited, prompt_of
 
 from gpu_align.ops.draft import Draft
+from gpu_align.step_log import read_step_log
 
 pytestmark = pytest.mark.vllm
 
@@ -165,6 +166,47 @@ def check_sources(run: Run, ours: list[int], most: tuple[str, ...] = ()) -> None
         assert usage["by_source"] == {"draft_model": {name: usage[name] for name in ("drafted", "accepted")}}
         assert verified - INNER <= usage["drafted"] <= verified
         assert accepted - INNER <= usage["accepted"] <= accepted
+
+
+def test_steps_in_which_ours_is_empty_can_have_the_models(start_beside: Start, greedy: Greedy) -> None:
+    """As the step log shows: each step's draft is of one drafter."""
+    fills = {"GPU_ALIGN_DRAFTER_FILLS": "1"}
+    engine = start_beside("inner-fills", "draft_model", fills, step_log=True)
+    prompts = [prompt_of(seed) for seed in range(3)]
+    outputs = [greedy(prompt, N) for prompt in prompts]
+    predictions = [prompt_of(1000, 30), outputs[1], edited(outputs[2], 2)]
+    run = engine.run([Request(*each, N) for each in zip(prompts, predictions, strict=True)])
+    assert run.outputs == outputs
+    assert run.verification_steps(0) <= N // (INNER + 1) + 3  # alone it would have N
+    assert run.verification_steps(1) <= 4
+    logs = {log.request_id.split("-")[0]: log for log in map(read_step_log, engine.steps.iterdir())}
+    for i, answer in enumerate(run.answers):
+        steps = logs[str(i)].steps
+        assert logs[str(i)].usage()["by_source"] == answer["usage"]["by_source"]
+        for step in steps:
+            assert len(step.proposed) == INNER or step.source != "draft_model"
+    assert run.answers[0]["usage"]["by_source"].keys() >= {"draft_model"}
+    assert run.answers[2]["usage"]["by_source"].keys() >= {"draft_model", "prediction"}
+
+
+@pytest.mark.parametrize(("num_ranks", "dummy_run"), [(2, False), (1, True), (1, False)])
+def test_where_ranks_could_part_the_engine_ends_as_without_us(num_ranks: int, dummy_run: bool) -> None:
+    """And at its start. On one rank requests go on without the model's drafts."""
+    from vllm_integration.worker.speculator import with_predictions
+
+    class Fails:
+        def propose(self, *_: Any, **__: Any) -> None:
+            raise RuntimeError("out of luck")
+
+    predicted: Any = SimpleNamespace(num_ranks=num_ranks, reporter=Mock(model_fails=False))
+    predicted.propose = lambda *_, **given: given["models"]
+    speculator = with_predictions(Fails(), predicted)
+    if num_ranks > 1 or dummy_run:
+        with pytest.raises(RuntimeError, match=r"^out of luck$"):
+            speculator.propose(*[None] * 6, dummy_run=dummy_run)
+    else:
+        assert speculator.propose(*[None] * 6) is None
+    assert predicted.reporter.model_fails is (num_ranks == 1 and not dummy_run)
 
 
 def test_preempted_requests_resume_where_they_were(start_beside: Start, greedy: Greedy) -> None:
