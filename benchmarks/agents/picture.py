@@ -21,7 +21,7 @@ def speeds(cases: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """Form of the answer → row → tokens a step, over all collections but the answers that edit nothing."""
     sums: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(lambda: [0, 0]))
     for case in cases:
-        if case["collection"].endswith("no edit"):
+        if case["collection"].endswith("no edit") or case["written"] == "thoughts":
             continue
         for name in MARKS:
             counts, total = case["rows"][name], sums[case["written"]][name]

@@ -326,7 +326,9 @@ AGENT_COLUMNS = {
     "prompt_lookup_vllm_v2": "n-gram as vLLM has it",
 }
 #: Of each collection the cases that the page shows: as it is, and as tool calls.
-AGENT_CALLS = ("whole file, tool call", "old and new text, tool call", "edit by lines, tool call")
+AGENT_CALLS = tuple(
+    f"{form}, tool call" for form in ("whole file", "old and new text", "edit by lines", "apply_patch")
+)
 
 
 def agents(numbers: dict[str, Any]) -> str:
