@@ -505,7 +505,7 @@ def main(
     only: Annotated[
         list[str] | None, typer.Option(help="of the cases: step, lcs, suffix match, index, budget")
     ] = None,
-    seconds: Annotated[float, typer.Option(help="for each target")] = 500.0,
+    seconds: Annotated[float, typer.Option(help="for each target")] = 450.0,
     seed: Annotated[int, typer.Option(help="of cases and schedules")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="few cases, sm_90")] = False,
     plant: Annotated[
