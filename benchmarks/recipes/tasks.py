@@ -5,8 +5,8 @@ For each task two files, ``NAME.samples.jsonl`` to learn from and ``NAME.outputs
     {"task": "triage", "prompt": "…", "samples": ["…", "…", "…", "…", "…"]}
     {"task": "triage", "prompt": "…", "output": "…"}
 
-No model has written them: forms and templates are made here, what fills them is of pinned packages. The samples of
-a group are different records of one kind, but for `maths`. The same packages give the same bytes.
+No model has written them: forms are made here, what fills them is of pinned packages. The samples of a group are
+different records of one kind. The same packages give the same bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.corpus.build import DEFAULT_CACHE
 from benchmarks.corpus.files import Fetch, download
-from benchmarks.recipes import changelogs, json_records, maths, python_client, python_code, triage
+from benchmarks.recipes import changelogs, json_records, python_client, python_code, triage
 from benchmarks.recipes.groups import Group, Output, Task
 from benchmarks.recipes.packages import Shelf
 from benchmarks.tables import command
@@ -27,8 +27,7 @@ from benchmarks.tables import command
 DEFAULT_OUT = Path(".cache/recipe_tasks")
 #: Name → what makes it, in the order of the tables.
 TASKS: dict[str, Callable[[Shelf], Task]] = {
-    module.NAME: module.task
-    for module in (json_records, triage, python_client, python_code, maths, changelogs)
+    module.NAME: module.task for module in (json_records, triage, python_client, python_code, changelogs)
 }
 
 
