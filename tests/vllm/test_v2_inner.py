@@ -23,6 +23,8 @@ pytestmark = pytest.mark.vllm
 
 Greedy = Callable[[list[int], int], list[int]]
 K, INNER, N = 16, 3, 40
+#: Blocks of the KV cache for eight short requests, but not for eight longer ones.
+TIGHT = {"num_gpu_blocks_override": 26}
 
 
 @pytest.fixture(scope="session")
@@ -95,14 +97,14 @@ def start_beside(start_engine: Start, inner_of: Callable[[str], dict[str, Any]])
     return start
 
 
-def mixed(greedy: Greedy) -> list[Request]:
-    prompts = [prompt_of(seed) for seed in range(8)]
-    outputs = [greedy(prompt, N) for prompt in prompts]
+def mixed(greedy: Greedy, prompt_len: int = 12, n: int = N) -> list[Request]:
+    prompts = [prompt_of(seed, prompt_len) for seed in range(8)]
+    outputs = [greedy(prompt, n) for prompt in prompts]
     predictions = [outputs[i] if i % 4 == 1 else edited(outputs[i], i) for i in range(8)]
-    return [Request(prompt, predictions[i] if i % 2 else None, N) for i, prompt in enumerate(prompts)]
+    return [Request(prompt, predictions[i] if i % 2 else None, n) for i, prompt in enumerate(prompts)]
 
 
-@pytest.mark.parametrize(
+EACH_DRAFTER = pytest.mark.parametrize(
     ("method", "asynchronous"),
     [
         ("draft_model", False),
@@ -113,6 +115,18 @@ def mixed(greedy: Greedy) -> list[Request]:
         ("ngram_gpu", True),
     ],
 )
+
+
+def scheduling_of(method: str, asynchronous: bool) -> dict[str, Any]:
+    scheduling: dict[str, Any] = {"asynchronous": True} if asynchronous else {}
+    if method == "ngram_gpu":
+        scheduling["before"] = "take_integers_as_masks()"
+    if method == "mtp":  # that layer is part of its model
+        scheduling["hf_overrides"] = {"num_nextn_predict_layers": 1}
+    return scheduling
+
+
+@EACH_DRAFTER
 def test_each_request_has_the_steps_of_its_own_drafter(
     method: str,
     asynchronous: bool,
@@ -123,12 +137,9 @@ def test_each_request_has_the_steps_of_its_own_drafter(
 ) -> None:
     """Of us alone, and of vLLM's drafter alone; the text is the model's own."""
     requests = mixed(greedy)
-    scheduling: dict[str, Any] = {"asynchronous": True} if asynchronous else {}
-    if method == "ngram_gpu":
-        scheduling["before"] = "take_integers_as_masks()"
-    if method == "mtp":  # that layer is part of its model
-        scheduling["hf_overrides"] = {"num_nextn_predict_layers": 1}
-    run = start_beside(f"{method}-{asynchronous}", method, **scheduling).run(requests)
+    scheduling = scheduling_of(method, asynchronous)
+    run = start_beside(f"{method}-{asynchronous}", method, **scheduling, **TIGHT).run(requests)
+    assert run.preemptions == 0
     assert run.outputs == [greedy(request.prompt, N) for request in requests]
     ours = [i for i, request in enumerate(requests) if request.prediction]
     theirs = [i for i in range(len(requests)) if i not in ours]
@@ -209,16 +220,16 @@ def test_where_ranks_could_part_the_engine_ends_as_without_us(num_ranks: int, du
     assert predicted.reporter.model_fails is (num_ranks == 1 and not dummy_run)
 
 
-def test_preempted_requests_resume_where_they_were(start_beside: Start, greedy: Greedy) -> None:
-    tight = {"num_gpu_blocks_override": 10, "max_num_batched_tokens": 64}
-    engine = start_beside("inner-tight", "draft_model", **tight)
-    prompts = [prompt_of(seed, 40) for seed in range(6)]
-    requests = [
-        Request(prompt, greedy(prompt, 60) if i % 2 else None, 60) for i, prompt in enumerate(prompts)
-    ]
+@EACH_DRAFTER
+def test_preempted_requests_resume_where_they_were(
+    method: str, asynchronous: bool, start_beside: Start, greedy: Greedy
+) -> None:
+    scheduling = scheduling_of(method, asynchronous)
+    engine = start_beside(f"{method}-{asynchronous}", method, **scheduling, **TIGHT)
+    requests = mixed(greedy, 72, 60)[::-1]  # the youngest is not ours
     run = engine.run(requests)
     assert run.preemptions > 0
-    assert run.outputs == [greedy(prompt, 60) for prompt in prompts]
+    assert run.outputs == [greedy(request.prompt, 60) for request in requests]
     assert engine.state() == {"occupied": 0, "known": 0, "counted": 0, "rows": 0}
 
 
