@@ -304,3 +304,22 @@ def test_one_launch_more_beside_a_drafter_of_vllms(monkeypatch: pytest.MonkeyPat
         counted.append(len(operations.names) + len(kernels))
     assert kernels == [(3,)]
     assert counted[1] == counted[0] + 1
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_the_kernel_compiles(told: bool) -> None:
+    """With the lengths and sources of drafts and without. The interpreter takes more than the compiler."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from vllm_integration.worker.speculator import _put_models as interpreted
+
+    kernel = triton.JITFunction(interpreted.fn)
+    constants: dict[str, Any] = {"SOURCE": 1, "FILLS": told, "BLOCK": 4}
+    types = {"drafts_ptr": "*i64", "models_ptr": "*i64", "rows_ptr": "*i32", "is_ours_ptr": "*i1"}
+    optional = {"length_ptr": "*i32", "source_ptr": "*i8"}
+    types, constants = (types | optional, constants) if told else (types, constants | dict.fromkeys(optional))
+    signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in kernel.arg_names}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
