@@ -18,6 +18,8 @@ from v2_harness import SHORT, Request, Run, V2Engine, edited, prompt_of
 
 from gpu_align.ops.draft import Draft
 from gpu_align.step_log import read_step_log
+from tests.campaign.distribution import MOST_ERRORS, Draws, judge, written
+from tests.campaign.sampling_oracle import Filters, Oracle
 
 pytestmark = pytest.mark.vllm
 
@@ -177,6 +179,27 @@ def check_sources(run: Run, ours: list[int], most: tuple[str, ...] = ()) -> None
         assert usage["by_source"] == {"draft_model": {name: usage[name] for name in ("drafted", "accepted")}}
         assert verified - INNER <= usage["drafted"] <= verified
         assert accepted - INNER <= usage["accepted"] <= accepted
+
+
+def test_sampled_tokens_have_the_distribution_of_the_model(
+    start_beside: Start, tiny_model: Path, greedy: Greedy
+) -> None:
+    """Behind drafts of either drafter: the tests of the campaign's distributions."""
+    prompts = [prompt_of(seed, 4) for seed in range(6)]
+    requests = [
+        Request(prompt, greedy(prompt, 6) if i % 2 else None, 6, params={"temperature": 1.0, "seed": i})
+        for i in range(240)
+        for prompt in [prompts[i // 2 % 6]]
+    ]
+    run = start_beside("draft_model-False", "draft_model", **TIGHT).run(requests)
+    for ours in (0, 1):
+        draws = Draws(undrafted=False)
+        for each in written(requests, run)[ours::2]:
+            draws.add(each)
+        verdict = judge(Oracle(tiny_model), Filters(1.0), draws, seed=0)
+        assert draws.count > 200
+        assert verdict.holds()
+        assert abs(verdict.tilt) < MOST_ERRORS * verdict.error < 0.2
 
 
 def test_steps_in_which_ours_is_empty_can_have_the_models(start_beside: Start, greedy: Greedy) -> None:
