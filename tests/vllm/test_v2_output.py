@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 from tiny_llama import greedy_by_transformers
-from v2_harness import SHORT, Request, Run, V2Engine, edited, prompt_of
+from v2_harness import SHORT, Request, Run, V2Engine, edited, good_and_bad, prompt_of
 
 pytestmark = pytest.mark.vllm
 
@@ -52,14 +52,7 @@ def test_preempted_requests_resume_where_they_were(tight: V2Engine, greedy: Gree
     n = 70
     prompts = [prompt_of(seed, 40) for seed in range(6)]
     outputs = [greedy(prompt, n) for prompt in prompts]
-    predictions = [
-        None,
-        outputs[1],
-        edited(outputs[2], 2),
-        outputs[3][::-1],
-        outputs[4],
-        edited(outputs[5], 5),
-    ]
+    predictions = good_and_bad(outputs)
     requests = [
         Request(prompt, prediction, n) for prompt, prediction in zip(prompts, predictions, strict=True)
     ]

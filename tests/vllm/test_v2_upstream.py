@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from test_v2_output import check_step_logs
-from v2_harness import MAX_MODEL_LEN, SHORT, Request, V2Engine, copy_vllm, edited, prompt_of
+from v2_harness import MAX_MODEL_LEN, SHORT, Request, V2Engine, copy_vllm, edited, good_and_bad, prompt_of
 
 from vllm_integration.seams.table import SEAMS
 
@@ -112,14 +112,7 @@ def test_and_counts_what_became_of_drafts(
     n = 70
     prompts = [prompt_of(seed, 40) for seed in range(6)]
     outputs = [greedy(prompt, n) for prompt in prompts]
-    predictions = [
-        None,
-        outputs[1],
-        edited(outputs[2], 2),
-        outputs[3][::-1],
-        outputs[4],
-        edited(outputs[5], 5),
-    ]
+    predictions = good_and_bad(outputs)
     sampled = {"temperature": 1.0, "top_k": 1}
     requests = [
         Request(prompt, prediction, n, params=sampled if index % 2 else {})

@@ -369,3 +369,8 @@ def edited(tokens: list[int], seed: int) -> list[int]:
         if kind == 2:
             out += [draw.choice(VOCABULARY) for _ in range(3)]
     return out
+
+
+def good_and_bad(outputs: list[list[int]]) -> list[list[int] | None]:
+    """Predictions of six outputs: none, the output, edited, backwards, the output, edited."""
+    return [None, outputs[1], edited(outputs[2], 2), outputs[3][::-1], outputs[4], edited(outputs[5], 5)]
