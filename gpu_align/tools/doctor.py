@@ -177,7 +177,7 @@ def checked(device: str) -> Finding:
 def examine(deep: bool = False) -> Iterator[Finding]:
     """Look at everything, and give each finding as soon as it is made.
 
-    deep: import the engine, too, and look the plugin's names up there instead of in its sources.
+    deep: import the engine, too.
     """
     with ThreadPoolExecutor(1) as pool:
         on_cpu = pool.submit(checked, "cpu")
@@ -366,9 +366,7 @@ def doctor_command(
         bool, typer.Option("--verbose", "-v", help="every line: each private name of vLLM, too")
     ] = False,
     json_out: Annotated[Path | None, option("OUT", "write the findings as JSON", "--json")] = None,
-    deep: Annotated[
-        bool, typer.Option("--deep", help="import vLLM (a minute) instead of reading its sources")
-    ] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="import vLLM, too (a minute)")] = False,
     base_url: Annotated[
         str | None,
         option("URL", "instead: whether predictions arrive at a server, through what is in between"),

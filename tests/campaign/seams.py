@@ -1,18 +1,23 @@
 """Every private name of vLLM that the plugin uses, renamed or changed, one at a time.
 
-In the vLLM that this process has imported, where its group is then installed. Exactly this name has to be
-reported, and a group that misses one wraps nothing, costs what the table says, and leaves the others whole.
+In the sources of vLLM as the probe reads them; its group is then installed in the vLLM of this process. Exactly
+this name has to be reported, and a group that misses one wraps nothing, costs what the table says, and leaves the
+others whole.
 """
 
 from __future__ import annotations
 
+import ast
+import copy
 import importlib
 import inspect
 import logging
 import re
+import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from tests.campaign.campaign import Campaign, Row, Tally, main
@@ -33,6 +38,8 @@ OTHER = "spelt_differently"
 Place = tuple[Any, str]
 #: A short run takes every n-th.
 EVERY = 8
+#: Those of the installed vLLM, parsed once.
+SOURCES = source_probe.Sources(source_probe.installed_root() or Path())
 
 
 def run(c: Campaign) -> Iterator[Row]:
@@ -62,6 +69,7 @@ def _in_process(tally: Tally, changes: list[tuple[Seam, str]]) -> None:
         owner, leaf = places[seam]
         return hasattr(inspect.getattr_static(owner, leaf, None), installer.MARK)
 
+    reads, source_probe.Sources = source_probe.Sources, lambda _: SOURCES  # type: ignore[assignment,misc]
     lines: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
@@ -96,6 +104,7 @@ def _in_process(tally: Tally, changes: list[tuple[Seam, str]]) -> None:
                     wrong.append(f"{name} is not whole")
         tally.check(not wrong, case={"seam": seam.name, "how": how, "wrong": wrong, "reason": reason})
     installer.logger.removeHandler(handler)
+    source_probe.Sources = reads  # type: ignore[misc]
 
 
 @contextmanager
@@ -121,28 +130,34 @@ def _owner(seam: Seam) -> Place:
 
 @contextmanager
 def _edited(seam: Seam, how: str, places: dict[Seam, Place]) -> Iterator[Callable[[Seam], bool]]:
-    """vLLM with this name spelt differently, or with another signature; which seams this touches."""
+    """Sources with this name spelt differently, or with another signature; which seams this touches."""
     owner, leaf = places[seam]
+    value = getattr(owner, leaf, None)
     homes = _homes(owner)
     if how == "renamed" and leaf == "__init__":  # every class has one: the class is renamed
         leaf, homes = owner.__name__, [importlib.import_module(seam.module)]
+    elif how == "changed" and not isinstance(owner, type):  # where it is defined, which may be elsewhere
+        homes = _homes(value) if isinstance(value, type) else [sys.modules[value.__module__]]
+        leaf = "__init__" if isinstance(value, type) else value.__name__
+    new = Edit(leaf, "" if how == "renamed" else seam.parameters[-1])
+    trees = {home.__module__ if isinstance(home, type) else home.__name__: None for home in homes}
     with ExitStack() as undo:
-        for home in homes:
-            if seam.kind == "field":
-                _rename_field(home, leaf, undo)
-            elif leaf in vars(home):
-                original = vars(home)[leaf]
-                undo.callback(setattr, home, leaf, original)
-                if how == "changed":
-                    setattr(home, leaf, _with_another_signature(original, seam))
-                else:
-                    delattr(home, leaf)
+        for module in trees:
+            tree = SOURCES.tree(module)
+            classes = {
+                home.__name__ for home in homes if isinstance(home, type) and home.__module__ == module
+            }
+            if tree is not None:
+                SOURCES._trees[module] = new.of(tree, classes)
+                undo.callback(SOURCES._trees.__setitem__, module, tree)
 
         def touched(other: Seam) -> bool:
-            if isinstance(homes[0], types.ModuleType):
-                first, _, rest = other.attribute.partition(".")
-                return other.module == seam.module and first == leaf and (how == "renamed" or not rest)
-            same = places[other][1] == leaf and bool({*_homes(places[other][0])} & {*homes})
+            there, name = places[other]
+            if how == "renamed" and isinstance(homes[0], types.ModuleType):
+                return other.module == seam.module and other.attribute.partition(".")[0] == leaf
+            if how == "changed" and not isinstance(owner, type):
+                return getattr(there, name, None) is value
+            same = name == leaf and bool({*_homes(there)} & {*homes})
             return same and (how == "renamed" or bool(other.parameters))
 
         yield touched
@@ -153,37 +168,32 @@ def _homes(owner: Any) -> list[Any]:
     return [base for base in getattr(owner, "__mro__", (owner,)) if base is not object]
 
 
-def _rename_field(home: type, name: str, undo: ExitStack) -> None:
-    """In what a class declares, and in the code of its methods."""
-    annotations = vars(home).get("__annotations__", {})
-    if name in annotations:
-        undo.callback(annotations.__setitem__, name, annotations.pop(name))
-    for key, member in list(vars(home).items()):
-        if key == name:
-            undo.callback(setattr, home, name, member)
-            delattr(home, name)
-            continue
-        function = inspect.unwrap(member) if callable(member) else None
-        code = getattr(function, "__code__", None)
-        if isinstance(code, types.CodeType) and name in code.co_names:
-            undo.callback(setattr, function, "__code__", code)
-            names = tuple(OTHER if each == name else each for each in code.co_names)
-            function.__code__ = code.replace(co_names=names)  # type: ignore[union-attr]
+class Edit(ast.NodeTransformer):
+    """Spells a name differently, or where there is one, a parameter of what has this name."""
 
+    def __init__(self, name: str, parameter: str) -> None:
+        self._name, self._parameter = name, parameter
 
-def _with_another_signature(original: Any, seam: Seam) -> Any:
-    """Its last parameter that we know is called differently."""
-    signature = inspect.signature(original)
-    last = seam.parameters[-1]
-    parameters = [p.replace(name=OTHER) if p.name == last else p for p in signature.parameters.values()]
+    def of(self, tree: ast.Module, classes: set[str]) -> ast.Module:
+        """A copy with the name edited in these classes; without any, in the module itself."""
+        edited = copy.deepcopy(tree)
+        for node in [n for n in ast.walk(edited) if isinstance(n, ast.ClassDef) and n.name in classes]:
+            node.body = [self.visit(statement) for statement in node.body]
+        return edited if classes else self.visit(edited)
 
-    def changed(*args: Any, **kwargs: Any) -> Any:
-        return original(*args, **kwargs)
-
-    # A class stays one, with what else it has.
-    other: Any = type(original.__name__, (original,), {}) if isinstance(original, type) else changed
-    other.__signature__ = signature.replace(parameters=parameters)
-    return other
+    def visit(self, node: Any) -> Any:
+        if self._parameter:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == self._name:
+                for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
+                    argument.arg = OTHER if argument.arg == self._parameter else argument.arg
+            if self._name == "__init__" and isinstance(node, ast.AnnAssign):  # a field of a dataclass
+                node.target = Edit(self._parameter, "").visit(node.target)
+            return self.generic_visit(node) if isinstance(node, ast.Module | ast.If) else node
+        for field in ("name", "id", "attr"):
+            if getattr(node, field, None) == self._name:
+                node = copy.copy(node)
+                setattr(node, "asname" if isinstance(node, ast.alias) else field, OTHER)
+        return self.generic_visit(node)
 
 
 if __name__ == "__main__":

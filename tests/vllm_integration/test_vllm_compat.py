@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from vllm_integration.seams import install as compat
+from vllm_integration.seams import source_probe
 from vllm_integration.seams.table import GROUPS, Group, Seam
 from vllm_integration.seams.table import SEAMS as SEAMS_OF_VLLM
 
@@ -51,6 +52,7 @@ def engine_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
     (tmp_path / f"{MODULE}.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, MODULE, raising=False)
+    monkeypatch.setattr(source_probe, "installed_root", lambda: tmp_path)
     yield lambda: importlib.import_module(MODULE)
     sys.modules.pop(MODULE, None)
 
@@ -118,7 +120,7 @@ def test_one_bad_seam_leaves_everything_as_it_was(
     before = dict(vars(module.Runner))
     seams = list(SEAMS)
     seams[index] = replace(seams[index], **change)
-    assert [status.state for status in compat.probe(seams)].count(state) == 1
+    assert [status.state for status in source_probe.probe_sources(seams=seams)].count(state) == 1
     use(monkeypatch, seams)
     with pytest.raises(compat.SeamError, match=seams[index].attribute):
         compat.install("test")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shlex
 import sys
@@ -17,7 +18,7 @@ pytest.importorskip("typer")
 from gpu_align.tools import doctor as library
 from gpu_align.tools.bench.servers import PLUGIN_DRAFTS
 from vllm_integration import doctor
-from vllm_integration.seams import install, source_probe
+from vllm_integration.seams import source_probe
 from vllm_integration.seams.table import SEAMS, SeamStatus
 
 
@@ -124,9 +125,11 @@ def test_a_probe_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> Non
     assert finding.fix.startswith(library.pip("install"))
 
 
-def test_deep_looks_into_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(install, "probe", lambda: ["imported"])
-    assert doctor.probe(deep=True) == ["imported"]
+def test_deep_imports_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported: list[str] = []
+    monkeypatch.setattr(importlib, "import_module", imported.append)
+    assert [status.seam for status in doctor.probe(deep=True)] == list(SEAMS)
+    assert set(imported) == {seam.module for seam in SEAMS}
 
 
 def test_every_name_that_is_gone_makes_it_unusable() -> None:

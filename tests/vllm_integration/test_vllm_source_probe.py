@@ -1,4 +1,4 @@
-"""Seams looked up in sources: what importing finds. The campaign's `seams` renames every single one."""
+"""Seams looked up in sources. The campaign's `seams` renames every single one."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_v2_takes_our_class_only_when_it_is_whole(
     assert Config("somebody.Else").unsupported() == ["speculative method 'custom_class'", "something else"]
 
     gone = SeamStatus(next(seam for seam in SEAMS if seam.group == "v2"), "missing", "no such thing")
-    monkeypatch.setattr(source_probe, "probe_sources", lambda *_: [gone])
+    monkeypatch.setattr(source_probe, "probe_sources", lambda **_: [gone])
     compat.are_whole.cache_clear()
     assert ours.unsupported() == ["speculative method 'custom_class'", "something else"]
     assert ours.unsupported() == ["speculative method 'custom_class'", "something else"]

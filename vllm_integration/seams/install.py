@@ -1,4 +1,4 @@
-"""The installer of all seams: probes a group by its signatures, then wraps all of it or nothing. And what
+"""The installer of all seams: looks a group up in vLLM's sources, then wraps all of it or nothing. And what
 happens where something of ours fails."""
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from types import CodeType, ModuleType
+from collections.abc import Callable, Collection, Sequence
+from types import ModuleType
 from typing import Any, TypeVar
 
 from . import source_probe
-from .table import GROUPS, SEAMS, TESTED, Seam, SeamStatus, status_by_signature
+from .table import GROUPS, SEAMS, TESTED, Seam
 
 #: Characters that are shown of an id, and of an error message.
 _LONGEST_ID, _LONGEST_MESSAGE = 100, 400
@@ -289,12 +289,11 @@ def is_installed(name: str) -> bool:
 def _install(name: str) -> None:
     for room in GROUPS[name].rooms:
         importlib.import_module(room)
-    members = [seam for seam in SEAMS if seam.group == name]
-    _raise_if_any(_not_found(probe(members)))
+    _check((name,))
     undo: list[tuple[Any, str, Any]] = []
     try:
-        for member in members:
-            if member.kind != "wrap":
+        for member in SEAMS:
+            if member.group != name or member.kind != "wrap":
                 continue
             owner, leaf = _owner(member)
             original = inspect.getattr_static(owner, leaf)
@@ -313,35 +312,25 @@ def _install(name: str) -> None:
 
 @functools.cache
 def are_whole(groups: tuple[str, ...], otherwise: str) -> bool:
-    """Whether the installed vLLM has every seam of these groups, read from its sources: the configuration is
-    made long before their modules are imported, maybe in another process. If not, one WARNING line says
-    `otherwise` and what is missing; when strict this raises `SeamError`."""
-    root = source_probe.installed_root()
-    if root is None:
-        return False
-    bad = _not_found(source_probe.probe_sources(root, [seam for seam in SEAMS if seam.group in groups]))
+    """Whether the installed vLLM has every seam of these groups: the configuration is made long before their
+    modules are imported, maybe in another process. If not, one WARNING line says `otherwise` and what is missing;
+    when strict this raises `SeamError`."""
     try:
-        _raise_if_any(bad)
+        _check(groups)
     except SeamError as error:
         if strict():
             raise
         logger.warning("%s: %s", otherwise, shown_reason(error))
-    return not bad
+        return False
+    return True
 
 
-def _not_found(statuses: Sequence[SeamStatus]) -> list[SeamStatus]:
-    return [status for status in statuses if status.state != "found"]
-
-
-def _raise_if_any(bad: Sequence[SeamStatus]) -> None:
-    if bad:
+def _check(groups: Collection[str]) -> None:
+    """Raise `SeamError` where the sources of vLLM do not have every name of these groups as it is known."""
+    statuses = source_probe.probe_sources(seams=[seam for seam in SEAMS if seam.group in groups])
+    if bad := [status for status in statuses if status.state != "found"]:
         what = "; ".join(f"{s.seam.module}.{s.seam.attribute} is {s.state}: {s.detail}" for s in bad)
         raise SeamError(f"{what} (tested with vLLM {', '.join(TESTED)})")
-
-
-def probe(seams: Sequence[Seam] = SEAMS) -> list[SeamStatus]:
-    """Look every seam up, importing its module; nothing is changed."""
-    return [_probe_one(seam) for seam in seams]
 
 
 def _owner(seam: Seam) -> tuple[Any, str]:
@@ -350,39 +339,3 @@ def _owner(seam: Seam) -> tuple[Any, str]:
     for part in path:
         owner = getattr(owner, part)
     return owner, leaf
-
-
-def _probe_one(seam: Seam) -> SeamStatus:
-    try:
-        owner, leaf = _owner(seam)
-    except (ImportError, AttributeError) as error:
-        return SeamStatus(seam, "missing", str(error))
-    if seam.kind == "field":
-        found, missing = _has_field(owner, leaf), f"{owner.__name__} sets no {leaf}"
-    elif seam.kind == "global":
-        found, missing = hasattr(owner, leaf), f"no name {leaf}"
-    else:
-        found, missing = callable(getattr(owner, leaf, None)), f"no callable {leaf}"
-    if not found:
-        return SeamStatus(seam, "missing", missing)
-    if seam.kind in ("field", "global"):
-        return SeamStatus(seam, "found")
-    try:
-        parameters = inspect.signature(getattr(owner, leaf)).parameters.values()
-    except (TypeError, ValueError) as error:
-        return SeamStatus(seam, "changed", f"no signature: {error}")
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = {p.name for p in parameters if p.default is inspect.Parameter.empty and p.kind not in variable}
-    return status_by_signature(seam, [parameter.name for parameter in parameters], needed)
-
-
-def _has_field(cls: type, name: str) -> bool:
-    """Whether a class declares the attribute, or any of its methods sets it on something."""
-    for base in cls.__mro__:
-        if name in vars(base) or name in vars(base).get("__annotations__", {}):
-            return True
-        for member in vars(base).values():
-            code = getattr(inspect.unwrap(member), "__code__", None) if callable(member) else None
-            if isinstance(code, CodeType) and name in code.co_names:
-                return True
-    return False

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from .table import SEAMS, Seam, SeamStatus, status_by_signature
+from .table import SEAMS, Seam, SeamStatus
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _MAX_IMPORTS = 8  # a name is followed through that many modules
@@ -87,14 +87,13 @@ class Sources:
         return ".".join([*path, node.module] if node.module else path)
 
 
-def probe_sources(root: Path | zipfile.Path, seams: Sequence[Seam] = SEAMS) -> list[SeamStatus]:
-    """What `install.probe` finds in an installed vLLM, read from the sources below `root`."""
-    sources = Sources(root)
-    return [probe_one(sources, seam) for seam in seams]
+def probe_sources(root: Path | zipfile.Path | None = None, seams: Sequence[Seam] = SEAMS) -> list[SeamStatus]:
+    """Look every seam up below `root`, the directory or the wheel of vLLM; None: that of the installed one."""
+    sources = Sources(root or installed_root() or Path())
+    return [_probe_one(sources, seam) for seam in seams]
 
 
-def probe_one(sources: Sources, seam: Seam) -> SeamStatus:
-    """One seam of `probe_sources`."""
+def _probe_one(sources: Sources, seam: Seam) -> SeamStatus:
     if sources.tree(seam.module) is None:
         return SeamStatus(seam, "missing", f"no module {seam.module}")
     name, _, member = seam.attribute.partition(".")
@@ -113,7 +112,14 @@ def probe_one(sources: Sources, seam: Seam) -> SeamStatus:
     parameters = _parameters(found, bases, member)
     if parameters is None:
         return SeamStatus(seam, "missing", f"no callable {member or name}")
-    return status_by_signature(seam, *parameters)
+    names, needed = parameters
+    known, more = names[: len(seam.parameters)], names[len(seam.parameters) :]
+    if tuple(known) != seam.parameters:
+        expected = ", ".join(seam.parameters)
+        return SeamStatus(seam, "changed", f"expected parameters {expected}, got {', '.join(names)}")
+    if seam.kind == "call" and (more := [name for name in more if name in needed]):
+        return SeamStatus(seam, "changed", f"needs further parameters {', '.join(more)}")
+    return SeamStatus(seam, "found")
 
 
 def _parameters(found: _Found, bases: list[_Found], member: str) -> tuple[list[str], set[str]] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -62,18 +62,6 @@ class Group:
     turns_off: Literal["plugin", "usage", "dump", "parameters", "caller"]
     after: str = ""
     rooms: tuple[str, ...] = ()
-
-
-def status_by_signature(seam: Seam, names: Sequence[str], needed: Collection[str]) -> SeamStatus:
-    """Whether what was found can be called as expected. names: all its parameters, in order. needed: those that
-    need an argument."""
-    more = [name for name in names[len(seam.parameters) :] if name in needed]
-    if tuple(names[: len(seam.parameters)]) != seam.parameters:
-        expected = ", ".join(seam.parameters)
-        return SeamStatus(seam, "changed", f"expected parameters {expected}, got {', '.join(names)}")
-    if seam.kind == "call" and more:
-        return SeamStatus(seam, "changed", f"needs further parameters {', '.join(more)}")
-    return SeamStatus(seam, "found")
 
 
 CONFIG = "vllm.config.vllm"
