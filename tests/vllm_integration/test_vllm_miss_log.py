@@ -196,7 +196,8 @@ def test_the_proposer_of_v1_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_proposer: Callable[[], PredictedOutputs]
 ) -> None:
     monkeypatch.setenv("GPU_ALIGN_RECIPE_MISSES", str(tmp_path / "m"))
-    monkeypatch.setattr(miss_log, "_fingerprint", lambda _: "sha256:0")
+    monkeypatch.setattr(miss_log, "tokenizer_of", lambda _: None)
+    monkeypatch.setattr(miss_log, "fingerprint", lambda _: "sha256:0")
     ours = make_proposer()
     output = [10, 11, 12, 99, 20, 50, 7, 8, 9]
     engine = FakeEngine(ours)
@@ -217,7 +218,8 @@ def make_proposer(monkeypatch: pytest.MonkeyPatch) -> Callable[[], PredictedOutp
 
 
 def test_who_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]) -> None:
-    monkeypatch.setattr(miss_log, "_fingerprint", lambda _: "sha256:0")
+    monkeypatch.setattr(miss_log, "tokenizer_of", lambda _: None)
+    monkeypatch.setattr(miss_log, "fingerprint", lambda _: "sha256:0")
     asked = Settings(recipe_misses=str(tmp_path / "m"), recipe_misses_shapes=True)
     opened = open_miss_log(asked, RECIPES, K, config())
     assert opened is not None

@@ -252,7 +252,7 @@ def test_the_log_follows_no_link(tmp_path: Path) -> None:
     logs, victim = tmp_path / "logs", tmp_path / "victim"
     logs.mkdir()
     victim.write_text("mine")
-    for name in ("r.yaml", f".r.yaml.{os.getpid()}.part"):
+    for name in ("r.yaml", f"r.yaml.{os.getpid()}.tmp"):
         (logs / name).symlink_to(victim)
     write(DebugLog(str(logs), 4))
     assert victim.read_text() == "mine"

@@ -109,11 +109,8 @@ def without_manager(runner: Any) -> None:
 #: Architectures with the recurrent layers of `RUN`.
 _RUN = ("FalconH1", "GraniteMoeHybrid", "Mamba2", "NemotronH", "Qwen3Next", "Qwen3_5", "Zamba2")
 
-_SCHEDULERS = {
-    False: "vllm_integration.scheduler.schedulers.PredictedOutputsScheduler",
-    True: "vllm_integration.scheduler.schedulers.PredictedOutputsAsyncScheduler",
-}
-V1_SCHEDULER = "vllm_integration.scheduler.schedulers.PredictedOutputsV1Scheduler"
+_OURS = "vllm_integration.scheduler.schedulers.PredictedOutputs"
+V1_SCHEDULER = f"{_OURS}V1Scheduler"
 #: `MAX_SPEC_LEN` of vLLM's V1 rejection sampler.
 MAX_SPEC_LEN = 128
 
@@ -157,7 +154,8 @@ def post_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
             result = original(self, *args, **kwargs)
         finally:
             module.NgramGPUTypes = on_device
-        _use_our_scheduler(self.scheduler_config, _SCHEDULERS[bool(self.scheduler_config.async_scheduling)])
+        mode = "Async" if self.scheduler_config.async_scheduling else ""
+        _use_our_scheduler(self.scheduler_config, f"{_OURS}{mode}Scheduler")
     else:
         if is_on(self):
             do_without(self, "the V1 model runner has none")
@@ -263,16 +261,11 @@ def _cap_draft_tokens(vllm_config: Any, most: int, why: str) -> None:
 
 def _use_our_scheduler(scheduler_config: Any, ours: str) -> None:
     given = scheduler_config.scheduler_cls
-    if given is None or given in (*_SCHEDULERS.values(), V1_SCHEDULER):
+    if given is None or str(given).startswith(_OURS):
         scheduler_config.scheduler_cls = ours
         return
-    drafts = (
-        ""
-        if ours == V1_SCHEDULER
-        else (
-            ", and every decoding request is scheduled with all draft slots, also those without a prediction"
-        )
-    )
     logger.warning(
-        "scheduler_cls is %s: responses tell no accepted and rejected prediction tokens%s", given, drafts
+        "scheduler_cls is %s: responses tell no accepted and rejected prediction tokens, and on V2 every decoding "
+        "request is scheduled with all draft slots, also those without a prediction",
+        given,
     )

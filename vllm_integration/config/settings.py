@@ -35,6 +35,8 @@ CHARS_PER_TOKEN = 16
 
 #: Values of `GPU_ALIGN_RECIPES` that are no paths: the pack that comes with the library, and none.
 SHIPPED_RECIPES, NO_RECIPES = "base", "off"
+#: Digits of a pack's hash that logs and the metric show.
+SHOWN_HASH = len("sha256:") + 12
 #: Packs that a drafter can tell apart.
 MAX_PACKS = 31
 

@@ -12,7 +12,7 @@ from typing import Any
 import gpu_align
 
 from ..config.in_use import EngineFacts, engine_here
-from ..config.settings import Settings, packs_of
+from ..config.settings import SHOWN_HASH, Settings, packs_of
 from ..seams.install import is_installed, off_reason, shown_reason
 from ..wire.reports import GRAPHS
 from . import metrics, usage
@@ -31,8 +31,6 @@ ENDPOINTS = {
 }
 #: The `off_reason` where it is not this process that is off.
 _WORKER_OFF = "a worker has turned drafting off: its ERROR line in the server's log says why"
-#: Digits of a pack's hash that the log and the metric show.
-_HASH = len("sha256:") + 12
 
 
 def server_facts(engine: EngineFacts) -> dict[str, Any]:
@@ -63,7 +61,9 @@ def server_facts(engine: EngineFacts) -> dict[str, Any]:
 
 def _line(facts: Mapping[str, Any]) -> str:
     """One line for the log."""
-    packs = ", ".join(f"{pack['name']} {(pack['hash'] or 'not read')[:_HASH]}" for pack in facts["recipes"])
+    packs = ", ".join(
+        f"{pack['name']} {(pack['hash'] or 'not read')[:SHOWN_HASH]}" for pack in facts["recipes"]
+    )
     memory = f"response memory of {facts['memory_tokens']} tokens"
     beside = (facts["drafter"] and f"; other requests by {facts['drafter']}") or ""
     changed = " ".join(
@@ -85,7 +85,7 @@ def announce() -> None:
     if engine is None:
         return
     facts = server_facts(engine)
-    packs = [f"{pack['name']}@{(pack['hash'] or '')[7:_HASH]}".rstrip("@") for pack in facts["recipes"]]
+    packs = [f"{pack['name']}@{(pack['hash'] or '')[7:SHOWN_HASH]}".rstrip("@") for pack in facts["recipes"]]
     metrics.set_info(**{**facts, "drafter": facts["drafter"] or "", "recipes": ",".join(packs)})
     metrics.set_enabled(off_reason() is None)
     if off_reason() is None:

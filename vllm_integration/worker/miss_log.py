@@ -29,7 +29,7 @@ from gpu_align.recipes.pack import MAX_BYTES, Miss, line_of, write_at_once
 
 from ..config.settings import Settings
 from ..seams.install import Guard, guarded
-from .startup import WorkerLog, logs_here
+from .startup import WorkerLog, encoder_of, logs_here, tokenizer_of
 
 #: Seconds between two writes of the file, and seconds without a count after which it is written at once. vLLM may
 #: end a worker without warning, so this is also what can be lost.
@@ -207,17 +207,10 @@ def open_miss_log(
 
     def make() -> MissLog:
         path = Path(directory) / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.misses.json"
-        misses = Misses(tokenizer=_fingerprint(vllm_config.model_config), shapes_only=shapes_only)
+        tokenizer = fingerprint(encoder_of(tokenizer_of(vllm_config.model_config)))
+        misses = Misses(tokenizer, shapes_only=shapes_only)
         return MissLog(path, misses, recipes, num_draft_tokens, device)
 
     told = Guard(f"(GPU_ALIGN_RECIPE_MISSES={directory!r})")
     log: MissLog | None = told.run("counts no recipe misses", make)
     return log if log is not None and log.on else None
-
-
-def _fingerprint(model_config: Any) -> str:
-    from vllm.tokenizers import cached_tokenizer_from_config
-
-    tokenizer = cached_tokenizer_from_config(model_config)
-    found: str = fingerprint(lambda texts: [tokenizer.encode(t, add_special_tokens=False) for t in texts])
-    return found

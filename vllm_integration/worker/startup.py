@@ -22,8 +22,9 @@ import numpy as np
 from gpu_align import DrafterConfig, RecipePack, Recipes
 from gpu_align.recipes import PackError, fingerprint
 from gpu_align.recipes.pack import SHIPPED, write_at_once
+from gpu_align.recipes.tokenize import Encode
 
-from ..config.settings import SHIPPED_RECIPES, Settings, load_pack
+from ..config.settings import SHIPPED_RECIPES, SHOWN_HASH, Settings, load_pack
 from ..seams.install import Guard, install, shown_error, shown_reason
 
 logger = logging.getLogger("vllm.gpu_align")
@@ -47,10 +48,6 @@ def drafter_config(survival_table: str | None, min_match: int = 1) -> DrafterCon
             reason,
         )
         return config
-
-
-#: Digits of a pack's hash that the log shows.
-_HASH = len("sha256:") + 12
 
 
 def load_recipes(settings: Settings, vllm_config: Any) -> Recipes | None:
@@ -91,9 +88,7 @@ def _make(settings: Settings, model_config: Any) -> Recipes | None:
     made: dict[str, Recipes] = {}
     told: list[str] = []
     with _or_without(settings.recipes):  # a tokenizer may bring code of its own
-        from vllm.tokenizers import cached_tokenizer_from_config
-
-        tokenizer = cached_tokenizer_from_config(model_config)
+        tokenizer = tokenizer_of(model_config)
         vocab_size = int(model_config.get_vocab_size())
         for entry in settings.packs:
             with _or_without(entry):
@@ -105,7 +100,7 @@ def _make(settings: Settings, model_config: Any) -> Recipes | None:
                         "this tokenizer cuts texts at other places than words, or does not know the words"
                     )
                 made[name] = recipes
-                told.append(f"{name} {len(recipes):,} {content_hash[:_HASH]}")
+                told.append(f"{name} {len(recipes):,} {content_hash[:SHOWN_HASH]}")
         if made:
             joined = Recipes.join(made)
             logger.info(
@@ -143,7 +138,7 @@ def _kept_path(tokenizer: Any, vocab_size: int) -> Path:
         Path(inspect.getfile(made)).read_bytes() for made in (fingerprint, RecipePack, Recipes, in_tokens)
     ]
     texts = b"".join(sources).decode().splitlines()
-    ids = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    ids = encoder_of(tokenizer)(texts)
     of_tokenizer = repr((ids, vocab_size, getattr(tokenizer, "unk_token_id", None))).encode()
     digest = hashlib.sha256(b"".join([SHIPPED.read_bytes(), *sources, of_tokenizer])).hexdigest()
     return Path(
@@ -171,17 +166,26 @@ def _keep(path: Path, recipes: Recipes, content_hash: str) -> None:
 
 def in_tokens(pack: RecipePack, tokenizer: Any, vocab_size: int) -> Recipes:
     """The pack in the tokens of a vLLM tokenizer, without recipes that need its unknown token or an id of
-    `vocab_size` or more. Texts are encoded one by one, which every tokenizer of vLLM can do."""
-    recipes = pack.tokenize(
-        lambda texts: [tokenizer.encode(text, add_special_tokens=False) for text in texts],
-        token_texts_of(tokenizer, vocab_size),
-    )
+    `vocab_size` or more."""
+    recipes = pack.tokenize(encoder_of(tokenizer), token_texts_of(tokenizer, vocab_size))
     unknown = getattr(tokenizer, "unk_token_id", None)
     ids = np.concatenate([recipes.context, recipes.token_ids], axis=1)
     wrong = ids >= vocab_size
     if unknown is not None:
         wrong |= ids == int(unknown)
     return recipes.select(np.logical_not(wrong.any(axis=1)))
+
+
+def tokenizer_of(model_config: Any) -> Any:
+    """The tokenizer of the served model."""
+    from vllm.tokenizers import cached_tokenizer_from_config
+
+    return cached_tokenizer_from_config(model_config)
+
+
+def encoder_of(tokenizer: Any) -> Encode:
+    """The token ids of texts, one by one, which every tokenizer of vLLM can do."""
+    return lambda texts: [tokenizer.encode(text, add_special_tokens=False) for text in texts]
 
 
 def token_texts_of(tokenizer: Any, vocab_size: int) -> Callable[[Sequence[int]], list[str]]:

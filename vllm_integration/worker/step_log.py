@@ -7,12 +7,12 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpu_align import step_log
+from gpu_align.recipes.pack import write_at_once
 from gpu_align.step_log import SOURCES, Step
 from gpu_align.tools.explain import Explainer, Explanation
 
@@ -21,7 +21,7 @@ from ..seams.install import guarded, shown_error
 from ..wire import request as wire
 from ..wire.steps import count_verified
 from .requests import StopRule, stop_rule
-from .startup import WorkerLog, logs_here
+from .startup import WorkerLog, logs_here, tokenizer_of
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -237,17 +237,7 @@ class DebugLog(WorkerLog):
         log = self._log_of(request)
         if self._decode is not None:
             log = log.with_texts(self._decode, request.tokens[: request.prompt_len])
-        target = self._path_of(request)
-        partial = target.with_name(f".{target.name}.{os.getpid()}.part")
-        text = step_log.dump(log)
-        partial.unlink(missing_ok=True)  # of a write that was killed; and never follow a link
-        try:
-            _append(partial, os.O_CREAT | os.O_EXCL, text)
-            partial.replace(target)
-        except BaseException:
-            with suppress(OSError):
-                partial.unlink()
-            raise
+        write_at_once(self._path_of(request), [step_log.dump(log).encode()], 0o600)
 
 
 def _append(path: Path, how: int, text: str) -> None:
@@ -264,9 +254,7 @@ def _decoder_of(model_config: Any) -> step_log.Decode | None:
     if model_config.skip_tokenizer_init:
         return None
     try:
-        from vllm.tokenizers import cached_tokenizer_from_config
-
-        decode: step_log.Decode = cached_tokenizer_from_config(model_config).decode
+        decode: step_log.Decode = tokenizer_of(model_config).decode
         decode([])
     except Exception as error:
         logger.warning("The step log has no texts: %s", shown_error(error))
