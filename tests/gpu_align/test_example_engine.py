@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import sys
 from typing import Any
 
 import pytest
@@ -14,24 +12,13 @@ pytest.importorskip("transformers")
 pytest.importorskip("numba")  # plain Python is a hundred times slower
 
 from gpu_align.predictors import TokenPredictor
-from tests.gpu_align.test_simulate_policies import DOCS, after_pair
+from tests.gpu_align.test_simulate_policies import after_pair
 from tests.gpu_align.tiny_models import edited, text, trained
+from tests.modules import load
 
 __all__ = ["after_pair"]  # the fixture
 
-
-def load() -> Any:
-    path = DOCS / "examples" / "engine.py"
-    spec = importlib.util.spec_from_file_location("example_engine", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["example_engine"] = module  # dataclasses look it up
-    spec.loader.exec_module(module)
-    return module
-
-
-example = load()
+example = load("docs/examples/engine.py")
 
 
 class Job:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.corpus.mix import ByteTokenizer
 from gpu_align.simulate import (
     EditError,
     Record,
@@ -215,13 +216,7 @@ def test_an_edit_of_bench_is_a_record(tmp_path: Path) -> None:
 
 @pytest.fixture
 def bytes_as_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tokenizer that makes a token of each byte."""
-
-    class Bytes:
-        def encode(self, text: str) -> list[int]:
-            return list(text.encode())
-
-    monkeypatch.setattr("gpu_align.tools.simulate.records.load_tokenizer", lambda name: Bytes())
+    monkeypatch.setattr("gpu_align.tools.simulate.records.load_tokenizer", lambda name: ByteTokenizer())
 
 
 BYTES = pytest.mark.usefixtures("bytes_as_tokens")

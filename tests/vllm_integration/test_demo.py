@@ -20,6 +20,7 @@ pytest.importorskip("typer")
 pytest.importorskip("httpx")
 from typer.testing import CliRunner
 
+from benchmarks.corpus.mix import ByteTokenizer
 from gpu_align.step_log import Step, StepLog, dump
 from gpu_align.tools.bench import command as bench
 from gpu_align.tools.bench.client import Answer, BenchError, Counts
@@ -334,21 +335,9 @@ def test_rows_are_what_bench_has_measured(tmp_path: Path) -> None:
 # --- the page and the table --------------------------------------------------------------------------
 
 
-class _Bytes:
-    """One token a byte."""
-
-    name, vocab_size = "bytes", 256
-
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode())
-
-    def token_bytes(self, token_id: int) -> bytes:
-        return bytes([token_id])
-
-
 def _page_rows() -> list[page.Row]:
     text = 'if a<b: "&"</script>'
-    ids = _Bytes().encode(text)
+    ids = ByteTokenizer().encode(text)
     num = len(ids)
     steps = [
         Step(0, 9, "none", [], [], 0, 0, 0, ids[:1]),
@@ -362,7 +351,7 @@ def _page_rows() -> list[page.Row]:
 
 
 def test_the_page_is_one_file_escapes_and_runs_its_own_scripts_only() -> None:
-    html = page.render(_page_rows(), _page_rows(), _Bytes(), "<fact>", 8)
+    html = page.render(_page_rows(), _page_rows(), ByteTokenizer(), "<fact>", 8)
     assert "<fact>" not in html
     assert "&lt;fact&gt;" in html
     assert re.findall(r'class="o (o\d)">token', html) == ["o0", "o1", "o2", "o0"]
