@@ -31,7 +31,7 @@ ENGINES = {
         "test_vllm_request_endpoints",
         "test_vllm_request_clients",
     ],
-    "v2": ["test_v2_output", "test_v2_adaptive"],
+    "v2": ["test_v2_output"],
     "v2-server": ["test_v2_server"],
     "ranks": ["small_counts[processes]"],
     "in-process": [""],

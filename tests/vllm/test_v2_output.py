@@ -94,6 +94,43 @@ def check_step_logs(requests: list[Request], run: Run, engine: V2Engine) -> None
             assert step["new"][: step["accepted"]] == step["proposed"][: step["accepted"]]
 
 
+def test_vllm_trims_by_our_confidences(k16: V2Engine, greedy: Greedy) -> None:
+    """Adaptive verification: real manager, real compaction of the batch, real rejection of ragged drafts. The host
+    chooses how many drafts a step is worth, from confidences a step old; the device, which of them."""
+    requests = []
+    for seed in range(8):
+        output = greedy(prompt_of(seed), 30)
+        prediction = (None, output, edited(output, seed), prompt_of(seed + 99, 30))[seed % 4]
+        requests.append(Request(prompt_of(seed), prediction, 30, arrives=seed // 3))
+    k16.trim(0.02)
+    try:
+        run = k16.run(requests)
+    finally:
+        steps = k16.trim(None)
+    check_outputs(requests, run, greedy)
+    assert run.accepted > 60
+    drafted = [(row, step) for step in steps for row in step.values() if row[0]]
+    assert sum(row[1] for row, _ in drafted) < 0.7 * sum(row[0] for row, _ in drafted)
+    trimmed = 0
+    for step in steps:
+        kept, cut = [], []
+        for scheduled, verified, confidences in step.values():
+            survival = 1.0
+            for k in range(scheduled):
+                survival *= confidences[k]
+                (kept if k < verified else cut).append(survival)
+        if kept and cut:
+            trimmed += 1
+            assert min(kept) >= max(cut)  # what was not proposed has confidence 0: it goes first
+    assert trimmed >= 2
+    # In some steps nothing was worth verifying.
+    assert any(
+        sum(row[1] for row in step.values()) == 0 < sum(row[0] for row in step.values()) for step in steps
+    )
+    # The scheduler heard of fewer accepted drafts than it gave slots, and nothing is left over.
+    assert k16.state() == {"occupied": 0, "known": 0, "counted": 0, "rows": 0}
+
+
 def test_prompts_that_leave_little_or_no_room(k16: V2Engine, greedy: Greedy) -> None:
     """The context is 256 tokens: outputs of 1, 2, 3 and 12 tokens, each predicted longer."""
     prompts = [prompt_of(80 + room, 256 - room) for room in (1, 2, 3, 12)]

@@ -121,23 +121,6 @@ def test_commits_are_edits_newest_first(repo: Path) -> None:
     assert len(pairs_from_git(repo, "HEAD", 1)) == 1
 
 
-@pytest.mark.parametrize(
-    ("folder", "revisions", "words"),
-    [
-        (".", "v9..v10", "v9..v10"),
-        (".", "--output=x", "expected a range"),
-        (".", "HEAD~2", "changes no text file of at most 49,152 bytes"),
-        ("..", "HEAD", "not a git repository"),
-    ],
-)
-def test_a_bad_range_is_one_line(repo: Path, folder: str, revisions: str, words: str) -> None:
-    with pytest.raises(EditError, match="--git") as error:
-        pairs_from_git(repo / folder, revisions, 9)
-    assert words in str(error.value)
-    assert "\n" not in str(error.value)
-    assert not (repo / "x").exists()
-
-
 def test_two_files_are_an_edit(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     old.write_text("one\ntwo\n")
