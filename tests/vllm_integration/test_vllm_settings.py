@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,119 @@ import pytest
 from vllm_fakes import config
 
 from vllm_integration.config import engine_config
-from vllm_integration.config.settings import Settings, warn_of_unknown_names
+from vllm_integration.config.settings import Settings, drafts_without_prediction, warn_of_unknown_names
+
+
+def test_settings_from_the_environment() -> None:
+    assert Settings.from_env({}) == Settings()
+    given = {
+        "strict": ("1", True), "draft_without_prediction": ("Yes", True), "max_prediction_tokens": ("100", 100),
+        "debug_dir": ("/x", "/x"), "max_draft_tokens": ("512", 512), "fill_tokens": ("0", 0),
+        "sure": (" 0.75 ", 0.75), "arena_tokens": ("600", 600),
+    }  # fmt: skip
+    settings = Settings.from_env({f"GPU_ALIGN_{name.upper()}": text for name, (text, _) in given.items()})
+    assert settings == Settings(**{name: value for name, (_, value) in given.items()})
+    assert settings.prediction_capacity(50) == 50
+    assert settings.prediction_capacity(500) == 100
+    assert Settings().prediction_capacity(500) == 500
+    # Room for the longest prediction at least, and for no more than can be needed: 3 slots of 2 pages, 8 pages.
+    assert settings.prediction_room(3, 400) == 600
+    assert settings.prediction_room(3, 700) == 700
+    assert Settings().prediction_room(3, 500) == 8 * 256
+    assert Settings().prediction_room(1024, 32_768) == 4 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("value", "pack"),
+    [
+        (None, "base"),
+        (" ", "base"),
+        ("Base", "base"),
+        ("OFF", "off"),
+        ("0", "off"),
+        ("no", "off"),
+        (" /packs/Mine.json.gz ", "/packs/Mine.json.gz"),
+        ("./off", "./off"),
+        ("Base, triage@2 ,/packs/House.json", "base,triage@2,/packs/House.json"),
+    ],
+)
+def test_recipes_are_names_and_paths(value: str | None, pack: str) -> None:
+    assert Settings.from_env({} if value is None else {"GPU_ALIGN_RECIPES": value}).recipes == pack
+
+
+def test_more_packs_than_a_drafter_tells_apart_are_refused() -> None:
+    assert len(Settings.from_env({"GPU_ALIGN_RECIPES": ",".join("x" * 31)}).packs) == 31
+    with pytest.raises(ValueError, match="GPU_ALIGN_RECIPES: expected base, off, or 1 to 31 packs"):
+        Settings.from_env({"GPU_ALIGN_RECIPES": ",".join("x" * 32)})
+
+
+@pytest.mark.parametrize(
+    ("given", "recipes", "memory", "drafted"),
+    [
+        ({}, None, None, False),
+        ({}, ("base",), None, True),
+        ({}, (), None, False),
+        ({"RECIPES": "off"}, None, None, False),
+        ({"RECIPES": "base,triage"}, None, None, True),
+        ({"RECIPES": "triage"}, (), None, False),
+        ({"MEMORY_TOKENS": "10"}, None, None, True),
+        ({"MEMORY_TOKENS": "10"}, None, False, False),
+        ({"MEMORY_TOKENS": "0"}, None, None, False),
+        ({"DRAFT_WITHOUT_PREDICTION": "1"}, (), False, True),
+    ],
+)
+def test_who_is_drafted_for_without_a_prediction(
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, str],
+    recipes: tuple[str, ...] | None,
+    memory: bool | None,
+    drafted: bool,
+) -> None:
+    for name in ("RECIPES", "MEMORY_TOKENS", "DRAFT_WITHOUT_PREDICTION"):
+        monkeypatch.delenv(f"GPU_ALIGN_{name}", raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(f"GPU_ALIGN_{name}", value)
+    assert drafts_without_prediction(recipes, memory) is drafted
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("GPU_ALIGN_STRICT", "maybe"),
+        ("GPU_ALIGN_DRAFT_WITHOUT_PREDICTION", "2"),
+        ("GPU_ALIGN_MAX_PREDICTION_TOKENS", "0"),
+        ("GPU_ALIGN_MAX_PREDICTION_TOKENS", "-4"),
+        ("GPU_ALIGN_MAX_PREDICTION_TOKENS", "many"),
+        ("GPU_ALIGN_ARENA_TOKENS", "0"),
+        ("GPU_ALIGN_FILL_TOKENS", "-1"),
+        ("GPU_ALIGN_FILL_TOKENS", "1.5"),
+        ("GPU_ALIGN_SURE", "1.01"),
+        ("GPU_ALIGN_SURE", "-0.1"),
+        ("GPU_ALIGN_SURE", "nan"),
+        ("GPU_ALIGN_SURE", "80%"),
+        ("GPU_ALIGN_RECIPES", "base,,x"),
+        ("GPU_ALIGN_RECIPES", "base,off"),
+        ("GPU_ALIGN_MEMORY_TOKENS", "-1"),
+        ("GPU_ALIGN_MEMORY_TOKENS", "a lot"),
+        ("GPU_ALIGN_RECIPE_MISSES_SHAPES", "3"),
+    ],
+)
+def test_unreadable_settings_are_named(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}: expected .*got '{value}'"):
+        Settings.from_env({name: value})
+
+
+def test_a_file_that_is_no_pack_asks_for_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It costs its recipes and no more; what this process does not find, the worker may."""
+    broken = tmp_path / "broken.json"
+    broken.write_text("[]")
+    for packs, drafted in (
+        (str(broken), False),
+        (f"base,{broken}", False),
+        (f"{broken},{tmp_path}/elsewhere.json", True),
+    ):
+        monkeypatch.setenv("GPU_ALIGN_RECIPES", packs)
+        assert drafts_without_prediction() is drafted
 
 
 def test_all_that_cannot_be_read_is_told_in_one_line() -> None:

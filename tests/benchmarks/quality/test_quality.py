@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 
 pytest.importorskip("rapidfuzz")
 
-from benchmarks.quality import build_suffix_peer, checks, kinds
+from benchmarks.quality import build_suffix_peer, checks
 from benchmarks.quality.cases import Resumption
-from benchmarks.quality.checks import K, Point, curve, height
+from benchmarks.quality.checks import Point, curve, height
 from benchmarks.quality.replays import Reliability
 from benchmarks.quality.runs import (
-    BOUNDS,
     WITHOUT_RECIPES,
     Counts,
     Entry,
@@ -78,34 +76,6 @@ def test_peer_checks_ask_for_ten_per_cent_at_64_and_for_no_less_elsewhere() -> N
     }
     assert checks.our_curve(both, 64) == [checks.point(both[Run("gpu_align", 64)])]
     assert checks.peer_checks(both, []) == []
-
-
-def sums(tokens_per_step: float, rejected: float) -> Counts:
-    return Counts(3, int(tokens_per_step * 1000), 1000, 10_000, int(rejected * 10_000))
-
-
-OURS_TWO = {
-    Run("gpu_align", K): sums(12.0, 0.6),
-    Run("gpu_align", K, (("length_factor", 1),)): sums(8.0, 0.2),
-}
-
-
-def test_leads_are_read_at_the_rejections_of_the_peer() -> None:
-    peers = {Run("openai", K): sums(3.0, 0.1), Run("suffix_decoding_4_deep", K): sums(8.0, 0.4)}
-    found = kinds.nearest({**OURS_TWO, **peers, Run(BOUNDS[0], K): sums(20.0, 0.0)}, K)
-    assert [lead.peer for lead in found] == ["openai", "suffix_decoding_4_deep"]
-    assert found[0].ratio is None  # no setting with so few rejections comes first
-    assert found[1].ratio == pytest.approx(10 / 8)
-
-
-def test_verdicts_by_kind() -> None:
-    near, far = sums(9.5, 0.4), sums(8.0, 0.4)
-    for peer, passed in ((near, False), (far, True)):
-        first = kinds.checks_of({"c": {**OURS_TWO, Run("suffix_decoding_4_deep", K): peer}})[0]
-        assert (first.name, first.passed) == ("c, K=64: over every peer", passed)
-    worse = {replace(run, num_draft_tokens=32): c for run, c in OURS_TWO.items()}
-    rows = {**OURS_TWO, **worse, Run("openai", 32): sums(9.9, 0.4)}
-    assert [c.passed for c in kinds.checks_of({"c": rows}) if "K=32" in c.name] == [True]
 
 
 def test_verdicts_fail_on_nothing_at_all() -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from benchmarks.quality.replays import OurPair, Reliability, bound, everywhere, perfect_choice, replay_batched
-from gpu_align.predictors.loop import VerifiedStep
 from gpu_align.simulate import Record, make_policies, replay
 
 
@@ -63,17 +62,6 @@ def test_reliability_counts_by_hand() -> None:
     for bad in (-0.1, 1.1, float("nan")):
         with pytest.raises(ValueError, match="confidence"):
             counts.add([bad], 0)
-
-
-def test_reliability_stops_at_the_first_wrong_token() -> None:
-    pair = OurPair.begin(Record("a", [], [], [1, 2, 3, 5, 5]))
-    for start, accepted in ((1, 1), (3, 0)):
-        pair.count(
-            VerifiedStep(start, start + accepted + 1, [2, 9, 9, 9][: 5 - start], accepted, 1, (0.9, 0.8, 0.7))
-        )
-    # 0.9 right, 0.8 wrong, the others not tested; then 0.9 wrong.
-    assert pair.reliability.drafts[[90, 80, 70, 60]].tolist() == [2, 1, 0, 0]
-    assert pair.reliability.accepted.sum() == 1
 
 
 def brute_force_steps(r: Record, k: int) -> int:

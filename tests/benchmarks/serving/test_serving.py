@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from benchmarks.serving import beside
 from benchmarks.serving import main as serving
 from benchmarks.serving import page as tables
-from benchmarks.serving.main import MIXES, ModelDrafts, Run, losses, recommend, simulate
+from benchmarks.serving.main import MIXES, ModelDrafts, Run, losses, simulate
 from benchmarks.serving.rules import Batch, Budget, FixedK, Lengths, Plugin
 from benchmarks.serving.step_cost import GPUS, MODELS, Measured, Roofline
 from benchmarks.serving.trace import ONE, Trace, record_trace
@@ -140,27 +140,6 @@ def test_slots_cost_and_accepted_drafts_pay() -> None:
     assert simulate(trace, Lengths(), batch=1).verified.max() == 4
     cost = Measured("m", (1, 10), (1.0, 10.0))
     assert Run(np.array([5]), np.array([3])).speedup(cost, 1, 0.5) == pytest.approx(3 / 5.5)
-
-
-def row(worst: float, rejected: float = 1.0, edit: float = 1.0) -> dict[str, object]:
-    """A rule in the results: its gain, and the worst batches."""
-    lost = {"unrelated": {"worst": [1.2, worst, 1.1]}, "rejected": {"worst": [rejected, 1.0]}}
-    return {"edit": {"gain": edit}, "third": {"gain": edit}, **lost}
-
-
-def test_only_a_budget_that_never_loses_is_recommended() -> None:
-    table = {"lengths": row(1, edit=9), "budget 4": row(1, edit=1.1), "budget 64": row(0.9, edit=3)}
-    table |= {"fill 64": row(0.99, 0.8, 2), "fill 256": row(1, 0.79, 4)}
-    assert recommend(table) == {"rule": "fill 64", "constant": "budget 4"}
-    assert recommend({"budget 64": row(0.9, edit=3)}) == {"rule": None, "constant": None}
-
-
-def test_a_plugin_that_loses_is_named() -> None:
-    table = {"plugin": row(0.991, 0.95), "plugin, late by 1": row(0.9899), "lengths": row(0.3)}
-    table["plugin, without credit"] = row(1.0, 0.9)
-    lines = losses(table)
-    assert [line.split(" of ")[0] for line in lines] == ["plugin: 0.950", "plugin, late by 1: 0.990"]
-    assert "where every draft is rejected" in lines[0]
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

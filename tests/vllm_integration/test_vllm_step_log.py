@@ -1,9 +1,13 @@
-"""`GPU_ALIGN_DEBUG_LIVE`: the file of a request has each step when the next one begins, on both runners."""
+"""The step log: what it holds and who may read it, and where a request ends.
+
+With `GPU_ALIGN_DEBUG_LIVE` the file of a request has each step when the next one begins, on both runners.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import stat
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm_fakes import config, sampling
 
@@ -20,9 +25,140 @@ from gpu_align.tools.explain import Explainer
 from vllm_integration.config.settings import Settings
 from vllm_integration.wire.request import RequestContent
 from vllm_integration.worker.requests import StopRule
-from vllm_integration.worker.step_log import DebugLog, LoggedRequest, open_log
+from vllm_integration.worker.step_log import DebugLog, LoggedRequest, open_log, safe_name
 
 pytestmark = pytest.mark.usefixtures("plugin_on")
+
+
+@pytest.mark.parametrize(
+    ("sampled", "before", "kept", "ends", "room"),
+    [
+        ([1, 2, 3], 0, 3, False, 4),
+        ([1, 2, 3], 3, 3, False, 3),
+        ([1, 2, 3], 6, 3, False, 0),
+        ([1, 9, 3], 0, 2, True, 0),
+        ([9], 0, 1, True, 0),
+        ([1, 2, 3], 8, 2, True, 0),
+        ([1, 2], 8, 2, True, 0),
+        ([1, 2, 9], 8, 2, True, 0),
+        ([1], 10, 0, True, 0),
+    ],
+)
+def test_tokens_after_the_end_do_not_count(
+    sampled: list[int], before: int, kept: int, ends: bool, room: int
+) -> None:
+    rule = StopRule(frozenset({9}), max_tokens=10)
+    assert rule.kept(sampled, before) == kept
+    request = LoggedRequest("r", RequestContent(), rule, prompt_len=5)
+    request.record(sampled, 0, 5 + before)
+    assert (request.ended, len(request.steps[0].new)) == (ends, kept)
+    request.record([1], 0, 5 + before + len(sampled))
+    assert len(request.steps) == 2 - ends
+    assert rule.room(sampled, before + len(sampled), 4) == room
+    assert rule._replace(min_tokens=7).room(sampled, before + len(sampled), 4) == min(
+        room, max(0, 6 - before - len(sampled)) if before + len(sampled) < 7 else room
+    )
+    assert StopRule().kept(sampled, before) == len(sampled)
+    assert StopRule().room(sampled, before, 4) == 4
+
+
+@pytest.mark.parametrize(
+    "req_id", ["../../etc/passwd", "a/b", ".hidden", "", "x" * 500, "ü", "a b", "a\0b", "\ud800"]
+)
+def test_a_request_id_never_leaves_the_directory(req_id: str, tmp_path: Path) -> None:
+    """A plain one is the name of its file."""
+    assert safe_name("chatcmpl-8f-1a2b3c4d") == "chatcmpl-8f-1a2b3c4d.yaml"
+    name = safe_name(req_id)
+    assert (tmp_path / name).resolve().parent == tmp_path.resolve()
+    assert not name.startswith(".")
+    assert len(name) < 200
+    assert safe_name(req_id + "?") != name
+
+
+def write(log: DebugLog) -> None:
+    state = LoggedRequest("r", RequestContent(np.array([2, 0, 2], np.int32)), StopRule(), prompt_len=5)
+    state.steps = [Step(0, 5, "prediction", [1, 2], [0.5, 0.25], 40, 2, 1, [1, 7], 0, 0)]
+    state.tokens = [9, 9, 9, 9, 3, 1, 7]
+    log.write(state)
+
+
+PIECES = {0: b"\n", 9: b"-", 3: b"\xc3", 1: b"\xa9", 2: b"x", 7: b"!"}
+
+
+def text_of(ids: list[int]) -> str:
+    return b"".join(PIECES[i] for i in ids).decode("utf-8", "replace")
+
+
+def test_texts_are_what_tokens_add_to_those_before(tmp_path: Path) -> None:
+    write(DebugLog(str(tmp_path), 4, text_of))
+    document = yaml.safe_load((tmp_path / "r.yaml").read_text())
+    (step,) = document["steps"]
+    assert (step["accepted_text"], step["own_text"], step["proposed_text"]) == ("é", "!", "éx")
+    assert (step["new_lines"], step["prefix"]) == ([], {"tokens": [1, 7], "text": "é!"})
+    assert document["prediction_lines"] == [{"tokens": [2, 0], "text": "x\n"}, {"tokens": [2], "text": "x"}]
+
+
+@pytest.mark.parametrize(
+    ("mode", "warned"), [(None, False), (0o700, False), (0o755, True), (0o710, True), (0o704, True)]
+)
+def test_only_the_servers_user_reads_the_log(
+    tmp_path: Path, plugin_log: list[str], mode: int | None, warned: bool
+) -> None:
+    """A directory that is there stays as it is."""
+    directory = tmp_path / "new" / "logs"
+    if mode is not None:
+        directory.mkdir(parents=True)
+        directory.chmod(mode)
+    umask = os.umask(0)
+    try:
+        write(DebugLog(str(directory), 4))
+    finally:
+        os.umask(umask)
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (directory, directory / "r.yaml")]
+    assert modes == [0o700 if mode is None else mode, 0o600]
+    assert "writes the texts of requests and answers to disk" in plugin_log[-1]
+    assert str(directory) in plugin_log[-1]
+    assert [f"mode {mode:04o}: other users can see into it" in line for line in plugin_log[:-1]] == [
+        True
+    ] * warned
+
+
+@pytest.mark.parametrize("broken", ["the directory", "the disk, at the end", "the disk, live"])
+def test_what_cannot_be_written_turns_the_log_off_and_leaves_no_half_file(
+    tmp_path: Path, plugin_log: list[str], monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left")
+
+    (tmp_path / "file").write_text("")
+    directory = tmp_path / "file" / "below" if broken == "the directory" else tmp_path / "logs"
+    log = DebugLog(str(directory), 4, live="live" in broken)
+    if broken != "the directory":
+        plugin_log.clear()
+        monkeypatch.setattr(*((os, "open") if "live" in broken else (Path, "replace")), full)
+    for _ in range(2):
+        write(log)
+    assert not log.on
+    assert broken == "the directory" or list(directory.iterdir()) == []
+    (line,) = plugin_log
+    assert "writes no step logs any more" in line
+    assert "GPU_ALIGN_DEBUG_DIR" in line
+
+
+def test_the_log_follows_no_link(tmp_path: Path) -> None:
+    """In a directory that others can write to, a link in the place of the file must not be written through."""
+    logs, victim = tmp_path / "logs", tmp_path / "victim"
+    logs.mkdir()
+    victim.write_text("mine")
+    for name in ("r.yaml", f"r.yaml.{os.getpid()}.tmp"):
+        (logs / name).symlink_to(victim)
+    write(DebugLog(str(logs), 4))
+    assert victim.read_text() == "mine"
+    assert [path.name for path in logs.iterdir()] == ["r.yaml"]
+    assert not (logs / "r.yaml").is_symlink()
+
+
+# Live.
 
 
 def decode(ids: list[int]) -> str:
