@@ -11,7 +11,6 @@ from vllm_fakes import config
 from vllm_harness import MAX_MODEL_LEN
 
 from vllm_integration.frontend import endpoints as api
-from vllm_integration.frontend import endpoints as our_app
 from vllm_integration.seams.install import wrapped_by
 
 #: A good request to each endpoint.
@@ -61,7 +60,7 @@ def make_app(serving: Serving | None = None) -> Any:
     for module in (chat, completion, responses):
         module.attach_router(app)
     init_exception_handler(app)
-    our_app.init_entrypoints_middleware(lambda args, app: None, None, app)
+    api.init_entrypoints_middleware(lambda args, app: None, None, app)
     serving = serving or Serving()
     for name in ("chat", "chat_batch", "completion", "responses"):
         setattr(app.state, f"openai_serving_{name}", serving)

@@ -17,8 +17,7 @@ from usage_harness import Step, message
 
 from vllm_integration.config import in_use
 from vllm_integration.config.settings import Settings
-from vllm_integration.frontend import usage as collector
-from vllm_integration.frontend import usage as response_usage
+from vllm_integration.frontend import usage as frontend
 from vllm_integration.scheduler.draft_budget import DraftedRequests
 from vllm_integration.scheduler.verification_ledger import VerificationLedger
 from vllm_integration.seams.install import wrapped_by
@@ -214,11 +213,11 @@ class FrontEnd:
         self.request_states: dict[str, Any] = {}
         self.headers_seen: list[Any] = []
 
-    @wrapped_by(collector.add_request)
+    @wrapped_by(frontend.add_request)
     def add_request(self, request: Any) -> None:
         self.request_states[request.request_id] = request
 
-    @wrapped_by(collector.process_outputs)
+    @wrapped_by(frontend.process_outputs)
     def process_outputs(self, outputs: Any) -> None:
         for output in outputs:
             self.headers_seen.append(output.trace_headers)
@@ -227,7 +226,7 @@ class FrontEnd:
             if output.finished:
                 del self.request_states[output.request_id]
 
-    @wrapped_by(collector.abort_requests)
+    @wrapped_by(frontend.abort_requests)
     def abort_requests(self, request_ids: Any) -> list[str]:
         return [req_id for req_id in request_ids if self.request_states.pop(req_id, None)]
 
@@ -252,34 +251,33 @@ class FrontEnd:
 
 @pytest.fixture
 def front(monkeypatch: pytest.MonkeyPatch) -> FrontEnd:
-    monkeypatch.setattr(collector, "collector", collector.Collector())
-    monkeypatch.setattr(response_usage, "collector", collector.collector)
+    monkeypatch.setattr(frontend, "collector", frontend.Collector())
     monkeypatch.setattr(in_use, "_facts", in_use.EngineFacts(8, "V2", 4))
     monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
-    monkeypatch.setattr(response_usage, "_settings", Settings)
+    monkeypatch.setattr(frontend, "_settings", Settings)
     return FrontEnd()
 
 
 def test_choices_of_one_request_are_added_up(front: FrontEnd, monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[int | None] = []
-    monkeypatch.setattr(collector.metrics, "count_request", counted.append)
+    monkeypatch.setattr(frontend.metrics, "count_request", counted.append)
     for req_id in ("0_a", "1_a"):
         front.start(req_id, "http")
         assert len(counted) == 1
     front.output("0_a", Step(1, 8, 8, 5), tokens=6)
     front.output("1_a", Step(2, 4, 4, 4), tokens=5, finished=True)
     front.output("0_a", Step(1, 3, 3, 0), finished=True)
-    usage = collector.collector.take("http")
+    usage = frontend.collector.take("http")
     assert usage is not None
     assert usage.of_prediction == (5, 6)
     assert (usage.steps, usage.output_tokens, usage.accepted_by[CONTEXT]) == (3, 12, 4)
-    assert collector.collector.take("http") is None
-    assert not collector.collector.requests
+    assert frontend.collector.take("http") is None
+    assert not frontend.collector.requests
     front.start("2_a", "late")
     front.output("2_a", Step(0, 0, 0, 0), finished=True)
-    assert list(collector.collector._ended) == ["late"]
+    assert list(frontend.collector._ended) == ["late"]
     front.start("3_a", "late")  # one more choice, when the others have ended
-    assert not collector.collector._ended
+    assert not frontend.collector._ended
 
 
 def test_tracing_sees_the_headers_of_the_client(front: FrontEnd) -> None:
@@ -305,9 +303,9 @@ def test_ten_thousand_requests_leave_nothing(front: FrontEnd) -> None:
         if kind < 2:
             front.abort_requests([req_id])
         elif kind == 2 and name is not None:
-            assert collector.collector.take(name) is not None
-    assert not collector.collector.requests
-    assert len(collector.collector.http_requests) == len(collector.collector._ended) <= 1000
+            assert frontend.collector.take(name) is not None
+    assert not frontend.collector.requests
+    assert len(frontend.collector.http_requests) == len(frontend.collector._ended) <= 1000
 
 
 def test_a_stream_whose_client_goes_away_leaves_nothing(
@@ -323,7 +321,7 @@ def test_a_stream_whose_client_goes_away_leaves_nothing(
             closed.append(True)
 
     async def client() -> None:
-        stream = response_usage.with_usage(events(), "http")
+        stream = frontend.with_usage(events(), "http")
         await anext(stream)
         await stream.aclose()
 
@@ -331,11 +329,11 @@ def test_a_stream_whose_client_goes_away_leaves_nothing(
     front.output("a", Step(0, 0, 0, 0))
     asyncio.run(client())
     front.abort_requests(["a"])
-    monkeypatch.setattr(collector.metrics, "count_steps", None)
+    monkeypatch.setattr(frontend.metrics, "count_steps", None)
     front.output("a", Step(1, 8, 8, 8))  # nobody will read what it did since then
     assert closed == [True]
-    assert not collector.collector.http_requests
-    assert not collector.collector.requests
+    assert not frontend.collector.http_requests
+    assert not frontend.collector.requests
 
 
 # --- responses -------------------------------------------------------------------------------------------
@@ -349,7 +347,7 @@ def streamed(*events: Any) -> list[Any]:
             yield event
 
     async def collect() -> list[Any]:
-        return [event async for event in response_usage.with_usage(emit(), "http")]
+        return [event async for event in frontend.with_usage(emit(), "http")]
 
     return asyncio.run(collect())
 
@@ -376,7 +374,7 @@ def test_only_the_last_usage_of_a_stream_is_completed(front: FrontEnd) -> None:
     del last["usage"]["completion_tokens_details"]
     assert last == json.loads(chunks[1].removeprefix("data: "))
     assert events[1].endswith("}\n\n")
-    assert not collector.collector.http_requests
+    assert not frontend.collector.http_requests
 
 
 @pytest.mark.parametrize("reported", [True, False])
@@ -388,8 +386,8 @@ def test_an_error_and_what_the_engine_did_not_report_stay_as_they_are(
         front.output("a", Step(1, 8, 8, 5), finished=True)
     models = pytest.importorskip("vllm.entrypoints.serve.engine.protocol")
     error = models.ErrorResponse(error={"message": "no", "type": "BadRequestError", "code": 400})
-    assert response_usage.with_usage(error, "http") is error
+    assert frontend.with_usage(error, "http") is error
     shown = models.UsageInfo(completion_tokens=9, total_tokens=19)
     before = shown.model_dump()
-    response_usage.with_usage(SimpleNamespace(usage=shown), "http")
+    frontend.with_usage(SimpleNamespace(usage=shown), "http")
     assert shown.model_dump() == before

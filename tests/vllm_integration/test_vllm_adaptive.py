@@ -13,7 +13,6 @@ import torch
 pytest.importorskip("vllm")
 
 from vllm_integration.config import engine_config, in_use
-from vllm_integration.config import engine_config as adaptive
 from vllm_integration.seams import install as compat
 from vllm_integration.seams.install import wrapped_by
 
@@ -41,7 +40,7 @@ def test_what_the_configuration_refuses_does_not_stop_the_server(plugin_log: lis
         def __init__(self, model: str) -> None:
             vars(self).update(vars(config_of(model)))
 
-        @wrapped_by(adaptive.validate)
+        @wrapped_by(engine_config.validate)
         def validate(self) -> None:
             if asked(self):
                 raise ValueError("not currently compatible with LoRA")
@@ -76,7 +75,7 @@ def backend_choice(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     config = selector.AttentionSelectorConfig(
         head_size=64, dtype=torch.float32, kv_cache_dtype=None, block_size=32, use_adaptive_verification=True
     )
-    yield wrapped_by(adaptive.select_backend)(original), config
+    yield wrapped_by(engine_config.select_backend)(original), config
     original.cache_clear()
 
 
@@ -138,7 +137,7 @@ def groups_of(support: str, *, exact_lengths: bool = False) -> list[list[Any]]:
 def create(config: Any, groups: list[list[Any]]) -> Any:
     from vllm.v1.worker.gpu.spec_decode import adaptive_verification as module
 
-    wrapped = wrapped_by(adaptive.create_manager)(module.maybe_create_adaptive_verification_manager)
+    wrapped = wrapped_by(engine_config.create_manager)(module.maybe_create_adaptive_verification_manager)
     return wrapped(
         enable_adaptive_verification=asked(config),
         attn_groups=groups,
@@ -178,7 +177,7 @@ def test_a_model_runner_goes_on_without_its_manager(
 
 def test_only_the_first_rank_warns(plugin_log: list[str]) -> None:
     config = config_of(rank=1)
-    adaptive.do_without(config, "reason")
+    engine_config.do_without(config, "reason")
     assert not asked(config)
     assert plugin_log == []
 
@@ -250,15 +249,15 @@ def test_a_vllm_whose_refusals_cannot_be_caught_is_not_asked(
     assert changed
     monkeypatch.setattr(compat, "SEAMS", changed)
     monkeypatch.delenv("GPU_ALIGN_STRICT", raising=False)
-    adaptive.prepare(config_of(asked=False))
+    engine_config.prepare(config_of(asked=False))
     assert plugin_log == []
     config = config_of()
-    adaptive.prepare(config)
+    engine_config.prepare(config)
     assert not asked(config)
     assert "expected parameters changed" in plugin_log[0]
     monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
     with pytest.raises(compat.SeamError):
-        adaptive.prepare(config_of())
+        engine_config.prepare(config_of())
 
 
 class Known:

@@ -21,7 +21,6 @@ from vllm.v1.request import Request
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from vllm_integration.scheduler import schedulers
-from vllm_integration.scheduler import schedulers as crash_dump
 from vllm_integration.scheduler.draft_budget import DraftedRequests
 from vllm_integration.seams.install import Guard, wrapped_by
 from vllm_integration.wire import request as wire
@@ -71,7 +70,7 @@ def dump(plan: SchedulerOutput, vllm_config: Any, monkeypatch: pytest.MonkeyPatc
     """What vLLM logs when a step of this plan fails."""
     lines: list[str] = []
     theirs = inspect.unwrap(dump_input._dump_engine_exception)  # a test before may have installed ours
-    wrapped = wrapped_by(crash_dump.dump_engine_exception)(theirs)
+    wrapped = wrapped_by(schedulers.dump_engine_exception)(theirs)
     with monkeypatch.context() as patch:
         patch.setattr(dump_input.logger, "error", lambda text, *args: lines.append(text % args))
         patch.setattr(dump_input, "_dump_engine_exception", wrapped)

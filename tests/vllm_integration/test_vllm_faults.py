@@ -16,13 +16,7 @@ from usage_harness import Step, message
 from vllm_fakes import FakeEngine, config, sampling, v1_alone
 
 from gpu_align import Drafter
-from vllm_integration.frontend import endpoints
-from vllm_integration.frontend import endpoints as our_app
-from vllm_integration.frontend import endpoints as redaction
-from vllm_integration.frontend import prediction as faults
-from vllm_integration.frontend import prediction as limits
-from vllm_integration.frontend import usage as response_usage
-from vllm_integration.frontend import usage as usage_collector
+from vllm_integration.frontend import endpoints, prediction, usage
 from vllm_integration.seams import install as compat
 from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire import reports
@@ -38,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("plugin_on")
 
 @pytest.fixture(autouse=True)
 def _as_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faults.guard, "ended", set())
+    monkeypatch.setattr(prediction.guard, "ended", set())
     for name in ("STRICT", "DEBUG_DIR", "DRAFT_WITHOUT_PREDICTION", "MAX_PREDICTION_TOKENS"):
         monkeypatch.delenv(f"GPU_ALIGN_{name}", raising=False)
 
@@ -237,18 +231,18 @@ def test_v2_no_rank_goes_on_alone(name: str, monkeypatch: pytest.MonkeyPatch, pl
 
 # The front end. An "original" is vLLM's function.
 def test_usage_goes_on(monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]) -> None:
-    collector = usage_collector.collector
+    collector = usage.collector
     for owner, name in (
         (collector, "follow"),
         (collector, "count"),
         (collector, "end"),
-        (usage_collector, "_take_messages"),
-        (usage_collector.metrics, "create_if_expected"),
+        (usage, "_take_messages"),
+        (usage.metrics, "create_if_expected"),
     ):
         plugin_log.clear()
         with monkeypatch.context() as patch:
-            patch.setattr(faults.guard, "ended", set())
-            patch.setattr(usage_collector, "engine_here", lambda: "an engine")
+            patch.setattr(prediction.guard, "ended", set())
+            patch.setattr(usage, "engine_here", lambda: "an engine")
             break_at(patch, owner, name)
             for _ in range(3):
                 request = SimpleNamespace(
@@ -256,25 +250,25 @@ def test_usage_goes_on(monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]) -
                 )
                 output = SimpleNamespace(
                     request_id="r",
-                    trace_headers={usage_collector.HEADER: message([Step(1, 8, 8, 5)])},
+                    trace_headers={usage.HEADER: message([Step(1, 8, 8, 5)])},
                     new_token_ids=[1],
                 )
                 processor = SimpleNamespace(request_states={"r": None})
-                usage_collector.start(lambda self: None, processor)
-                assert usage_collector.add_request(lambda self, request: 1, processor, request) == 1
-                assert usage_collector.process_outputs(lambda self, outputs: 2, processor, [output]) == 2
-                assert usage_collector.abort_requests(lambda self, ids: ["r"], processor, ["r"]) == ["r"]
+                usage.start(lambda self: None, processor)
+                assert usage.add_request(lambda self, request: 1, processor, request) == 1
+                assert usage.process_outputs(lambda self, outputs: 2, processor, [output]) == 2
+                assert usage.abort_requests(lambda self, ids: ["r"], processor, ["r"]) == ["r"]
         assert [r"injected\nfault" in line for line in plugin_log] == [True], name
 
 
 @pytest.mark.parametrize("name", ["_complete", "_completed_event"])
 def test_responses_go_on(name: str, monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]) -> None:
-    usage = usage_collector.RequestUsage(output_tokens=1, steps=1)
-    monkeypatch.setattr(response_usage.collector, "take", lambda _: usage)
-    break_at(monkeypatch, response_usage, name)
+    counted = usage.RequestUsage(output_tokens=1, steps=1)
+    monkeypatch.setattr(usage.collector, "take", lambda _: counted)
+    break_at(monkeypatch, usage, name)
     shown = lambda: SimpleNamespace(completion_tokens_details=SimpleNamespace(), completion_tokens=1)  # noqa: E731
     result = SimpleNamespace(usage=shown())
-    assert response_usage.with_usage(result, "h") is result
+    assert usage.with_usage(result, "h") is result
     sent = [
         "data: {}",
         'data: {"choices":[],"usage":{"completion_tokens":1}}',
@@ -286,7 +280,7 @@ def test_responses_go_on(name: str, monkeypatch: pytest.MonkeyPatch, plugin_log:
             yield event
 
     async def received() -> list[Any]:
-        return [event async for event in response_usage.with_usage(stream(), "h")]
+        return [event async for event in usage.with_usage(stream(), "h")]
 
     got = asyncio.run(received())
     assert len(got) == 3
@@ -321,9 +315,9 @@ def test_endpoints_go_on(
 
 
 def test_a_count_that_fails_leaves_the_400(monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]) -> None:
-    break_at(monkeypatch, limits.metrics, "count_refused")
-    limits.count_refused("bytes")
-    limits.count_refused("bytes")
+    break_at(monkeypatch, prediction.metrics, "count_refused")
+    prediction.count_refused("bytes")
+    prediction.count_refused("bytes")
     assert [r"injected\nfault" in line for line in plugin_log] == [True]
 
 
@@ -343,19 +337,19 @@ def test_the_offline_api_goes_on(monkeypatch: pytest.MonkeyPatch, plugin_log: li
 def test_a_server_starts_without_the_filter_of_its_log(
     monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
 ) -> None:
-    break_at(monkeypatch, redaction, "install_filter")
+    break_at(monkeypatch, endpoints, "install_filter")
     monkeypatch.setattr(
-        our_app.status, "announce", lambda *args: None
+        endpoints.status, "announce", lambda *args: None
     )  # an engine may be known in this process
     app = SimpleNamespace(user_middleware=[])
-    assert our_app.init_entrypoints_middleware(lambda *args: "done", None, app) == "done"
+    assert endpoints.init_entrypoints_middleware(lambda *args: "done", None, app) == "done"
     assert (len(plugin_log), len(app.user_middleware)) == (1, 1)
 
 
 def test_a_filter_that_fails_shows_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    break_at(monkeypatch, redaction, "_brings_prediction")
+    break_at(monkeypatch, endpoints, "_brings_prediction")
     record = logging.LogRecord(
         "vllm", logging.ERROR, "", 1, "refused", None, (ValueError, ValueError(), None)
     )
-    assert redaction.without_predictions(record)
+    assert endpoints.without_predictions(record)
     assert record.exc_info is None
