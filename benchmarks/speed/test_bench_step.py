@@ -33,8 +33,8 @@ def ends_line(token: int) -> bool:
 
 
 def make_policy(name: str) -> Policy:
-    if name.startswith("static_text"):
-        return StaticText(ends_line=ends_line, aligner="difflib" if name.endswith("difflib") else "auto")
+    if name == "static_text":
+        return StaticText(ends_line)
     return {**POLICIES, **OPTIONAL_POLICIES}[name]()
 
 
@@ -90,7 +90,7 @@ class TestOneToken:
     def group(self, benchmark: Any, batch: int, size: int, state: str) -> None:
         benchmark.group = f"step of one token, batch {batch}, {size} tokens, {state}"
 
-    @pytest.mark.parametrize("name", ["prompt_lookup", "static_text", "static_text_difflib"])
+    @pytest.mark.parametrize("name", ["prompt_lookup", "static_text"])
     def test_policy(self, benchmark: Any, name: str, batch: int, size: int, state: str) -> None:
         time_policy(benchmark, lambda: make_policy(name), make_texts(batch, size, state, 1), state)
 
@@ -107,7 +107,7 @@ class TestStep:
         benchmark.group = f"step, batch {batch}, {size} tokens, {state}"
 
     @pytest.mark.largest(1 << 18)
-    @pytest.mark.parametrize("name", ["prompt_lookup", "static_text", "static_text_difflib"])
+    @pytest.mark.parametrize("name", ["prompt_lookup", "static_text"])
     def test_policy(self, benchmark: Any, name: str, batch: int, size: int, state: str) -> None:
         time_policy(benchmark, lambda: make_policy(name), make_texts(batch, size, state), state)
 

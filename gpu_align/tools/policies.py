@@ -7,7 +7,6 @@ from. Policies run on plain Python lists and never import torch.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import importlib.util
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "OPTIONAL_POLICIES", "POLICIES", "RECIPE_POLICIES", "Cursor", "EarlierResponses", "InputLookup", "Myers",
     "OpenAI", "Policy", "PromptLookup", "RecipeLookup", "StaticText", "SuffixDecoding", "guess_line_end",
-    "line_end_test", "prompt_lookup_transformers", "prompt_lookup_vllm", "prompt_lookup_vllm_v2",
+    "prompt_lookup_transformers", "prompt_lookup_vllm", "prompt_lookup_vllm_v2",
     "suffix_decoding_available",
 ]  # fmt: skip
 
@@ -168,8 +167,6 @@ class Cursor(CursorPolicy):
         self._follow(tokens)
 
 
-Aligner = Literal["auto", "rapidfuzz", "difflib"]
-
 #: Mean tokens a line that `guess_line_end` aims at: Python source in Tekken tokens has 10.0.
 GUESSED_LINE_LENGTH = 10
 
@@ -184,44 +181,28 @@ class StaticText(CursorPolicy):
             if the new tokens are prediction[cursor : cursor + n]: cursor += n
             else: diverged, until an attempt succeeds
             if diverged and a line was completed since the last attempt:
-                align all completed output lines with the lines of the prediction
+                align all completed output lines with the lines of the prediction, by a longest common subsequence
                 if the last completed line is matched, to prediction line i,
                 and the tokens since then are a prefix of line i + 1 without its line end:
                     cursor = that position in line i + 1
             draft = prediction[cursor : cursor + K] unless diverged
 
     Args:
-        ends_line: says of a token id whether its text contains a newline, see `line_end_test`; None, when no
-            tokenizer is known, stands for `guess_line_end`.
-        aligner: ``"rapidfuzz"`` (longest common subsequence of lines), ``"difflib"`` (longest matching
-            blocks) or ``"auto"``: RapidFuzz where it is installed. The attribute is the one in use.
+        ends_line: says of a token id whether its text contains a newline; None, when no tokenizer is known, stands
+            for `guess_line_end`.
 
     Source: https://github.com/cascade-tech-ai/vllmx, ``vllm/v1/spec_decode/static_text_proposer.py``; its
     switch between CR/LF and LF predictions is left out because token ids do not say which is which.
     """
 
-    def __init__(
-        self,
-        ends_line: Callable[[int], bool] | None = None,
-        aligner: Aligner = "auto",
-        name: str = "static_text",
-    ) -> None:
+    def __init__(self, ends_line: Callable[[int], bool] | None = None, name: str = "static_text") -> None:
         super().__init__(name)
         if ends_line is not None and not callable(ends_line):
             raise TypeError(f"ends_line: expected a callable or None, got {type(ends_line).__name__}")
-        if aligner not in ("auto", "rapidfuzz", "difflib"):
-            raise ValueError(f"aligner: expected 'auto', 'rapidfuzz' or 'difflib', got {aligner!r}")
-        installed = importlib.util.find_spec("rapidfuzz") is not None
-        if aligner == "rapidfuzz" and not installed:
-            raise ImportError('aligner="rapidfuzz" needs RapidFuzz: pip install rapidfuzz')
-        self.aligner = "rapidfuzz" if installed and aligner != "difflib" else "difflib"
-        self._align = last_match_rapidfuzz if self.aligner == "rapidfuzz" else last_match_difflib
         self._is_line_end = functools.cache(guess_line_end if ends_line is None else ends_line)
 
     def _begin(self) -> None:
         super()._begin()
-        # A small int for each distinct line: both aligners then compare lines exactly, and fast.
-        self._line_ids: dict[tuple[int, ...], int] = {}
         self._lines: list[list[int]] = [[]]
         self._line_starts = [0]
         for position, token in enumerate(self._prediction):
@@ -229,67 +210,48 @@ class StaticText(CursorPolicy):
             if self._is_line_end(token):
                 self._lines.append([])
                 self._line_starts.append(position + 1)
-        self._predicted_ids = [self._line_id(line) for line in self._lines]
-        self._completed_ids: list[int] = []
+        # Of each different line, as bits, where the prediction has it.
+        self._places: dict[tuple[int, ...], int] = {}
+        for number, line in enumerate(self._lines):
+            self._places[tuple(line)] = self._places.get(tuple(line), 0) | 1 << number
+        # Bit i is 0 where line i makes the LCS with the completed lines longer; and before the last of them.
+        self._row = self._row_before = self._all_lines = (1 << len(self._lines)) - 1
         self._current: list[int] = []
         self._may_attempt = False
-
-    def _line_id(self, line: list[int]) -> int:
-        return self._line_ids.setdefault(tuple(line), len(self._line_ids))
 
     def _advance(self, tokens: list[int]) -> None:
         for token in tokens:
             self._current.append(token)
             if self._is_line_end(token):
-                self._completed_ids.append(self._line_id(self._current))
+                self._row_before = self._row
+                equal = self._row & self._places.get(tuple(self._current), 0)
+                self._row = ((self._row + equal) | (self._row - equal)) & self._all_lines
                 self._current = []
                 self._may_attempt = True
         self._follow(tokens)
-        if self._cursor is None and self._completed_ids and self._may_attempt:
+        if self._cursor is None and self._may_attempt:
             self._cursor = self._attempt()
             self._may_attempt = False
 
     def _attempt(self) -> int | None:
-        line = self._align(self._predicted_ids, self._completed_ids)
-        if line is None or line + 1 >= len(self._lines):
+        # The first lines that have the whole LCS; their last one is matched to the last completed line, unless
+        # they have it without that, too.
+        num = (~self._row & self._all_lines).bit_length()
+        if not num or not self._row_before >> (num - 1) & 1:
             return None
-        following = self._lines[line + 1]
+        following = self._lines[num]
         body = following[:-1] if following and self._is_line_end(following[-1]) else following
         if body[: len(self._current)] != self._current:
             return None
-        return self._line_starts[line + 1] + len(self._current)
-
-
-def line_end_test(token_bytes: Callable[[int], bytes]) -> Callable[[int], bool]:
-    """The `StaticText` argument ``ends_line`` for a tokenizer: do a token's bytes contain a newline anywhere?"""
-    return lambda token: b"\n" in token_bytes(token)
+        return self._line_starts[num] + len(self._current)
 
 
 def guess_line_end(token: int) -> bool:
-    """Stands in for `line_end_test`: one token id in `GUESSED_LINE_LENGTH` ends a "line", by Knuth's hash.
+    """Stands in for a tokenizer: one token id in `GUESSED_LINE_LENGTH` ends a "line", by Knuth's hash.
 
     Equal stretches of prediction and output are then cut alike, which is all that the alignment needs.
     """
     return ((token * 2654435761) & 0xFFFFFFFF) * GUESSED_LINE_LENGTH < 1 << 32
-
-
-def last_match_rapidfuzz(predicted: list[int], completed: list[int]) -> int | None:
-    """The prediction line that a longest common subsequence matches to the last completed line, or None."""
-    from rapidfuzz.distance import LCSseq
-
-    for tag, _, predicted_end, _, completed_end in LCSseq.opcodes(predicted, completed).as_list():
-        if tag == "equal" and completed_end == len(completed):
-            return int(predicted_end) - 1
-    return None
-
-
-def last_match_difflib(predicted: list[int], completed: list[int]) -> int | None:
-    """The same question to difflib, whose blocks are the longest first and not always an LCS."""
-    matcher = difflib.SequenceMatcher(None, predicted, completed, autojunk=False)
-    for block in matcher.get_matching_blocks():
-        if block.size and block.b + block.size == len(completed):
-            return block.a + block.size - 1
-    return None
 
 
 class OpenAI(Policy):

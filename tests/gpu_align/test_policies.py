@@ -31,16 +31,14 @@ from gpu_align.policies import (
     StaticText,
     SuffixDecoding,
     guess_line_end,
-    line_end_test,
     prompt_lookup_transformers,
 )
 from gpu_align.predictors import DisposedError, PredictorOptions
 from gpu_align.simulate import Record
-from gpu_align.tools.policies import GUESSED_LINE_LENGTH, Aligner, last_match_difflib
+from gpu_align.tools.policies import GUESSED_LINE_LENGTH
 from gpu_align.tools.simulate.policies import our_drafter
 
-pytest.importorskip("rapidfuzz")
-from gpu_align.tools.policies import last_match_rapidfuzz
+lcs_seq = pytest.importorskip("rapidfuzz.distance").LCSseq
 
 Ids = list[int]
 #: Prompt, prediction, output so far → draft, however long.
@@ -311,7 +309,6 @@ BAD_ARGUMENTS: list[tuple[Callable[..., Policy], dict[str, Any], str]] = [
     (SuffixDecoding, {"min_token_prob": 2}, "min_token_prob: expected 0 <= p <= 1, got 2"),
     (SuffixDecoding, {"max_tree_depth": 0}, "max_tree_depth: expected an integer >= 1, got 0"),
     (RecipeLookup, {"recipes": None, "min_survival": 1.5}, "min_survival: expected 0 <= p <= 1, got 1.5"),
-    (StaticText, {"aligner": "diff"}, "aligner: expected 'auto', 'rapidfuzz' or 'difflib', got 'diff'"),
     (StaticText, {"ends_line": {10}}, "ends_line: expected a callable or None, got set"),
 ]
 
@@ -420,13 +417,12 @@ def test_our_drafter_drafts_the_recipe_where_it_has_nothing_else() -> None:
 POEM = "one\ntwo\nthree\nfour\nfive\n"
 
 
-def draft_after(prediction: str, steps: Sequence[str], aligner: Aligner = "auto", k: int = 64) -> str:
+def draft_after(prediction: str, steps: Sequence[str], k: int = 64) -> str:
     """Of static text, with one token a character, so that tests can be read; a newline ends a line."""
-    policy = StaticText(line_end_test(lambda token: chr(token).encode()), aligner)
+    policy = StaticText(lambda token: chr(token) == "\n")
     return "".join(map(chr, drafts_of(policy, [*map(ord, prediction)], [[*map(ord, s)] for s in steps], k)))
 
 
-@pytest.mark.parametrize("aligner", ["rapidfuzz", "difflib"])
 @pytest.mark.parametrize(
     ("prediction", "output", "expected"),
     [
@@ -444,20 +440,18 @@ def draft_after(prediction: str, steps: Sequence[str], aligner: Aligner = "auto"
         pytest.param("", "a\nb\n", "", id="empty prediction"),
     ],
 )
-def test_static_text_realigns_at_line_ends(
-    aligner: Aligner, prediction: str, output: str, expected: str
-) -> None:
-    assert draft_after(prediction, output, aligner) == expected
-    assert draft_after(prediction, output, aligner, k=3) == expected[:3]
+def test_static_text_realigns_at_line_ends(prediction: str, output: str, expected: str) -> None:
+    assert draft_after(prediction, output) == expected
+    assert draft_after(prediction, output, k=3) == expected[:3]
     # A line that is completed in the middle of a step: there is a part of the next one to compare.
-    assert draft_after(POEM, ["X\ntwo\nth"], aligner) == "ree\nfour\nfive\n"
-    assert draft_after(POEM, ["X\ntwo\ntX"], aligner) == ""
+    assert draft_after(POEM, ["X\ntwo\nth"]) == "ree\nfour\nfive\n"
+    assert draft_after(POEM, ["X\ntwo\ntX"]) == ""
 
 
 def test_what_ends_a_line() -> None:
     """A token with a newline among other characters; without a tokenizer a tenth of all tokens."""
     pieces = {1: b"if x", 2: b":\n\n", 3: b"  y", 4: b"()\n", 5: b"  z"}
-    policy = StaticText(line_end_test(pieces.__getitem__))
+    policy = StaticText(lambda token: b"\n" in pieces[token])
     assert drafts_of(policy, [1, 2, 3, 4, 5, 4, 1], [[5, 2, 3, 4]], 8) == [5, 4, 1]
     share = sum(map(guess_line_end, range(131_072))) / 131_072
     assert share == pytest.approx(1 / GUESSED_LINE_LENGTH, rel=0.02)
@@ -470,27 +464,12 @@ def test_what_ends_a_line() -> None:
 LINES = st.lists(st.integers(0, 6), max_size=40)
 
 
-@settings(max_examples=200, deadline=None)
-@given(a=LINES, b=LINES.filter(bool))
-def test_rapidfuzz_match_belongs_to_a_longest_common_subsequence(a: Ids, b: Ids) -> None:
-    at = last_match_rapidfuzz(a, b)
-    table = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
-    for i, x in enumerate(a):
-        for j, y in enumerate(b):
-            table[i + 1][j + 1] = table[i][j] + 1 if x == y else max(table[i][j + 1], table[i + 1][j])
-    best = table[len(a)][len(b)]
-    possible = [i for i in range(len(a)) if a[i] == b[-1] and table[i][len(b) - 1] + 1 == best]
-    # None only where leaving the last line unmatched costs nothing.
-    assert at in possible or (at is None and (not possible or table[len(a)][len(b) - 1] == best))
-
-
-def test_the_aligners(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The documented difference: difflib takes the longest block, which here is not part of an LCS."""
-    predicted, completed = [1, 2, 3, 7, 8, 4, 5, 6], [7, 8, 1, 9, 2, 9, 3]
-    assert last_match_rapidfuzz(predicted, completed) == 2
-    assert last_match_difflib(predicted, completed) is None
-    assert (StaticText().aligner, StaticText(aligner="difflib").aligner) == ("rapidfuzz", "difflib")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert StaticText().aligner == "difflib"
-    with pytest.raises(ImportError, match="pip install rapidfuzz"):
-        StaticText(aligner="rapidfuzz")
+@settings(max_examples=500, deadline=None)
+@given(prediction=LINES, output=LINES.filter(bool))
+def test_static_text_aligns_lines_as_rapidfuzz(prediction: Ids, output: Ids) -> None:
+    """A token a line, and behind the last one an empty line, not complete. The first output line is another."""
+    lost = [255, *output]
+    operations = lcs_seq.opcodes([*prediction, -1], lost).as_list()
+    ends = [end for tag, _, end, _, output_end in operations if (tag, output_end) == ("equal", len(lost))]
+    expected = prediction[ends[0] :] if ends else []
+    assert drafts_of(StaticText(lambda _: True), prediction, [lost], 64) == expected

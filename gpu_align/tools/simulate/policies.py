@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib
-import itertools
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from ...predictors.predicted_output import PredictedOutputTokenPredictor
 from ...recipes.pack import RecipePack
 from ..policies import OPTIONAL_POLICIES, POLICIES, RECIPE_POLICIES, StaticText, suffix_decoding_available
 from .records import Record
-from .tokenizers import line_ending_ids, load_tokenizer
+from .tokenizers import line_end_test, load_tokenizer
 
 #: What may stand for a file's name: the pack that comes with the library, or no pack.
 SHIPPED_PACK, NO_PACK = "base", "off"
@@ -202,9 +201,9 @@ def make_policies(
                 ours.reset([], PredictorOptions(num_draft_tokens))  # so that a bad setting is refused here
                 policies.append(ours)
         elif name == "static_text":
-            ids = itertools.chain.from_iterable(text for r in records for text in (r.prediction, r.output))
-            ends = None if tokenizer is None else line_ending_ids(load_tokenizer(tokenizer), ids)
-            policies.append(StaticText(ends_line=None if ends is None else ends.__contains__))
+            policies.append(
+                StaticText(None if tokenizer is None else line_end_test(load_tokenizer(tokenizer)))
+            )
         elif name in RECIPE_POLICIES:
             if known is None:
                 off = recipes == NO_PACK

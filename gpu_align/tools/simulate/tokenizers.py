@@ -6,7 +6,7 @@ import codecs
 import contextlib
 import io
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -164,8 +164,6 @@ def token_texts(tokenizer: TextTokenizer, ids: Iterable[int]) -> list[str]:
     return texts
 
 
-def line_ending_ids(tokenizer: TextTokenizer, ids: Iterable[int]) -> frozenset[int]:
-    """Those of `ids` whose text contains a line feed: after such a token a line is complete."""
-    return frozenset(
-        i for i in set(ids) if 0 <= i < tokenizer.vocab_size and b"\n" in tokenizer.token_bytes(i)
-    )
+def line_end_test(tokenizer: TextTokenizer) -> Callable[[int], bool]:
+    """Whether the text of a token, at least 0, contains a line feed: behind such a one a line is complete."""
+    return lambda token_id: token_id < tokenizer.vocab_size and b"\n" in tokenizer.token_bytes(token_id)
