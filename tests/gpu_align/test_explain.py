@@ -10,19 +10,10 @@ from gpu_align import DrafterConfig
 from gpu_align.tools.explain import Explainer
 from tests.gpu_align.engine import Engine
 from tests.gpu_align.step_batch import standing_of
+from tests.gpu_align.step_harness import edited
 
 K, WIDTH, VOCABULARY = 8, 300, 50
 SOURCES = {1: "prediction", 2: "context"}
-
-
-def edited(draw: random.Random, prediction: list[int], alphabet: int) -> list[int]:
-    """The prediction with tokens dropped, replaced and inserted."""
-    output: list[int] = []
-    for token in prediction:
-        kind = draw.randrange(8)
-        output += [] if kind == 0 else [draw.randrange(alphabet)] if kind == 1 else [token]
-        output += [draw.randrange(alphabet)] * (kind == 2)
-    return output
 
 
 @pytest.mark.parametrize("config", [None, DrafterConfig(use_context=False, min_survival_lost=0, min_match=2)])
@@ -34,7 +25,7 @@ def test_it_tells_the_source_and_the_place_of_what_the_drafter_drafts(
     alphabet = 4 if seed % 2 else 40  # many repetitions, or few
     prompt = [draw.randrange(alphabet) for _ in range(20)]
     prediction = [draw.randrange(alphabet) for _ in range(60)]
-    output = edited(draw, prediction, alphabet)
+    output = edited(draw, prediction, alphabet, 60)
     engine = Engine("reference", max_slots=1, T=WIDTH, N=64, K=K, vocab=VOCABULARY, config=config)
     engine.add(0, prediction, prompt)
     explainer = Explainer(prediction, len(prompt), K, config, max_context_len=WIDTH)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from vllm_fakes import config
 
+from gpu_align import DrafterConfig
+from gpu_align.ops.constants import NUM_CLASSES
+from gpu_align.ops.draft import KNOTS
+from gpu_align.tools.tune.tuning import make_table, write_table
 from vllm_integration.config import engine_config
 from vllm_integration.config.settings import Settings, drafts_without_prediction, warn_of_unknown_names
+from vllm_integration.worker.startup import drafter_config
 
 
 def test_settings_from_the_environment() -> None:
@@ -172,3 +179,36 @@ def test_unknown_names_are_warned_of_once_with_the_nearest_known_one(
     assert plugin_log == [
         "GPU_ALIGN_DEBUGDIR is not a setting of gpu_align; the nearest one is GPU_ALIGN_DEBUG_DIR"
     ]
+
+
+# A survival table of one's own.
+
+
+def test_the_server_drafts_with_the_table_and_its_settings(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    survival = np.full((NUM_CLASSES, len(KNOTS)), 1000)
+    settings = {"length_factor": 3.0, "min_survival": 0.2}
+    write_table(make_table(survival, [0.0] * 20, np.ones(NUM_CLASSES), 9, "a test", settings), path)
+    given = Settings.from_env({"GPU_ALIGN_SURVIVAL_TABLE": str(path)}).survival_table
+    assert drafter_config(given) == DrafterConfig(
+        length_factor=3.0, min_survival=0.2, survival_table=str(path)
+    )
+    assert drafter_config(Settings.from_env({}).survival_table) == DrafterConfig()
+    least = Settings.from_env({"GPU_ALIGN_MIN_MATCH": "3"}).min_match
+    for table, expected in ((None, DrafterConfig()), (given, drafter_config(given))):
+        assert drafter_config(table, least) == replace(expected, min_match=3, min_context_match=3)
+
+
+@pytest.mark.parametrize("content", [None, "", "{", '{"a": 1}'], ids=["missing", "empty", "torn", "foreign"])
+def test_a_file_that_is_none_costs_one_warning(
+    content: str | None, tmp_path: Path, plugin_log: list[str]
+) -> None:
+    path = tmp_path / "t.json"
+    if content is not None:
+        path.write_text(content)
+    drafter_config.cache_clear()
+    for _ in range(3):
+        assert drafter_config(str(path)) == DrafterConfig()
+    (line,) = plugin_log
+    assert "GPU_ALIGN_SURVIVAL_TABLE" in line
+    assert "\n" not in line

@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("rapidfuzz")
 pytest.importorskip("mistral_common")
 
 from benchmarks import tables
-from benchmarks.quality.runs import Entry
-from benchmarks.recipes import memory, page, tasks
+from benchmarks.recipes import page, tasks
 from benchmarks.recipes.groups import Group, Output, Task, choice, happens, number_of, shuffled
 from benchmarks.recipes.main import learn
 from benchmarks.recipes.packages import CLIENTS, CODE
 from benchmarks.recipes.runs import counts_of, encode, merged, ours, records_of, token_texts
-from gpu_align.simulate import Record
 
 CITIES = ["Lima", "Quito", "Bern", "Rome", "Oslo", "Cork", "Graz", "Lyon", "Bath", "York", "Kyiv"]
 
@@ -65,26 +62,6 @@ def test_a_pack_saves_steps_and_is_merged_with_the_misses_of_other_outputs() -> 
     # Only the second output refutes a token, and only the first is replayed with what it taught.
     assert found["learned"]["rejected"] == found["merged"]["rejected"] == 1
     assert found["entries"][0] == len(pack.observed)
-
-
-def entries() -> list[Entry]:
-    found = []
-    for number in range(4):
-        rng = np.random.default_rng(number // 2)
-        old = rng.integers(1, 900, 300).tolist()
-        new = [*old[:100], 901 + number, *old[100:]]
-        kind, package = ("python", "a") if number < 2 else ("document", "b")
-        record = Record(str(number), [], old, new, "tekken")
-        found.append(Entry(record, kind, kind, package, "test", "tekken"))
-    return found
-
-
-def test_memory_of_the_earlier_version_is_worth_the_prediction() -> None:
-    case = memory.next_version(entries())
-    found = memory.replayed(case, 16, None)
-    assert found["memory"]["steps"] < 0.3 * found["without"]["steps"]
-    assert found["memory"]["accepted_from"].keys() == {"memory"}
-    assert found["prediction"]["accepted_from"].keys() == {"prediction"}
 
 
 def test_the_page_is_made_from_the_results() -> None:

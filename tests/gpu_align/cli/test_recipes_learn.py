@@ -74,12 +74,6 @@ def test_what_is_only_in_one_source_is_left_out_unless_there_is_one(tmp_path: Pa
     result = run("recipes", "learn", "--out", out, tmp_path / "one", tmp_path / "two")
     assert result.exit_code == 2
     assert "too little text" in result.stderr
-    for place, said in (
-        ("nowhere", "no such file or folder"),
-        ("empty", "expected texts to learn from, found none"),
-    ):
-        assert said in run("recipes", "learn", "--out", out, files(tmp_path / place)).stderr
-        (tmp_path / "empty").mkdir(exist_ok=True)
     assert not out.exists()
     assert run("recipes", "learn", "--out", out, tmp_path).exit_code == 0
     assert {" right", " beta"} <= set(RecipePack.load(out).words)

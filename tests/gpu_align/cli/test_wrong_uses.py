@@ -91,11 +91,11 @@ WRONG: dict[str, str] = {
 
         old.py
         -o old.py out.json
-        -o out.json missing.py
+        -o out.json missing.py → no such file or folder
         -o {json} old.py
         -o out.json binary.bin
         -o out.json empty.jsonl
-        -o out.json folder
+        -o out.json folder → expected texts to learn from, found none
         -o out.json old.py
         -o out.json . --suffix .nothing
     """,
