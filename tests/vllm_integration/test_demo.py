@@ -156,8 +156,11 @@ def test_training_that_fails_says_so_and_leaves_nothing(
 # --- the command ----------------------------------------------------------------------------------------
 
 
-def test_the_model_comes_from_the_option_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_comes_from_the_option_or_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """As ``gpu-align demo`` and as a module."""
+    monkeypatch.chdir(tmp_path)
     calls: list[tuple[str | None, Path, bool]] = []
     monkeypatch.setattr(demo_run, "run_demo", lambda *options: calls.append(options) or 3)
     default = Path("demo_out")
