@@ -1,6 +1,8 @@
 """``python -m gpu_align`` is ``gpu-align``."""
 
-import runpy
+import importlib
+import sys
 
 if __name__ == "__main__":
-    runpy.run_module("gpu_align.tools", run_name="__main__", alter_sys=True)
+    # By name: the core imports no tool.
+    sys.exit(importlib.import_module("gpu_align.tools").main())

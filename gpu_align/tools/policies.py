@@ -128,20 +128,15 @@ class CursorPolicy(Policy):
 
 
 def check_tokens(name: str, tokens: Sequence[int]) -> list[int]:
-    """A list of plain ints, or an error that names the argument and the first bad element."""
+    """A list of plain ints, or an error that names the argument."""
     if isinstance(tokens, str | bytes):
         raise TypeError(f"{name}: expected a sequence of token ids, got {type(tokens).__name__}")
     try:
         checked = list(map(operator.index, tokens))
-    except TypeError:
-        found = type(tokens).__name__
-        if isinstance(tokens, Sequence):
-            bad = next((token for token in tokens if not hasattr(token, "__index__")), None)
-            found = f"an element of type {type(bad).__name__}"
-        raise TypeError(f"{name}: expected a sequence of token ids, got {found}") from None
-    if checked and min(checked) < 0:
-        at = next(i for i, token in enumerate(checked) if token < 0)
-        raise ValueError(f"{name}: expected token ids >= 0, got {checked[at]} at index {at}")
+    except TypeError as error:
+        raise TypeError(f"{name}: expected a sequence of token ids: {error}") from None
+    if min(checked, default=0) < 0:
+        raise ValueError(f"{name}: expected token ids >= 0, got {min(checked)}")
     return checked
 
 

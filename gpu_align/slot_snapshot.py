@@ -1,5 +1,0 @@
-"""`SlotSnapshot` by its public name."""
-
-from .drafter import SlotSnapshot
-
-__all__ = ["SlotSnapshot"]
