@@ -144,16 +144,17 @@ def usage_of(draft: Sequence[int], output: Sequence[int], rule: Rule = RULE) -> 
     """
     policy = OpenAI(resume_after=rule.resume_after, resume_delay=rule.resume_delay)
     policy.start([], draft, K)
-    done = steps = 0
+    done = steps = drafted = accepted = 0
     while done < len(output):
         offered = policy.propose()
         end = done + count_accepted(offered, output[done:])
+        drafted, accepted = drafted + len(offered), accepted + end - done
         whole = end - done == LOOKAHEAD
         tokens = output[done : end if whole and rule.discards_own else end + 1]
         policy.extend(tokens)
         done += len(tokens)
         steps += 1
-    return Usage(policy.accepted, policy.rejected, steps)
+    return Usage(accepted, drafted - accepted, steps)
 
 
 def counts_of(task: Task, rule: Rule = RULE) -> Counts:

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import MissingExtraError
-from ..predictors.base import PredictorOptions, TokenPredictor, check_count, count_accepted
+from ..predictors.base import PredictorOptions, TokenPredictor, check_count
 from ..predictors.input_lookup import InputLookupTokenPredictor
 
 if TYPE_CHECKING:
@@ -267,9 +267,6 @@ class OpenAI(Policy):
             docs/published.md.
         resume_delay: tokens that then still pass without a draft, each of which must continue the match.
 
-    Attributes:
-        accepted, rejected: of the drafted tokens since `start`. Those that the model adds are in neither.
-
     Source: https://vamvas.ch/openai-predicted-outputs (lookahead, resumption and the 58-token example).
     """
 
@@ -283,27 +280,18 @@ class OpenAI(Policy):
         self._begin()
 
     def _begin(self) -> None:
-        self.accepted = self.rejected = 0
         self._cursor = 0
         self._aligned = True
         self._delay = 0  # tokens that have to pass before the next draft
         self._since_divergence = 0
         self._window_ends: dict[tuple[int, ...], list[int]] | None = None
-        self._offered: list[int] = []
 
     def _draft(self) -> list[int]:
-        draft: list[int] = []
-        if self._aligned and not self._delay:
-            length = min(self._lookahead, self._num_draft_tokens)
-            draft = self._prediction[self._cursor : self._cursor + length]
-        self._offered = draft  # for the counters only; no draft depends on it
-        return list(draft)
+        if not self._aligned or self._delay:
+            return []
+        return self._prediction[self._cursor : self._cursor + self._lookahead]
 
     def _advance(self, tokens: list[int]) -> None:
-        matched = count_accepted(self._offered, tokens)
-        self.accepted += matched
-        self.rejected += len(self._offered) - matched
-        self._offered = []
         for position in range(len(self._output) - len(tokens), len(self._output)):
             self._pass(position)
 

@@ -43,7 +43,6 @@ def test_a_divergence_within_the_delay_starts_the_wait_anew() -> None:
     assert policy.propose() == []
     policy.extend([25])
     assert policy.propose() == list(range(26, 42))
-    assert policy.rejected == 0
 
 
 def test_the_page_is_made_from_the_results() -> None:
