@@ -6,7 +6,8 @@ first, until one is red. Faults are drawn by a hash of their function's name and
 has, too, is planted there as well, wherever it stands.
 
 Which tests reach a fault is found first: a copy with a marker before every chosen statement runs all tests that
-start no engine. A fault that makes its tests exceed their time counts as found, and the table says so.
+start no engine. A fault that makes its tests exceed their time counts as found, and the table says so. With
+``--jobs`` several processes do both, each in a copy of its own.
 
 mutmut and cosmic-ray do not serve: mutmut 3 renames functions behind a dispatcher, which breaks whatever reads
 sources (Triton, Numba), and cosmic-ray starts the test command anew for each fault.
@@ -29,7 +30,10 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +76,7 @@ SILENT = re.compile(
 )
 UNSEEN = (ast.JoinedStr, ast.Raise, ast.Assert, ast.While, ast.Import, ast.ImportFrom)
 #: Not mapped: tests of programs that nobody installs, and folders of which every test starts an engine.
-IGNORED = ("tests/benchmarks", "tests/campaign", "tests/vllm")
+IGNORED = ("tests/benchmarks/", "tests/campaign/", "tests/vllm/")
 #: Seconds of tests that a fault gets, by the times of the map, but at least three tests; and how much longer than
 #: in the map they may take on a busy machine.
 BUDGET_S, PATIENCE, START_S = 30.0, 6.0, 60.0
@@ -205,6 +209,15 @@ def choose(tree: Path, seed: int, count: int) -> list[Fault]:
     return chosen
 
 
+def own_copy(folder: Path) -> Path:
+    """The tree that this process plants faults in."""
+    copy = folder / str(os.getpid()) / "tree"
+    if not copy.exists():
+        leave = shutil.ignore_patterns(".git", ".venv*", ".cache", "__pycache__", "site")
+        shutil.copytree(ROOT, copy, ignore=leave)
+    return copy
+
+
 @contextlib.contextmanager
 def changed(copy: Path, edits: dict[str, bytes]) -> Iterator[None]:
     """Files of the copy with other contents, for a while."""
@@ -274,10 +287,11 @@ def run_tests(copy: Path, arguments: list[str], limit: float) -> tuple[str, list
     return how, [line.split("\t") for line in lines.read_text().splitlines()] if lines.exists() else []
 
 
-def map_tests(copy: Path, faults: list[Fault], tests: list[str]) -> dict[str, dict[str, float]]:
+def map_tests(folder: Path, faults: list[Fault], tests: list[str]) -> dict[str, dict[str, float]]:
     """For each fault the green tests that reach it, with seconds; for a field, those that name class or file."""
-    hits, edits = copy.parent / "hits.tsv", {}
-    hits.touch()
+    copy = own_copy(folder)
+    hits, edits = copy.parent / "hits.tsv", dict[str, bytes]()
+    hits.write_text("")
     (copy / "planted_hits.py").write_text(MARKER.format(path=str(hits)))
     for file in {fault.file for fault in faults}:
         text = (copy / file).read_text().splitlines(keepends=True)
@@ -288,8 +302,7 @@ def map_tests(copy: Path, faults: list[Fault], tests: list[str]) -> dict[str, di
             text.insert(at, f'{indent}__import__("planted_hits").hit("{fault.key}")\n')
         edits[file] = "".join(text).encode()
     with changed(copy, edits):
-        arguments = [*tests, "-m", "not vllm and not gpu", *(f"--ignore={folder}" for folder in IGNORED)]
-        _, lines = run_tests(copy, arguments, limit=7200.0)
+        _, lines = run_tests(copy, [*tests, "-m", "not vllm and not gpu"], limit=7200.0)
     red = {test for test, outcome, _ in lines if outcome == "failed"}
     seconds = {test: float(took) for test, outcome, took in lines if outcome == "passed" and test not in red}
     reached: dict[str, dict[str, float]] = {fault.key: {} for fault in faults}
@@ -314,8 +327,9 @@ def shortest(reached: dict[str, float]) -> tuple[list[str], float]:
     return tests, total
 
 
-def try_fault(copy: Path, fault: Fault, tests: list[str], seconds: float) -> dict[str, Any]:
+def try_fault(folder: Path, fault: Fault, tests: list[str], seconds: float) -> dict[str, Any]:
     """Plant one fault; its row of the table. A test has found it if it is red on its own, too."""
+    copy = own_copy(folder)
     limit, ended, red = START_S + PATIENCE * seconds, "exit 0", list[str]()
     source = (copy / fault.file).read_bytes()
     content = source[: fault.start] + fault.new.encode() + source[fault.end :]
@@ -341,6 +355,7 @@ def main() -> int:
     parser.add_argument(
         "--json", type=Path, help="where all rows go; a fault with a row there is not tried again"
     )
+    parser.add_argument("--jobs", type=int, default=1, help="processes; on cores that nothing else needs")
     options = parser.parse_args()
     os.environ.update(TRITON_INTERPRET="1", NUMBA_DISABLE_JIT="1", GPU_ALIGN_RECIPES="off")
     for name in ("torch", "triton.language", "numba", "vllm.config", "transformers", "httpx", "rich"):
@@ -348,18 +363,25 @@ def main() -> int:
             importlib.import_module(name)
     kept = options.json and options.json.exists()
     rows = {row["key"]: row for row in json.loads(options.json.read_text())} if kept else {}
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "tree"
-        leave = shutil.ignore_patterns(".git", ".venv*", ".cache", "__pycache__", "site")
-        shutil.copytree(ROOT, copy, ignore=leave)
-        left = [fault for fault in choose(copy, options.seed, options.count) if fault.key not in rows]
-        reached = map_tests(copy, left, options.tests)
-        for fault in left:
-            rows[fault.key] = try_fault(copy, fault, *shortest(reached[fault.key]))
+    left = [fault for fault in choose(ROOT, options.seed, options.count) if fault.key not in rows]
+    given = [ROOT / place for place in options.tests]
+    paths = [path for place in given for path in sorted(place.rglob("test_*.py")) or [place]]
+    files = [path.relative_to(ROOT).as_posix() for path in paths]
+    files = [file for file in files if not file.startswith(IGNORED)]
+    shares = [share for i in range(options.jobs) if left and (share := files[i :: options.jobs])]
+    pool = ProcessPoolExecutor(options.jobs, mp_context=get_context("fork"))
+    with tempfile.TemporaryDirectory() as made, pool:
+        folder, reached = Path(made), {fault.key: dict[str, float]() for fault in left}
+        for found in pool.map(map_tests, repeat(folder), repeat(left), shares):
+            for key, tests in found.items():
+                reached[key] |= tests
+        tried = [pool.submit(try_fault, folder, fault, *shortest(reached[fault.key])) for fault in left]
+        for row in (done.result() for done in as_completed(tried)):
+            rows[row["key"]] = row
             if options.json:
                 options.json.write_text(json.dumps([*rows.values()], indent=1))
     print("\n| part | file | line | fault | found by |\n|---|---|---|---|---|")
-    for row in rows.values():
+    for row in sorted(rows.values(), key=lambda row: (PARTS.index(row["part"]), row["file"], row["line"])):
         what = f"{row['kind']}: `{row['old']}` → `{row['new']}`".replace("|", "\\|").replace("\n", " ")
         cells = row["part"], row["file"], str(row["line"]), what, row["found_by"] or "**none**"
         print(f"| {' | '.join(cells)} |")

@@ -281,7 +281,10 @@ def test_links_and_large_files_are_left_out(repo: Path, monkeypatch: pytest.Monk
     (repo / "link.py").symlink_to("b.txt")
     commit(repo, a_py=b"a = 2222\n")
     assert len(records_of_git("HEAD~1..", repo, "bytes")) == 1
-    monkeypatch.setattr("gpu_align.tools.simulate.records.MAX_FILE_BYTES", 7)
+    most = "gpu_align.tools.simulate.records.MAX_FILE_BYTES"
+    monkeypatch.setattr(most, len(b"a = 2222\n"))
+    assert len(records_of_git("HEAD~1..", repo, "bytes")) == 1
+    monkeypatch.setattr(most, len(b"a = 2222\n") - 1)
     with pytest.raises(EditError, match=r"--git: HEAD~1\.\. changes no text file"):
         records_of_git("HEAD~1..", repo, "bytes")
 
