@@ -23,48 +23,31 @@ def is_ours(predictor: TokenPredictor) -> bool:
     return type(predictor).__module__.startswith(__package__ + ".") and all(map(is_ours, inner))
 
 
-class TimedCalls:
-    """Runs calls one by one on a thread of its own, and gives up on one that takes longer than `timeout` seconds.
+def call_within(timeout: float | None, function: Callable[[], Any]) -> Any:
+    """What ``function()`` returns or raises; TimeoutError where it takes longer than `timeout` seconds.
 
-    Python cannot end a thread: one that hangs stays behind, as a daemon. None calls on the caller's thread.
+    It runs on a thread of its own, with None on the caller's. Python cannot end a thread: one that hangs stays
+    behind, as a daemon.
     """
+    if timeout is None:
+        return function()
+    #: What the function returns, and raises.
+    answer: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
 
-    def __init__(self, timeout: float | None) -> None:
-        self._timeout = timeout
-        #: Functions, each with the queue for what it returns or raises; None ends the thread.
-        self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def call(self, function: Callable[[], Any]) -> Any:
-        """What ``function()`` returns or raises; TimeoutError if it did not in time."""
-        if self._timeout is None:
-            return function()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, daemon=True)
-            self._thread.start()
-        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._calls.put((function, answer))
+    def run() -> None:
         try:
-            result, error = answer.get(timeout=self._timeout)
-        except queue.Empty:
-            raise TimeoutError(f"no answer in {self._timeout:g} s") from None
-        if error is not None:
-            raise error
-        return result
+            answer.put((function(), None))
+        except BaseException as error:  # the caller raises it
+            answer.put((None, error))
 
-    def _serve(self) -> None:
-        while (call := self._calls.get()) is not None:
-            function, answer = call
-            try:
-                answer.put((function(), None))
-            except BaseException as error:  # the caller raises it
-                answer.put((None, error))
-
-    def close(self) -> None:
-        """End the thread, once it is idle."""
-        if self._thread is not None:
-            self._calls.put(None)
-            self._thread = None
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        result, raised = answer.get(timeout=timeout)
+    except queue.Empty:
+        raise TimeoutError(f"no answer in {timeout:g} s") from None
+    if raised is not None:
+        raise raised
+    return result
 
 
 @dataclass
@@ -117,7 +100,7 @@ class PredictorLoop:
         vocab_size: token ids are below it; None checks that they are not negative.
         strict: raise instead of going on without drafts.
         timeout: seconds that one call may take. Predictors of this package run on the caller's thread and are
-            not timed, others on a thread of the loop. None never gives up, and uses no thread.
+            not timed, others on a thread a call. None never gives up, and uses no thread.
 
     `predictions` counts the sequence; `failure` says why there are no more drafts, or is None.
     """
@@ -140,7 +123,6 @@ class PredictorLoop:
         self.vocab_size = vocab_size
         self.strict = strict
         self._timeout = None if is_ours(predictor) else timeout
-        self._guard = TimedCalls(self._timeout)
         self.predictions = Predictions()
         self.failure: str | None = None
         self._draft: list[int] = []
@@ -159,8 +141,6 @@ class PredictorLoop:
 
         The last five are in the predictor's `PredictorOptions`.
         """
-        self._guard.close()  # one that hangs is left to itself
-        self._guard = TimedCalls(self._timeout)
         self.predictions, self.failure, self._draft = Predictions(), None, []
         options = PredictorOptions(
             self.num_draft_tokens, self.vocab_size, tuple(prediction), max_len, tokenizer, sampling, memory
@@ -216,7 +196,6 @@ class PredictorLoop:
     def stop(self) -> None:
         """End the sequence. The predictor may be started again, by this loop or another."""
         self._try("stop", self.predictor.stop)
-        self._guard.close()
 
     def fail(self, why: str) -> None:
         """Go on without drafts for a reason outside of the predictor, said once; ValueError where `strict`."""
@@ -231,7 +210,7 @@ class PredictorLoop:
         if self.failure is not None:
             return None
         try:
-            return self._guard.call(function)
+            return call_within(self._timeout, function)
         except Exception as error:
             self.failure = f"{what}: {type(error).__name__}: {error}"
             if self.strict:

@@ -107,26 +107,6 @@ class Policy(TokenPredictor):
         """Take one step's tokens; `self._output` ends in them already."""
 
 
-class CursorPolicy(Policy):
-    """Drafts ``prediction[cursor : cursor + K]``, or nothing while `_cursor`, which `_advance` moves, is None."""
-
-    _cursor: int | None
-
-    def _begin(self) -> None:
-        self._cursor = 0
-
-    def _draft(self) -> list[int]:
-        if self._cursor is None:
-            return []
-        return self._prediction[self._cursor : self._cursor + self._num_draft_tokens]
-
-    def _follow(self, tokens: list[int]) -> None:
-        """Move the cursor behind `tokens` where they are what the prediction has there, else lose it."""
-        if self._cursor is not None:
-            end = self._cursor + len(tokens)
-            self._cursor = end if self._prediction[self._cursor : end] == tokens else None
-
-
 def check_tokens(name: str, tokens: Sequence[int]) -> list[int]:
     """A list of plain ints, or an error that names the argument."""
     if isinstance(tokens, str | bytes):
@@ -140,7 +120,7 @@ def check_tokens(name: str, tokens: Sequence[int]) -> list[int]:
     return checked
 
 
-class Cursor(CursorPolicy):
+class Cursor(Policy):
     """The simplest predicted output: one cursor, no realignment.
 
     ::
@@ -157,16 +137,27 @@ class Cursor(CursorPolicy):
     """
 
     name = "cursor"
+    _cursor: int | None  # None: nothing is drafted
+
+    def _begin(self) -> None:
+        self._cursor = 0
+
+    def _draft(self) -> list[int]:
+        if self._cursor is None:
+            return []
+        return self._prediction[self._cursor : self._cursor + self._num_draft_tokens]
 
     def _advance(self, tokens: list[int]) -> None:
-        self._follow(tokens)
+        if self._cursor is not None:
+            end = self._cursor + len(tokens)
+            self._cursor = end if self._prediction[self._cursor : end] == tokens else None
 
 
 #: Mean tokens a line that `guess_line_end` aims at: Python source in Tekken tokens has 10.0.
 GUESSED_LINE_LENGTH = 10
 
 
-class StaticText(CursorPolicy):
+class StaticText(Cursor):
     """Follow the prediction; when diverged, align whole lines each time a line is completed.
 
     A line is a run of tokens up to and including one for which ``ends_line`` is true. ::
@@ -223,7 +214,7 @@ class StaticText(CursorPolicy):
                 self._row = ((self._row + equal) | (self._row - equal)) & self._all_lines
                 self._current = []
                 self._may_attempt = True
-        self._follow(tokens)
+        super()._advance(tokens)
         if self._cursor is None and self._may_attempt:
             self._cursor = self._attempt()
             self._may_attempt = False
@@ -324,7 +315,7 @@ class OpenAI(Policy):
         return self._window_ends.get(tuple(window), [])
 
 
-class Myers(CursorPolicy):
+class Myers(Cursor):
     """Cursor at the end of the shortest edit script from the prediction to the output so far.
 
     ::
