@@ -159,7 +159,7 @@ def render(
     lanes = (
         f'<li data-row="{row.name}"><span>{html.text(_LABELS[row.name][0])}</span>'
         f'<svg viewBox="0 0 1000 20" preserveAspectRatio="none" aria-hidden="true"></svg>'
-        f"<span>{_passes(row)}</span></li>"
+        f"<span>{row.steps} passes, {row.seconds:.2f} s</span></li>"
         for row in rows
     )
     choices = (
@@ -193,10 +193,6 @@ def render(
     data = html.data("demo-data", {"prompt": prompt, "rows": [_row_data(row, tokenizer) for row in rows]})
     title = f"The same answer in {edited.steps} passes of the model instead of {none.steps}"
     return html.page(title, [body, data], styles=[style], scripts=scripts)
-
-
-def _passes(row: Row) -> str:
-    return f"{row.steps} passes, {row.seconds:.2f} s"
 
 
 def _diff(before: str, after: str) -> str:

@@ -189,7 +189,9 @@ class DraftReporter:
                     widths = np.diff(step.columns["query_ends"][: len(step.req_ids) + 1].numpy()) - 1
                     trimmed = dict(zip(step.req_ids, widths.tolist(), strict=True))
                 if self._misses is not None and "tails" in step.copied:
-                    self._misses.run(_count_misses, self._misses, step, drafts[-1])
+                    made, more = drafts[-1], (step.host("token_ids"), step.host("tails"))
+                    columns = made.position, made.source, made.length, *more
+                    self._misses.run(self._misses.take, step.req_ids, *columns)
                 self._release()
         return drafts, trimmed
 
@@ -205,11 +207,6 @@ def _read(step: StepCopies, now: int) -> StepDrafts:
         step.host("source").copy(),
         survival_levels(np.cumprod(step.host("confidence"), axis=1), length),
     )
-
-
-def _count_misses(misses: MissLog, step: StepCopies, made: StepDrafts) -> None:
-    more = step.host("token_ids"), step.host("tails")
-    misses.take(step.req_ids, made.position, made.source, made.length, *more)
 
 
 def when_it_leaves(output: Any, then: Callable[[Any], None]) -> Any:

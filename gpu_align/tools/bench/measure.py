@@ -55,11 +55,6 @@ class BenchSettings:
         """Return the number of requests of one turn."""
         return self.requests or max(pairs, 2 * concurrency)
 
-    def num_requests(self, pairs: int) -> int:
-        """Return how many requests the first run and all turns send."""
-        each = sum(self.requests_at(streams, pairs) for streams in self.concurrency)
-        return pairs + each * len(self.modes) * self.rounds
-
 
 class Pace(NamedTuple):
     """What the first run tells of a server."""
@@ -287,7 +282,8 @@ class Session:
             if settings != self.settings:
                 self.settings = settings
                 self.result.about["settings"] = asdict(settings)
-        requests = settings.num_requests(pairs) - (0 if pace is None else pairs)
+        each = sum(settings.requests_at(streams, pairs) for streams in settings.concurrency)
+        requests = each * len(settings.modes) * settings.rounds + (pairs if pace is None else 0)
         levels_text = ", ".join(map(str, settings.concurrency))
         plan = f"plan: {counted(requests, 'request')}, {levels_text} at a time, "
         if pace is None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import codecs
 import contextlib
 import io
-import threading
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
 from ...errors import MissingExtraError
+from ...predictors.loop import call_within
 
 #: Seconds that the hub has to answer.
 _HUB_PATIENCE = 5
@@ -122,21 +122,12 @@ def hub_is_out_of_reach() -> str:
 
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
-    failed: list[str] = [f"{constants.ENDPOINT} did not answer within {_HUB_PATIENCE} s"]
-
-    def ask() -> None:
-        try:
-            get_session().head(constants.ENDPOINT, timeout=_HUB_PATIENCE)
-        except Exception as error:
-            failed[:] = [f"{constants.ENDPOINT} is out of reach: {type(error).__name__}"]
-        else:
-            failed.clear()
-
-    # A name server that does not answer holds a thread longer than any timeout of the request.
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(_HUB_PATIENCE)
-    return failed[0] if failed else ""
+    try:
+        # A name server that does not answer holds a thread longer than any timeout of the request.
+        call_within(_HUB_PATIENCE, lambda: get_session().head(constants.ENDPOINT, timeout=_HUB_PATIENCE))
+    except Exception as error:
+        return f"{constants.ENDPOINT} is out of reach: {type(error).__name__}"
+    return ""
 
 
 @lru_cache(maxsize=4)
