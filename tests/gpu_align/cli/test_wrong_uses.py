@@ -43,8 +43,6 @@ WRONG: dict[str, str] = {
         --before old.py --after old.py --views → --views: expected with a file PAIRS only
         pairs.jsonl --policy curser → --policy: expected cursor, or module:Class, found 'curser'
         pairs.jsonl --policy nobody → --policy: expected one of gpu_align,
-        pairs.jsonl --policy no_such_module:Class
-        pairs.jsonl --policy json:nothing
         pairs.jsonl --policy json:loads
         pairs.jsonl --policy recipe_pack → 'recipe_pack': drafts from recipes
         pairs.jsonl --policy recipe_pack --recipes off
@@ -59,8 +57,6 @@ WRONG: dict[str, str] = {
         pairs.jsonl --min-survival nan
         pairs.jsonl --min-survival-recipe -0.1 → --min-survival-recipe: expected
         pairs.jsonl --recipes missing.json.gz
-        text.jsonl {tekken} --recipes missing.json.gz --policy recipe_pack
-        text.jsonl {tekken} --recipes words.jsonl --policy recipe_pack
         pairs.jsonl --tokenizer {tokenizer}
         pairs.jsonl --json {json} → --json:
         pairs.jsonl --json pairs.jsonl → pairs.jsonl is also the input
@@ -72,7 +68,6 @@ WRONG: dict[str, str] = {
         --before missing.py --after old.py
         --before binary.bin --after old.py
         --before folder --after old.py
-        --before old.py --after empty.jsonl
         --before old.py --after old.py --json old.py
         --git HEAD~1.. --repo folder → --git: not a git repository
         --git HEAD~1.. --repo missing
