@@ -341,8 +341,10 @@ def test_a_predictor_that_hangs_costs_its_drafts_alone(caplog: pytest.LogCapture
     model, prompt = trained("llama"), text(random.Random(19), 8)
     expected = reference(model, prompt, max_new_tokens=24)
     options = {"max_new_tokens": 24, "predictor_timeout": 0.2}
-    found = ours(model, prompt, expected[0, 8:], strict=False, predictor=Hangs(), **options)
+    predictor = Hangs()
+    found = ours(model, prompt, expected[0, 8:], strict=False, predictor=predictor, **options)
     assert found.sequences.equal(expected)
+    assert not predictor.disposed
     counts = found.predicted_outputs
     assert (counts.steps, counts.accepted, counts.rejected) == (3 + 12, 9, 0)
     assert counts.failure == "predict_tokens: TimeoutError: no answer in 0.2 s"

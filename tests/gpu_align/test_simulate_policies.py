@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import random
 import re
 import sys
 from collections.abc import Iterator
@@ -153,25 +152,6 @@ def test_a_predictor_of_the_docs_runs_in_the_simulator(after_pair: Any, tmp_path
     # 4; of [5 6 7 8 9] three are right, and 1 follows; 9.
     counts = [found["after_pair:AfterPair"][name] for name in ("steps", "accepted", "rejected")]
     assert counts == [3, 3, 2]
-
-
-def test_a_predictor_of_the_docs_runs_in_generate(after_pair: Any) -> None:
-    pytest.importorskip("transformers")
-    import torch
-
-    from gpu_align import hf
-    from tests.gpu_align.tiny_models import text, trained
-
-    model, prompt = trained("llama"), text(random.Random(1), 8)
-    ids = torch.tensor([prompt])
-    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 40, "do_sample": False}
-    expected = model.generate(ids, **options)
-    found = hf.generate(
-        model, ids, predictor=after_pair.AfterPair(), prediction=expected[0, 8:], strict=True,
-        return_dict_in_generate=True, **options,
-    )  # fmt: skip
-    assert found.sequences.equal(expected)
-    assert found.predicted_outputs.accepted > 20
 
 
 @pytest.mark.parametrize(
