@@ -58,7 +58,7 @@ def tune_command(
         typer.echo(f"skipped {counted(count, 'request')}: {reason}")
     with refusing():
         tokens = None if pack is None else tuning.Tokens.of(records, tokenizer)
-        with progress_bar("", tuning.replays(records, with_pack=pack is not None)) as advance:
+        with progress_bar("", None) as advance:
             tuned = tuning.tune(records, advance, tokens)
     _print(tuned.report)
     with refusing():

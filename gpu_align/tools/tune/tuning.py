@@ -338,15 +338,6 @@ class Tuned(NamedTuple):
     pack: RecipePack | None = None
 
 
-def replays(records: Sequence[Record], with_pack: bool = False) -> int:
-    """Output tokens that `tune` will replay at most, for a progress bar."""
-    learned, held = split(records)
-    held_tokens, chosen = (sum(len(r.output) for r in part) for part in (held, _sample(learned)))
-    learned_tokens = sum(len(r.output) for r in learned)
-    tried, reported = 1 + 2 * len(SETTINGS) + with_pack, 1 + MAX_REPORTED + with_pack
-    return NUM_ROUNDS * learned_tokens + tried * chosen + reported * held_tokens
-
-
 def split(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
     """``(learned from, held back)``: by the requests' contents, so that the same texts are never in both."""
     keyed = sorted(((key_of(record), record) for record in records), key=lambda pair: pair[0])
@@ -365,7 +356,7 @@ def tune(records: Sequence[Record], progress: Advance | None = None, tokens: Tok
 
     Args:
         records: requests with a prediction and an output.
-        progress: told of what is replayed; `replays` in all.
+        progress: told of output tokens as they are replayed, and at first how many these are at most.
         tokens: of the requests' tokenizer: learn a recipe pack, too, see `OwnPack`; None: no recipes anywhere.
 
     Raises:
@@ -379,6 +370,10 @@ def tune(records: Sequence[Record], progress: Advance | None = None, tokens: Tok
     own = None if tokens is None else OwnPack(learned, tokens)
     if own is not None and not own.pack.recipes:
         raise ValueError("--pack: too little text: no two requests have the same words often enough")
+    if progress is not None:
+        tried, reported = 1 + 2 * len(SETTINGS) + (own is not None), 1 + MAX_REPORTED + (own is not None)
+        parts_of = (NUM_ROUNDS, learned), (tried, _sample(learned)), (reported, held)
+        progress("", 0, sum(times * len(r.output) for times, part in parts_of for r in part))
     base = None if own is None else own.shipped
     width = max(len(r.prompt) + len(r.output) for r in records)
 
