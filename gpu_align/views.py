@@ -29,6 +29,8 @@ MIN_LISTED = 3
 #: sides. ``12:34:`` is a time. A pattern that begins with a line end is searched for at line ends only.
 _NUMBERED = re.compile(r"\n {0,12}([0-9]{1,9}) {0,8}([:|→](?![0-9][0-9]:)|(?<! )\t)(.*)")
 _FENCE = re.compile(r"\n {0,3}(`{3,}(?=[^`\n]*$)|~{3,})(.*)", re.MULTILINE)
+#: Tags between which prompts show files; those of HTML and of code are left alone.
+_TAG = re.compile(r"<(/?)(code|file|document|tool_response|(?:file_|document_)?contents?)(?: [^<>\n]*)?>\n?")
 
 
 def make(text: str, names: Iterable[str]) -> list[str]:
@@ -67,13 +69,24 @@ def in_forms(texts: Iterable[str], forms: Sequence[str] = FORMS) -> list[str]:
     return list(dict.fromkeys(first + [view for text in texts for view in make(text, forms[1:])]))
 
 
+def of_message(message: str, may_be_json: bool, is_result: bool = False) -> list[str]:
+    """What to draft from where an answer may repeat parts of this message, in the order in which it matters.
+
+    may_be_json: whether the answer may hold them as strings of JSON, which come first then. is_result: of a tool,
+    which may be a file as a whole. What people and the model write is not: thoughts repeat a few words of it.
+    """
+    texts = [text for text in texts_in(message, is_result and may_be_json) if "\n" in text]
+    found = in_forms(texts, FORMS_OF_JSON if may_be_json else FORMS_OF_TEXT)
+    return [text for text in found if text not in texts] + texts if may_be_json else found
+
+
 def texts_in(message: str, whole: bool = False) -> list[str]:
-    """The texts in a message that the answer may repeat: listings, the insides of fences, JSON strings.
+    """The texts in a message that the answer may repeat: listings, the insides of fences and tags, JSON strings.
 
     whole: the message may be such a text itself, as a tool's result is; it is where they are less than half of it.
     """
     found = make(message, ["unnumbered"])
-    for text in make(message, ["unfenced", "unescaped"]):
+    for text in make(message, ["unfenced", "untagged", "unescaped"]):
         found += make(text, ["unnumbered"]) or [text]
     if whole and 2 * sum(map(len, found)) < len(message):
         found.insert(0, message)
@@ -159,6 +172,19 @@ def _unfenced(text: str) -> str:
     return "".join(parts) + (text[start:] if opened else "")
 
 
+def _untagged(text: str) -> str:
+    """What stands between tags of files, the innermost, where it has a line end."""
+    parts, opened, start = [], "", 0
+    for match in _TAG.finditer(text):
+        closes, name = match.groups()
+        if not closes:
+            opened, start = name, match.end()
+        elif name == opened and "\n" in (part := text[start : match.start()]):
+            parts.append(part)
+        opened = "" if closes else opened
+    return "".join(parts)
+
+
 def _unescaped(text: str) -> str:
     """The strings in a JSON text that hold line ends (``\\n``), decoded; others and broken ones are left out."""
     parts: list[str] = []
@@ -182,6 +208,7 @@ _VIEWS: dict[str, Callable[[str], str]] = {
     "diff_minus": _diff_minus,
     "unnumbered": _unnumbered,
     "unfenced": _unfenced,
+    "untagged": _untagged,
     "unescaped": _unescaped,
 }
 #: The views that `make` knows.

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_align.views import MIN_LISTED, NAMES, in_forms, make, texts_in
+from gpu_align.views import MIN_LISTED, NAMES, in_forms, make, of_message, texts_in
 
 LINES = st.lists(
     st.text(st.characters(codec="utf-8", exclude_characters="\n"), max_size=30), min_size=MIN_LISTED
@@ -111,6 +111,13 @@ GIVEN = {
     "nothing to escape": ("plain", "json", ()),
     "nothing": ("", "diff", ()),
     "no fence": ("a `b` ```c``` d\n", "unfenced", ()),
+    "tags of a file": ('<file path="a">\na\nb</file> <code>c\n</code>', "untagged", ("a\nbc\n",)),
+    "the innermost tag": (
+        "<document><source>a</source><contents>a\nb\n</contents></document>",
+        "untagged",
+        ("a\nb\n",),
+    ),
+    "no tags of a file": ("<div>\na\n</div><code>a</code><code>\nb\n</file>c\n</code>", "untagged", ()),
     "broken JSON": ('{"content": "a\\nb\\q", "more": "a\\n', "unescaped", ()),
     "the string after it": ('"a\\nb\\q", "c\\nd"', "unescaped", ("c\nd",)),
     "an open quote in the line before": ('it is 5" long\n{"x": "a\\nb"}', "unescaped", ("a\nb",)),
@@ -154,6 +161,8 @@ MESSAGES = {
     "a listing in a fence": ("Change\n```\n1|a\n2|b\n3|c\n```\n", ["a\nb\nc\n"]),
     "a tool's arguments": ('{"path": "a", "text": "x\\n\\"y\\"\\n"}', ['x\n"y"\n']),
     "a listing in JSON": ('{"text": "1\\ta\\n2\\tb\\n3\\tc\\n"}', ["a\nb\nc\n"]),
+    "tags": ("<code>f()\n</code>\n<file_contents>\n1:a\n2:b\n3:c\n</file_contents>", ["a\nb\nc\n"]),
+    "a tool's result": ("<tool_response>\nf()\n</tool_response>", ["f()\n"]),
     "two": ("```\nf()\n```\n1:a\n2:b\n3:c\n", ["a\nb\nc\n", "f()\n"]),
 }
 
@@ -171,6 +180,22 @@ def test_a_message_that_is_a_text():
     assert texts_in("", whole=True) == []
 
 
+@pytest.mark.parametrize(
+    ("message", "is_result", "of_json", "of_text"),
+    [
+        ("a\nb", False, [], []),
+        ("a\nb", True, ["a\\nb", " a\\n b", "-a\\n-b", "a\nb"], []),
+        ("```\na\n```", False, ["a\\n", " a\\n", "-a\\n", "a\n"], ["a\n", " a\n", "-a\n"]),
+        ("1:a\n2:b\n3:c\n", True, ["a\\nb\\nc\\n", " a\\n b\\n c\\n", "-a\\n-b\\n-c\\n", "a\nb\nc\n"],
+         ["a\nb\nc\n", " a\n b\n c\n", "-a\n-b\n-c\n"]),
+        ("one line", True, [], []),
+    ],
+)  # fmt: skip
+def test_what_a_message_is_drafted_in(message, is_result, of_json, of_text):
+    assert of_message(message, True, is_result) == of_json
+    assert of_message(message, False, is_result) == of_text
+
+
 @pytest.mark.parametrize("name", ["upper", "", "json+", "json+json+json", "JSON", None, ["json"]])
 def test_unknown_names(name):
     with pytest.raises(ValueError, match=r"views\[1\]: expected one of json, json_ascii, .*unescaped, found"):
@@ -184,6 +209,8 @@ HARD = {
     "escaped quotes": lambda size: '"' + '\\"' * (size // 2),
     "open strings": lambda size: '"\\n' * (size // 3),
     "backticks": lambda size: "`" * size,
+    "open tags": lambda size: "<code \n<code>" * (size // 13),
+    "tags": lambda size: "<code>\n</code>" * (size // 14),
     "fences": lambda size: "```\n````\n" * (size // 9),
     "blanks": lambda size: " " * size,
     "lines": lambda size: "\n" * size,

@@ -298,7 +298,7 @@ XARGS = f"vllm_xargs.{KEY}"
         ),
         ({}, {**content("ab"), "views": [31337]}, {}, ".views[0]: expected one of json, json_ascii,"),
         ({}, {**content("ab"), "views": "json"}, {}, ".views: expected an array of names, got string"),
-        ({}, {**content("ab"), "views": ["json"] * 99}, {}, ".views: expected at most 9 names, got 99"),
+        ({}, {**content("ab"), "views": ["json"] * 99}, {}, ".views: expected at most 10 names, got 99"),
         ({}, {**content(""), "views": ["json"]}, {}, ".views: expected no names with an empty prediction"),
         *[
             (server, None, {"vllm_xargs": {KEY: given}}, found)

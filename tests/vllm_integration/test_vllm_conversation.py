@@ -26,10 +26,10 @@ TOOLS = [{"type": "function", "function": {"name": "write", "parameters": {"type
 
 
 def forms(text: str, *, in_json: bool = False) -> str:
-    """A text, and as it stands in a diff, or as it and the diff stand in a JSON string."""
+    """A text, and as it stands in a diff; or as both stand in a JSON string, and the text."""
     lines = text.splitlines(keepends=True)
     marked = "".join(f"{mark}{line}" for mark in " -" for line in lines)
-    return text + (json.dumps(text + marked)[1:-1] if in_json else marked)
+    return json.dumps(text + marked)[1:-1] + text if in_json else text + marked
 
 
 class Renderer:
@@ -115,7 +115,22 @@ OUTPUT = {"type": "function_call_output", "call_id": "1", "output": NUMBERED}
             lambda: chat([{"role": "system", "content": NUMBERED}], response_format=FORMAT),
             forms(PLAIN, in_json=True),
         ),
-        (lambda: chat([{"role": "user", "content": FILE}], tools=TOOLS), forms(FILE, in_json=True)),
+        (
+            lambda: chat([{"role": "user", "content": FILE}, *tool_result(FILE)], tools=TOOLS),
+            forms(FILE, in_json=True),
+        ),
+        (
+            lambda: responses(
+                [{**OUTPUT, "output": FILE}], text={"format": {"name": "a", "schema": {}, **FORMAT}}
+            ),
+            forms(FILE, in_json=True),
+        ),
+        (lambda: chat([{"role": "user", "content": FILE}], tools=TOOLS), None),
+        (lambda: chat([{"role": "assistant", "content": FILE}], tools=TOOLS), None),
+        (
+            lambda: chat([{"role": "user", "content": f"<file>\n{FILE}</file>"}], tools=TOOLS),
+            forms(FILE, in_json=True),
+        ),
         (lambda: chat([{"role": "user", "content": FILE}]), None),
         (lambda: chat([call_of({"path": "f.py", "content": FILE})]), forms(FILE)),
         (lambda: responses([{"role": "user", "content": "Edit it."}, OUTPUT]), forms(PLAIN)),
@@ -174,9 +189,9 @@ def test_bad_messages_are_left_as_they_are_and_keep_nobody_waiting(name: str) ->
         asyncio.run(conversation.predict(serving, request))
         in_loop, spent = time.thread_time() - begun_in_loop, time.process_time() - begun
         assert request.messages[0]["content"] is text
-        # Without tools there is nothing to draft from; with them the message is a text, beside three forms of it.
+        # Without tools there is nothing to draft from; with them the message is a text, behind three forms of it.
         assert len(sizes) == (4 if tools and name != "a lone surrogate" else 0)
-        assert sizes[:1] in ([], [min(len(text), limits.characters)])
+        assert sizes[-1:] in ([], [min(len(text), limits.characters)])
         assert spent < 5
         assert in_loop < max(0.02, spent / 3)
 

@@ -74,22 +74,22 @@ async def predict(serving: Any, request: Any) -> wire.Prediction | None:
         return None
     limits = Limits.of(serving.engine_client.vllm_config)
     may_be_json = expects_json(request)
-    texts: list[str] = []
+    texts: list[tuple[str, bool]] = []
     characters = limits.characters
-    for text in texts_of(request):
-        texts.append(text[:characters])
-        characters -= len(texts[-1])
+    for text, is_result in texts_of(request):
+        texts.append((text[:characters], is_result))
+        characters -= len(text)
         if characters <= 0:
             break
     keys = await asyncio.to_thread(_keys, getattr(request, "cache_salt", None), may_be_json, texts)
     parts: list[bytes] = []
     room = 4 * limits.tokens
-    for text, key in zip(texts, keys, strict=True):
+    for message, key in zip(texts, keys, strict=True):
         if room <= 0:
             break
         token_ids = kept.get(key)
         if token_ids is None:
-            token_ids = await _encode(serving, text, may_be_json, limits)
+            token_ids = await _encode(serving, *message, may_be_json, limits)
             kept.put(key, token_ids)
         parts.append(token_ids[:room])
         room -= len(token_ids)
@@ -97,15 +97,15 @@ async def predict(serving: Any, request: Any) -> wire.Prediction | None:
     return wire.Prediction(token_ids=token_ids, kind=wire.TextKind.MEMORY) if token_ids else None
 
 
-def _keys(salt: str | None, may_be_json: bool, texts: list[str]) -> list[bytes]:
+def _keys(salt: str | None, may_be_json: bool, texts: list[tuple[str, bool]]) -> list[bytes]:
     # The length keeps a salt and a text that begins alike apart.
-    told = "" if salt is None else f"{len(salt)}:{salt}"
-    wholes = (f"{told}\n{may_be_json}\n{text}".encode("utf-8", "surrogatepass") for text in texts)
+    told = f"{'' if salt is None else f'{len(salt)}:{salt}'}\n{may_be_json}"
+    wholes = (f"{told}\n{is_result}\n{text}".encode("utf-8", "surrogatepass") for text, is_result in texts)
     return [hashlib.blake2b(whole, digest_size=32).digest() for whole in wholes]
 
 
-async def _encode(serving: Any, text: str, may_be_json: bool, limits: Limits) -> bytes:
-    made = await asyncio.to_thread(_views_of, text, may_be_json)
+async def _encode(serving: Any, text: str, is_result: bool, may_be_json: bool, limits: Limits) -> bytes:
+    made = await asyncio.to_thread(_views_of, text, is_result, may_be_json)
     params = tokenize_params(limits)
     prompts = [await serving.renderer.tokenize_prompt_async({"prompt": view}, params) for view in made]
     ids = [prompt["prompt_token_ids"][: limits.tokens] for prompt in prompts]
@@ -116,29 +116,28 @@ def _encoded(token_ids: list[int]) -> bytes:
     return wire.encode_token_ids(CONVERSATION, np.array(token_ids, np.int32), tell=False)
 
 
-def _views_of(text: str, may_be_json: bool) -> list[str]:
+def _views_of(text: str, is_result: bool, may_be_json: bool) -> list[str]:
     try:
         wire.check_text(CONVERSATION, text)
     except ValueError:  # a lone surrogate: no tokenizer takes it
         return []
-    texts = views.texts_in(wire.normalise_newlines(text), whole=may_be_json)
-    texts = [text for text in texts if "\n" in text]  # what stands in one line is drafted from the prompt
-    return views.in_forms(texts, views.FORMS_OF_JSON if may_be_json else views.FORMS_OF_TEXT)
+    return views.of_message(wire.normalise_newlines(text), may_be_json, is_result)
 
 
-def texts_of(request: Any) -> Iterator[str]:
-    """The texts of a request, newest first."""
+def texts_of(request: Any) -> Iterator[tuple[str, bool]]:
+    """The texts of a request, newest first, and which are results of tools."""
     for name in ("messages", "input", "prompt"):
         items = getattr(request, name, None)
         if isinstance(items, str):
             items = [items]
         for item in reversed(items) if isinstance(items, list) else ():
             if isinstance(item, str):
-                yield item
+                yield item, False
                 continue
-            yield from _arguments(item)
+            yield from ((text, False) for text in _arguments(item))
             for field in ("content", "output"):
-                yield from _strings(item, field)
+                is_result = field == "output" or _of(item, "role") == "tool"
+                yield from ((text, is_result) for text in _strings(item, field))
 
 
 def expects_json(request: Any) -> bool:
