@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from benchmarks.agents.readers import Change, Edit
+from benchmarks.agents.readers import Change, Edit, Message
 
 #: Lines before and after a change that an answer repeats.
 CONTEXT = 3
@@ -16,7 +16,7 @@ CONTEXT = 3
 class Exchange(NamedTuple):
     """What one request holds, and the answer to it."""
 
-    messages: tuple[str, ...]
+    messages: tuple[Message, ...]
     answer: str
     tools: bool  # whether the answer is a tool call's JSON, or stands before one
 
@@ -113,6 +113,7 @@ WRITE: dict[str, Callable[[Edit], str]] = {
     "as written": as_written,
     "thoughts": thoughts,
     "edit by lines, tool call": lines_call,
+    "edit by lines, only the call": lines_call,
     "whole file": whole,
     "whole file, tool call": whole_call,
     "old and new text, tool call": replace_call,
@@ -123,6 +124,8 @@ WRITE: dict[str, Callable[[Edit], str]] = {
 }
 #: Of these, what the model wrote itself.
 _OWN = ("as written", "thoughts")
+#: What is more than text, or stands before it.
+_OF_TOOLS = ("tool call", "only the call", "thoughts")
 #: Of a collection without a file of its own: as the conversation showed it.
 AS_SHOWN = "as shown"
 
@@ -130,17 +133,19 @@ AS_SHOWN = "as shown"
 def exchanges(edit: Edit) -> dict[tuple[str, str], Exchange]:
     """How the file was read, how the change is written → the request with its answer; all that the edit has."""
     if edit.file:
-        shown = {read: (*edit.shown, show(edit.changes[0].path, edit.file)) for read, show in READ.items()}
+        path = edit.changes[0].path
+        shown = {
+            read: (*edit.shown, Message(show(path, edit.file), is_result=True)) for read, show in READ.items()
+        }
     else:
         shown = {AS_SHOWN: edit.shown}
     found = {}
     for name, write in WRITE.items():
         if answer := write(edit) if edit.changes or edit.call or name in _OWN else "":
-            said = "" if name in _OWN or not edit.said.strip() else f"{edit.said}\n\n"
+            alone = name in _OWN or name.endswith("only the call") or not edit.said.strip()
+            said = "" if alone else f"{edit.said}\n\n"
             for read, messages in shown.items():
-                found[read, name] = Exchange(
-                    messages, said + answer, name.endswith(("tool call", "thoughts"))
-                )
+                found[read, name] = Exchange(messages, said + answer, name.endswith(_OF_TOOLS))
     return found
 
 

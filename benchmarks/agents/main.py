@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from benchmarks import tables
 from benchmarks.agents.forms import Exchange, exchanges
 from benchmarks.agents.readers import HALVES, Edit, read
-from benchmarks.agents.rows import CAPACITY, ROWS, TOKENIZER, K, measure, records_of
+from benchmarks.agents.rows import BOUNDS, CAPACITY, ROWS, TOKENIZER, K, Row, measure, records_of
 from benchmarks.quality.build_suffix_peer import add_to_path
 from gpu_align.simulate import load_tokenizer, runnable_policy_names
 
@@ -34,6 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--edits", type=int, default=MOST, help="most of a collection (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the choice among them (%(default)s)")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the counts there")
+    parser.add_argument("--bound", action="store_true", help="measure the best choices instead of drafters")
     options = parser.parse_args(argv)
     for folder in options.folders:
         if not folder.is_dir():
@@ -49,6 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     if not found:
         print("error: no collection that is known in these folders", file=sys.stderr)
         return 1
+    rows = BOUNDS if options.bound else [row for row in ROWS if row.policy in runnable_policy_names()]
     results = {
         "command": f"python -m benchmarks.agents FOLDER... --half {options.half} --edits {options.edits}",
         "folders": [f"{folder} {_commit(folder)}".strip() for folder in options.folders],
@@ -57,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
         "num_draft_tokens": K,
         "tokenizer": TOKENIZER,
         "capacity": CAPACITY,
-        "cases": [case for name, edits in found.items() for case in cases_of(name, edits)],
+        "cases": [case for name, edits in found.items() for case in cases_of(name, edits, rows)],
     }
     print(shown(results["cases"]))
     if options.json is not None:
@@ -65,18 +68,17 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def cases_of(collection: str, edits: list[Edit]) -> list[Case]:
-    """How the file was read and the change written, and what each drafter counted; every form there is."""
+def cases_of(collection: str, edits: list[Edit], rows: Sequence[Row]) -> list[Case]:
+    """How the file was read and the change written, and what each row counted; every form there is."""
     encode = lru_cache(1 << 14)(load_tokenizer(TOKENIZER).encode)
     forms: dict[tuple[str, str], list[Exchange]] = {}
     for edit in edits:
         for form, exchange in exchanges(edit).items():
             forms.setdefault(form, []).append(exchange)
-    runnable = runnable_policy_names()
     cases = []
     for (read_as, written_as), group in forms.items():
         records = records_of(group, encode)
-        runs = {row.name: measure(row, records).as_json() for row in ROWS if row.policy in runnable}
+        runs = {row.name: measure(row, records).as_json() for row in rows}
         about = {"collection": collection, "read": read_as, "written": written_as, "records": len(records)}
         cases.append({**about, "rows": runs})
         if sys.stderr.isatty():

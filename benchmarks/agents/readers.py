@@ -24,12 +24,19 @@ class Change(NamedTuple):
     after: str
 
 
+class Message(NamedTuple):
+    """Of a conversation, before the answer."""
+
+    text: str
+    is_result: bool = False  # of a tool
+
+
 class Edit(NamedTuple):
     """One answer of a model that edits, or of a person in its place."""
 
     collection: str
     name: str  # of the task; those of one name are in one half
-    shown: tuple[str, ...]  # the messages before the answer, oldest first, the model's own too
+    shown: tuple[Message, ...]  # the messages before the answer, oldest first, the model's own too
     said: str  # what it wrote before the change
     written: str  # its whole answer, as it wrote it; empty where a person wrote the file
     changes: tuple[Change, ...]  # none: the answer edits nothing
@@ -61,16 +68,17 @@ def trajectories(folder: Path) -> Iterator[Edit]:
                 observed += [len(shown)] if answered else []
             elif text not in answered:  # some repeat themselves to the end
                 answered.add(text)
-                yield _answer(collection, path.stem, _as_shown(shown, observed[:-LAST_OBSERVATIONS]), text)
+                yield _answer(collection, path.stem, _as_shown(shown, observed), text)
             shown.append(text)
 
 
-def _as_shown(shown: list[str], old: list[int]) -> tuple[str, ...]:
+def _as_shown(shown: list[str], observed: list[int]) -> tuple[Message, ...]:
+    old = observed[:-LAST_OBSERVATIONS]
     lines = {at: f"Old output omitted ({shown[at].count(chr(10)) + 1} lines)" for at in old}
-    return tuple(lines.get(at, text) for at, text in enumerate(shown))
+    return tuple(Message(lines.get(at, text), at in observed) for at, text in enumerate(shown))
 
 
-def _answer(collection: str, name: str, shown: tuple[str, ...], text: str) -> Edit:
+def _answer(collection: str, name: str, shown: tuple[Message, ...], text: str) -> Edit:
     if (found := _EDIT.search(text)) is None:
         return Edit(collection, name, shown, text, text, ())
     first, last, new = int(found[1]), int(found[2]), found[3]
@@ -84,9 +92,9 @@ def _answer(collection: str, name: str, shown: tuple[str, ...], text: str) -> Ed
     return Edit(collection, name, shown, said, text, changes, call=(first, last, new))
 
 
-def _last_listing(shown: tuple[str, ...]) -> tuple[str, dict[int, str]]:
+def _last_listing(shown: tuple[Message, ...]) -> tuple[str, dict[int, str]]:
     """The path and the numbered lines of the file that was shown last."""
-    for text in reversed(shown):
+    for text, _ in reversed(shown):
         if headers := list(_LISTING.finditer(text)):
             body = text[headers[-1].end() :].split("\n")
             found = filter(None, map(_NUMBERED.match, body))
@@ -109,7 +117,7 @@ def patches(folder: Path) -> Iterator[Edit]:
                 changes = tuple(Change(name, f"{old}\n", f"{new}\n") for name, old, new in found)
                 said = text[: text.index("<file>")].rpartition("# modification")[0]
                 name = re.split(r"_\d{4}-", path.parent.name)[0]
-                yield Edit("AutoCodeRover", name, tuple(shown), said, text, changes)
+                yield Edit("AutoCodeRover", name, tuple(map(Message, shown)), said, text, changes)
                 break
             shown.append(text)
 
@@ -130,7 +138,8 @@ def transcripts(folder: Path) -> Iterator[Edit]:
                 if found := _BLOCK.findall(part):
                     changes = tuple(Change(*block) for block in found)
                     said = part[: part.index(f"{found[0][0]}\n```")].strip()
-                    yield Edit("aider", path.stem, tuple(parts[:number]), said, part.strip(), changes)
+                    before = tuple(map(Message, parts[:number]))
+                    yield Edit("aider", path.stem, before, said, part.strip(), changes)
 
 
 def _parts(text: str) -> list[str]:
@@ -153,7 +162,7 @@ def tasks(folder: Path) -> Iterator[Edit]:
             before, after = (f"{task[side].rstrip()}\n" for side in ("before", "after"))
             file = f"{task['name']}.py"
             said = f"I will change `{file}`."
-            name, asked = task["full_name"], (task["instruction_descriptive"],)
+            name, asked = task["full_name"], (Message(task["instruction_descriptive"]),)
             yield Edit("CanItEdit", name, asked, said, "", (Change(file, before, after),), before)
 
 
@@ -168,7 +177,7 @@ def questions(folder: Path) -> Iterator[Edit]:
             question = json.loads(line)
             if question["category"] in _ANSWERED:
                 name, [answer] = f"Spec-Bench {question['question_id']}", question["reference"]
-                yield Edit("Spec-Bench", name, tuple(question["turns"]), answer, answer, ())
+                yield Edit("Spec-Bench", name, tuple(map(Message, question["turns"])), answer, answer, ())
 
 
 #: Every reader takes a folder and finds its own files there.

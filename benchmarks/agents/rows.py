@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from benchmarks.agents.forms import Exchange
-from benchmarks.quality.replays import replay_batched
+from benchmarks.agents.readers import Message
+from benchmarks.quality.replays import bound, everywhere, replay_batched
 from benchmarks.quality.runs import Counts
 from gpu_align import views
 from gpu_align.simulate import Record, recipes_for, replay
@@ -15,8 +17,6 @@ from gpu_align.tools.simulate.policies import OURS, make_policies
 TOKENIZER = "tekken"
 #: Draft tokens a step.
 K = 32
-#: Forms of each text, where the answer is a tool call and where it is not: as a server makes them.
-TOOL_FORMS, TEXT_FORMS = views.FORMS_OF_JSON, views.FORMS_OF_TEXT
 #: Most tokens of views a request holds; those of the newest messages come first.
 CAPACITY = 16_384
 
@@ -43,6 +43,9 @@ ROWS = (
     Row("prompt_lookup"),
     Row("prompt_lookup_vllm_v2"),
 )
+#: What no drafter exceeds that copies from one position behind the last token, with the best choice at each step.
+BOUND = "bound"
+BOUNDS = (Row(BOUND), Row(BOUND, views=True))
 
 
 def records_of(exchanges: Sequence[Exchange], encode: Callable[[str], list[int]]) -> list[Record]:
@@ -50,17 +53,17 @@ def records_of(exchanges: Sequence[Exchange], encode: Callable[[str], list[int]]
     found = []
     for number, exchange in enumerate(exchanges):
         made = viewed(exchange.messages, exchange.tools, encode)
-        prompt, output = (encode(text) for text in ("\n\n".join(exchange.messages) + "\n\n", exchange.answer))
+        asked = "".join(f"{message.text}\n\n" for message in exchange.messages)
+        prompt, output = (encode(text) for text in (asked, exchange.answer))
         found.append(Record(str(number), prompt, made, output, TOKENIZER))
     return found
 
 
-def viewed(messages: Iterable[str], tools: bool, encode: Callable[[str], list[int]]) -> list[int]:
-    """The texts in all messages, in their forms, newest first, as far as there is room."""
+def viewed(messages: Iterable[Message], tools: bool, encode: Callable[[str], list[int]]) -> list[int]:
+    """What a server makes of all messages, newest first, as far as there is room."""
     found: list[int] = []
     for message in reversed(tuple(messages)):
-        texts = views.texts_in(message, whole=tools)
-        for view in views.in_forms(texts, TOOL_FORMS if tools else TEXT_FORMS):
+        for view in views.of_message(message.text, tools, message.is_result):
             found += encode(view)
             if len(found) >= CAPACITY:
                 return found[:CAPACITY]
@@ -74,6 +77,8 @@ def measure(row: Row, records: Sequence[Record]) -> Counts:
     if row.policy == OURS:
         recipes = recipes_for(records)
         return Counts.of(replay_batched(records, K, batch_size=16, recipes=recipes, memory=row.views))
+    if row.policy == BOUND:
+        return Counts.of(bound(record, K, partial(everywhere, matched=True)) for record in records)
     [policy] = make_policies([row.policy], records, K)
     return Counts.of(replay(policy, record, K) for record in records)
 

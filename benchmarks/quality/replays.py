@@ -217,21 +217,25 @@ def bound(record: Record, num_draft_tokens: int, candidates: Continuations) -> P
     return result
 
 
-def everywhere(record: Record) -> Callable[[int], Iterable[Sequence[int]]]:
-    """Every position in prediction, prompt and output so far; looks ahead, and gives the best of each text."""
+def everywhere(record: Record, matched: bool = False) -> Callable[[int], Iterable[Sequence[int]]]:
+    """Every position in prediction, prompt and output so far; looks ahead, and gives the best of each text.
+
+    matched: only those behind a token that is the last of the output.
+    """
     prediction = np.asarray(record.prediction, np.int64)
     context = np.asarray([*record.prompt, *record.output], np.int64)
 
     def best(done: int) -> list[list[int]]:
         now = len(record.prompt) + done
-        return [_longest_in(text, context[now:]) for text in (prediction, context[:now])]
+        last = context[now - 1] if matched else None
+        return [_longest_in(text, context[now:], last) for text in (prediction, context[:now])]
 
     return best
 
 
-def _longest_in(text: NDArray[np.int64], truth: NDArray[np.int64]) -> list[int]:
-    """The longest prefix of `truth` that occurs in `text`."""
-    starts, length = np.arange(len(text)), 0
+def _longest_in(text: NDArray[np.int64], truth: NDArray[np.int64], last: int | None = None) -> list[int]:
+    """The longest prefix of `truth` that occurs in `text`, behind `last` where that is told."""
+    starts, length = np.arange(len(text)) if last is None else np.flatnonzero(text[:-1] == last) + 1, 0
     while length < len(truth):
         longer = starts[starts + length < len(text)]
         longer = longer[text[longer + length] == truth[length]]

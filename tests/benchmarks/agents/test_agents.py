@@ -14,7 +14,7 @@ from benchmarks import tables
 from benchmarks.agents import readers
 from benchmarks.agents.forms import WRITE, exchanges, hunks, numbered
 from benchmarks.agents.main import main
-from benchmarks.agents.readers import HALVES, LAST_OBSERVATIONS, Change, Edit
+from benchmarks.agents.readers import HALVES, LAST_OBSERVATIONS, Change, Edit, Message
 from benchmarks.agents.rows import ROWS
 from gpu_align import views
 
@@ -72,8 +72,9 @@ def test_a_trajectory_gives_its_edit_once_with_the_lines_that_were_shown(collect
     assert (last.call, last.said) == ((17, 17, '    return "five"\n'), "I change it.")
     assert last.changes == (Change("repo/steps.py", BEFORE, AFTER),)
     # Of the observations before the last five there is a number of lines; its own answers stay.
-    assert last.shown[2:6] == ("I look.\n\n```\nls\n```", "Old output omitted (1 lines)",
-                               "Look 0.\n```\nls 0\n```", "Old output omitted (2 lines)")  # fmt: skip
+    said = [("I look.\n\n```\nls\n```", False), ("Old output omitted (1 lines)", True),
+            ("Look 0.\n```\nls 0\n```", False), ("Old output omitted (2 lines)", True)]  # fmt: skip
+    assert last.shown[1:6] == (("ISSUE: spell five out.", False), *said)
 
 
 def test_a_task_is_in_one_half_of_all_collections(collections: Path) -> None:
@@ -82,18 +83,23 @@ def test_a_task_is_in_one_half_of_all_collections(collections: Path) -> None:
     assert not names["seen"] & names["held-out"]
     assert len(names["seen"] | names["held-out"]) == 20
     [question] = {edit[2:6] for found in halves.values() for edit in found["Spec-Bench, no edit"]}
-    assert question == (("Hallo.",), "Hello.", "Hello.", ())
+    assert question == ((("Hallo.", False),), "Hello.", "Hello.", ())
     few = readers.read([collections], "seen", 2, 0)
     assert all(len(edits) == 2 for edits in few.values())
     assert few == {name: edits[:2] for name, edits in halves["seen"].items()}
 
 
-EDIT = Edit("c", "n", ("Spell five out.",), "I will.", "", (Change("a.py", BEFORE, AFTER),), BEFORE)
+LINES = ("tool call", "only the call")
+EDIT = Edit("c", "n", (Message("Spell five out."),), "I will.", "", (Change("a.py", BEFORE, AFTER),), BEFORE)
 
 
 def test_old_and_new_text_of_the_forms_make_the_file() -> None:
     answers = {written: x.answer for (_, written), x in exchanges(EDIT).items()}
-    assert set(answers) == set(WRITE) - {"as written", "thoughts", "edit by lines, tool call"}
+    assert set(answers) == set(WRITE) - {
+        "as written",
+        "thoughts",
+        *(f"edit by lines, {end}" for end in LINES),
+    }
     call = json.loads(answers["old and new text, tool call"].partition("\n\n")[2])["arguments"]
     assert BEFORE.count(call["old_str"]) == 1
     assert BEFORE.replace(call["old_str"], call["new_str"]) == AFTER
@@ -113,7 +119,7 @@ def test_old_and_new_text_of_the_forms_make_the_file() -> None:
 
 
 def test_the_files_are_shown_so_that_their_views_are_the_file() -> None:
-    shown = {read: x.messages[-1] for (read, _), x in exchanges(EDIT).items()}
+    shown = {read: x.messages[-1].text for (read, _), x in exchanges(EDIT).items()}
     assert views.make(numbered(BEFORE), ["unnumbered"]) == [BEFORE]
     assert views.make(shown["numbered"], ["unnumbered"]) == [BEFORE]
     assert views.make(shown["JSON"], ["unescaped"]) == [BEFORE]
@@ -131,6 +137,13 @@ def test_the_command(collections: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert len(tokens) == 1
     assert BEFORE.splitlines()[0] not in out.read_text()
     assert "| CanItEdit | numbered | whole file, tool call | 1 |" in capsys.readouterr().out
+    assert main([str(collections), "--edits", "1", "--bound", "--json", str(out)]) == 0
+    bounds = {
+        (c["collection"], c["read"], c["written"]): c["rows"] for c in json.loads(out.read_text())["cases"]
+    }
+    best = bounds["CanItEdit", "numbered", "whole file, tool call"]["bound, views"]
+    assert (best["rejected"], best["output_tokens"]) == (0, *tokens)
+    assert best["steps"] < bounds["CanItEdit", "numbered", "whole file, tool call"]["bound"]["steps"]
     (tmp_path / "empty").mkdir()
     assert main([str(tmp_path / "empty")]) == 1
     with pytest.raises(SystemExit):
