@@ -22,9 +22,9 @@ POLICIES = ("gpu_align", "prompt_lookup")
 Case = Callable[[str, str], tuple[str, str, str]]
 
 
-def tool_call(new: str) -> str:
+def tool_call(new: str, path: str = "src/module.py") -> str:
     """The new file as an argument of a call in Hermes' format."""
-    call = {"name": "write_file", "arguments": {"path": "src/module.py", "content": new}}
+    call = {"name": "write_file", "arguments": {"path": path, "content": new}}
     return f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>"
 
 
@@ -50,8 +50,13 @@ def diff(old: str, new: str) -> str:
     return "".join(difflib.unified_diff(*lines, "a/module.py", "b/module.py"))
 
 
+#: A conversation in which the tool was called before, for another file.
+CALLED = (
+    f"<|im_start|>assistant\n{tool_call('import module', 'tests/test_module.py')}<|im_end|>\n{told('done')}"
+)
 CASES: dict[str, Case] = {
     "prediction → tool call": lambda old, new: ("", old, tool_call(new)),
+    "prediction → second tool call": lambda old, new: (CALLED, old, tool_call(new)),
     "tool result → tool call": lambda old, new: (told(old), "", tool_call(new)),
     "numbered → raw": lambda old, new: (told(numbered(old)), "", new),
     "numbered → tool call": lambda old, new: (told(numbered(old)), "", tool_call(new)),
