@@ -39,10 +39,10 @@ VACANT = 2**31 - 1
 SEEN, IN_SYNC, CURSOR, ANCHOR, DIVERGED_AT, NUM_IN_SYNC, NUM_EDITS, NUM_COMMON = range(8)
 ALIGN_STATE = 8
 
-#: Bits of a word of the LCS row, tokens behind the anchor that the row covers, its words, and a bit for each.
-WORD, WINDOW = 32, 256
+#: Bits of a word of the LCS row, tokens behind the anchor that the row covers, and its words, a lane each.
+WORD, WINDOW = 8, 256
 ROW_WORDS = WINDOW // WORD
-EVERY_WORD = (1 << ROW_WORDS) - 1
+EVERY_BIT = (1 << WORD) - 1
 #: Keys of one score in `cursor_score`, where a position of the window is 0 to `WINDOW`.
 J_KEYS = 2 * WINDOW
 #: What a matching token adds to the cursor's score; a skipped token of the prediction costs 1.
@@ -51,6 +51,8 @@ MATCH_WEIGHT = 4
 #: anchor, or, checked at every `GLOBAL_EVERY`-th output token, its last `GLOBAL_MATCH` tokens end anywhere.
 LOCAL_RANGE, LOCAL_MATCH = 32, 4
 GLOBAL_EVERY, GLOBAL_MATCH = 8, 8
+#: Tokens of a diverged output among which a kernel looks at once, a lane each, and those of a turn of its loop.
+SPAN, TURN = LOCAL_RANGE, 4
 #: Tokens in sync that a kernel compares at once; also the longest common end of an edit's two sides.
 RUN = 64
 

@@ -49,7 +49,7 @@ def candidates(prediction, context, bucket, cursor, num_common, min_match, min_c
     o_way = load_ways(context)  # before what takes long
     last = load_back_clamped(p_last - 1, context.total - 1, 16)
     b_near = b_known + match_length(
-        prediction.p_tokens, o_near, b_most - b_known, p_last, num_output, last, 16
+        prediction.p_tokens, o_near, b_most - b_known, p_last, num_output, last, 16, 16
     )
     b_key = find_matches(
         prediction, context, bucket, cursor, num_common, min_match, min_context_match, last, o_way

@@ -1,13 +1,14 @@
 """Device functions that extend the LCS row of a step by a token, and the kernels of the exact LCS.
 
-Bit j % 32 of word j // 32 of a row V says whether the prediction token j leaves the LCS as it is (1) or makes it
-one longer (0). One token of the context turns V into the next row (Hyyrö 2004):
+Bit j of a row V says whether the prediction token j leaves the LCS as it is (1) or makes it one longer (0). One
+token of the context turns V into the next row (Hyyrö 2004):
 
     M = the bits j with prediction[j] == token
     V = (V + (V & M)) | (V & ~M)          # one addition over the whole row, carries run from word to word
 
-`extend_row` does this for the `WINDOW` tokens of a step's row; the kernels do it for whole predictions as a
-wavefront, a program a request and a lane a word of 64 tokens. There M is one logic operation a bit plane:
+`extend_row` does this for the `WINDOW` tokens of a step's row, a lane a word of 8 tokens, token by token: carries
+go to all words at once, by one more addition. The kernels do it for whole predictions as a wavefront, a program a
+request and a lane a word of 64 tokens. There M is one logic operation a bit plane:
 `lcs_code_kernel` numbers the tokens, equal ones alike, and bit j of plane i is bit i of the number of token j.
 Bits past the end of the prediction never reach those below; they are set back to 1 at the end.
 
@@ -26,54 +27,95 @@ from .constexprs import *
 
 @triton.jit
 def row_offsets():
-    """[WORD, words]: which token of the window each bit stands for. A sum over bits is then one within lanes."""
-    return tl.arange(0, WORD)[:, None] + tl.arange(0, ROW_WORDS)[None, :] * WORD
+    """[ROW_WORDS]: which token of the window the lowest bit of each word stands for."""
+    return tl.arange(0, ROW_WORDS) * WORD
 
 
 @triton.jit
 def load_row(p_row):
-    """The words of a stored row, [words] int32."""
-    o_j = row_offsets()
-    b_common = tl.load(p_row + o_j).to(tl.int32)
-    b_before = tl.load(p_row + o_j - 1, mask=o_j > 0, other=0).to(tl.int32)
-    return tl.sum((1 - (b_common - b_before)) << tl.arange(0, WORD)[:, None], axis=0)
+    """A stored row, 16 bits a length: the first four of each word and the last four, both [ROW_WORDS] int64."""
+    p_lengths = p_row.to(tl.pointer_type(tl.int64)) + 2 * tl.arange(0, ROW_WORDS)
+    return tl.load(p_lengths), tl.load(p_lengths + 1)
+
+
+@triton.jit
+def four_bits(b_lengths, b_before):
+    """Which of four lengths exceed the one before, `b_before` for the first: four bits, [ROW_WORDS] int32."""
+    b_rises = b_lengths - ((b_lengths << 16) | b_before)
+    return ((b_rises | (b_rises >> 15) | (b_rises >> 30) | (b_rises >> 45)) & 15).to(tl.int32)
+
+
+@triton.jit
+def row_words(b_first, b_last):
+    """The words of a row as `load_row` returns it, [ROW_WORDS] int32."""
+    o_w = tl.arange(0, ROW_WORDS)
+    b_before = tl.where(o_w > 0, tl.gather(b_last >> 48, tl.maximum(o_w - 1, 0), axis=0), 0)
+    return EVERY_BIT - four_bits(b_first, b_before) - (four_bits(b_last, b_first >> 48) << 4)
 
 
 @triton.jit
 def row_lengths(b_words):
-    """LCS lengths with the window up to each of its tokens, [WORD, words] int32: the opposite of `load_row`."""
-    b_rise = (~b_words[None, :] >> tl.arange(0, WORD)[:, None]) & 1
-    b_total = tl.sum(b_rise, axis=0)
-    return (tl.cumsum(b_total, axis=0) - b_total)[None, :] + tl.cumsum(b_rise, axis=0)
+    """LCS lengths with the window up to each of its tokens: of bit k of all words the k-th of WORD [ROW_WORDS]."""
+    b_rises = tl.zeros([ROW_WORDS], tl.int32)
+    for k in tl.static_range(WORD):
+        b_rises += (~b_words >> k) & 1
+    b_length = tl.cumsum(b_rises, axis=0) - b_rises
+    lengths = ()
+    for k in tl.static_range(WORD):
+        b_length += (~b_words >> k) & 1
+        lengths = lengths + (b_length,)
+    return lengths
+
+
+@triton.jit
+def store_row(p_row, lengths):
+    """Store what `row_lengths` returns as `load_row` loads it."""
+    p_lengths = p_row.to(tl.pointer_type(tl.int64)) + 2 * tl.arange(0, ROW_WORDS)
+    for i in tl.static_range(2):
+        b_low = (lengths[4 * i] | (lengths[4 * i + 1] << 16)).to(tl.int64)
+        b_high = (lengths[4 * i + 2] | (lengths[4 * i + 3] << 16)).to(tl.int64)
+        tl.store(p_lengths + i, b_low | (b_high << 32))
 
 
 @triton.jit
 def load_window(p_tokens, num_tokens, anchor):
-    """The window behind `anchor`, and the bit of each of its tokens in its word, both [WORD, words] int32.
-
-    Where it ends beyond the tokens, of which there is one at least, the bit is 0.
-    """
-    # Offsets from the prediction's beginning: those from the anchor took 96 → 127 registers in a step for sm_80.
+    """The window behind `anchor`, a tuple of WORD [ROW_WORDS] int32, and the bits of each word that stand for a
+    token, [ROW_WORDS] int32: it ends with the tokens, of which there is one at least."""
     o_position = anchor + row_offsets()
-    b_window = tl.load(p_tokens + tl.minimum(o_position, num_tokens - 1))
-    b_bit = (o_position < num_tokens).to(tl.int32) << tl.arange(0, WORD)[:, None]
-    return b_window, b_bit
+    window = ()
+    for k in tl.static_range(WORD):
+        window = window + (tl.load(p_tokens + tl.minimum(o_position + k, num_tokens - 1)),)
+    b_end = tl.minimum(tl.maximum(num_tokens - o_position, 0), WORD)
+    return window, (1 << b_end) - 1
 
 
 @triton.jit
-def extend_row(b_words, b_window, b_bit, token):
-    """The words after one more token, [words] int32; the window as `load_window` returns it."""
-    b_match = tl.sum(tl.where(b_window == token, b_bit, 0), axis=0)
-    b_both = b_words & b_match
-    b_sum = tl.add(b_words, b_both, sanitize_overflow=False)
-    # The carries of all words by one small addition: a carry out of word w runs on through words of ones only.
-    o_w = tl.arange(0, ROW_WORDS)
-    b_out = ((b_both | (b_words & ~b_sum)) >> 31) & 1
-    both = tl.sum(((b_sum == -1).to(tl.int32) + (b_out << ROW_WORDS)) << o_w, axis=0)
-    ones = both & EVERY_WORD
-    carries = (ones + 2 * (both >> ROW_WORDS)) ^ ones
-    b_sum = tl.add(b_sum, (carries >> o_w) & 1, sanitize_overflow=False)
-    return b_sum | (b_words & ~b_match)
+def match_bits(window, b_bits, token):
+    """The bits of each word that stand for `token`, [ROW_WORDS] int32; the window as `load_window` returns it."""
+    b_match = tl.zeros([ROW_WORDS], tl.int32)
+    for k in tl.static_range(WORD):
+        b_match |= tl.where(window[k] == token, 1 << k, 0)
+    return b_match & b_bits
+
+
+@triton.jit
+def extend_row(b_words, window, b_bits, p_tokens, begin, end):
+    """The words after ``tokens[begin:end]``, [ROW_WORDS] int32; the window as `load_window` returns it."""
+    b_lane = tl.full([ROW_WORDS], 1, tl.int32) << tl.arange(0, ROW_WORDS)
+    # Tokens are loaded two turns ahead and compared one turn ahead.
+    b_match = match_bits(window, b_bits, tl.load(p_tokens + tl.minimum(begin, end - 1)))
+    next_token = tl.load(p_tokens + tl.minimum(begin + 1, end - 1))
+    for i in range(begin, end):
+        b_sum = b_words + (b_words & b_match)
+        # The carries of all words by one addition: a carry out of word w runs on through words of ones only.
+        out = tl.reduce_or(tl.where(b_sum > EVERY_BIT, b_lane, 0), axis=0)
+        ones = tl.reduce_or(tl.where(b_sum == EVERY_BIT, b_lane, 0), axis=0)
+        carries = tl.add(ones, out << 1, sanitize_overflow=False) ^ ones
+        b_sum += (carries & b_lane != 0).to(tl.int32)
+        b_words = (b_sum & EVERY_BIT) | (b_words & ~b_match)
+        b_match = match_bits(window, b_bits, next_token)
+        next_token = tl.load(p_tokens + tl.minimum(i + 2, end - 1))
+    return b_words
 
 
 @triton.jit

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from .constexprs import *
-from .lcs import extend_row, load_row, load_window, row_lengths, row_offsets
+from .lcs import extend_row, load_row, load_window, row_lengths, row_offsets, row_words, store_row
 from .suffix_match import load_back, load_back_clamped, load_bucket, nearest, position_of, rank_of
 
 
@@ -19,7 +19,6 @@ class Alignment(NamedTuple):
     diverged_at: Any  # and of the output
     num_in_sync: Any  # output tokens that were in sync
     num_common: Any  # tokens before the cursor that are known to be the last of the output, while in sync
-    b_words: Any  # [words] int32: bits of the LCS row behind the anchor
 
 
 class Edits(NamedTuple):
@@ -87,32 +86,82 @@ def load_before(prediction, o_position, MATCH: tl.constexpr):
 
 
 @triton.jit
-def ends_like(prediction, o_position, before, last, done, MATCH: tl.constexpr):
-    """Whether the last MATCH tokens of the output are those before each position, [lanes]."""
-    m_agree = (o_position >= MATCH) & (o_position <= prediction.length) & (done >= MATCH)
-    for i in tl.static_range(MATCH):
+def ends_like(before, last, MATCH: tl.constexpr):
+    """Whether the tokens of `load_before` are the last of the output, from the last on."""
+    m_agree = before[0] == last[0]
+    for i in tl.static_range(1, MATCH):
         m_agree &= before[i] == last[i]
     return m_agree
 
 
 @triton.jit
-def resync(prediction, anchor, near, recent, p_output, done):
-    """`NOWHERE` where there is none. near, recent: `load_before` of the local positions, and likewise of the
-    output."""
+def local_resync(prediction, near, o_local, p_output, done, end):
+    """``(done, position)`` of the first of ``output[done:end]``, `SPAN` at most, behind which the output ends like
+    a position near the anchor; `NOWHERE` without one. near: `load_before` of these positions, `o_local`.
+    """
+    o_lane = tl.arange(0, SPAN)
+    # No token of a prediction is below 0.
+    b_tokens = tl.load(p_output + done + o_lane, mask=done + o_lane < end, other=-1)
+    before = load_back_clamped(p_output + done - 1 + o_lane * 0, done - 1, LOCAL_MATCH)
+    last = ()
+    for i in tl.static_range(LOCAL_MATCH):
+        last = last + (tl.where(done > i, before[i], -1),)
+    b_first = tl.full([LOCAL_RANGE], NOWHERE, tl.int32)  # of each position
+    for i in range(done, end, TURN):
+        for k in tl.static_range(TURN):
+            token = tl.gather(b_tokens, o_lane * 0 + (i - done + k), axis=0)
+            last = (token,) + last[: LOCAL_MATCH - 1]
+            b_first = tl.where(ends_like(near, last, LOCAL_MATCH), tl.minimum(b_first, i + k + 1), b_first)
+    m_local = (o_local >= LOCAL_MATCH) & (o_local <= prediction.length) & (b_first < NOWHERE)
+    first = tl.min(tl.where(m_local, b_first, NOWHERE), axis=0)
+    return first, tl.min(tl.where(m_local & (b_first == first), o_local, NOWHERE), axis=0)
+
+
+@triton.jit
+def global_resync(prediction, anchor, p_output, o_done, m_done):
+    """``(done, position)`` of the first look behind which the output is in sync again, `NOWHERE` without one.
+
+    o_done: [looks, 1], the output's tokens at each, rising; m_done: which there are, one at least.
+    """
+    o_last = tl.where(m_done, o_done, GLOBAL_MATCH) - 1
+    begin, end = nearest(prediction, load_bucket(prediction, tl.load(p_output + o_last), m_done), anchor)
+    o_entry = begin + tl.arange(0, NEAREST)[None, :]
+    m_entry = (o_entry < end) & m_done
+    o_position = tl.load(prediction.p_positions + tl.where(m_entry, o_entry, 0))
+    m_entry &= (o_position >= GLOBAL_MATCH) & (o_position <= prediction.length)
+    # Most differ in their last tokens.
+    m_entry &= ends_like(load_before(prediction, o_position, 2), load_back(p_output + o_last, 2), 2)
+    looked = tl.full([], NOWHERE, tl.int32)
+    position = looked
+    if tl.max(m_entry.to(tl.int32)) > 0:
+        # Lanes that are done load one token all together: each place in memory takes a load longer.
+        texts = load_before(prediction, tl.where(m_entry, o_position, GLOBAL_MATCH), GLOBAL_MATCH)
+        m_same = m_entry & ends_like(texts, load_back(p_output + o_last, GLOBAL_MATCH), GLOBAL_MATCH)
+        b_rank = tl.min(tl.where(m_same, rank_of(o_position, anchor), NOWHERE), axis=1, keep_dims=True)
+        looked = tl.min(tl.where(b_rank < NOWHERE, o_done, NOWHERE))
+        position = position_of(tl.min(tl.where(o_done == looked, b_rank, NOWHERE)), anchor)
+    return looked, position
+
+
+@triton.jit
+def resync(prediction, anchor, p_output, done, num_output):
+    """``(done, position)`` of the first of ``output[done:num_output]`` behind which it is in sync again, or
+    `num_output` and `NOWHERE`. `SPAN` tokens a turn, all looks among them at once."""
     o_local = anchor + tl.arange(0, LOCAL_RANGE)
-    m_local = ends_like(prediction, o_local, near, recent, done, LOCAL_MATCH)
-    position = tl.min(tl.where(m_local, o_local, NOWHERE), axis=0)
-    if (position == NOWHERE) & (done % GLOBAL_EVERY == 0):
-        begin, end = nearest(prediction, load_bucket(prediction, recent[0]), anchor)
-        o_entry = begin + tl.arange(0, NEAREST)
-        o_global = tl.load(prediction.p_positions + o_entry, mask=o_entry < end, other=0)
-        # `GLOBAL_EVERY` tokens or more are there: no address needs a clamp.
-        last = load_back(p_output + done - 1, GLOBAL_MATCH)
-        before = load_before(prediction, o_global, GLOBAL_MATCH)
-        m_global = ends_like(prediction, o_global, before, last, done, GLOBAL_MATCH)
-        rank = tl.min(tl.where(m_global, rank_of(o_global, anchor), NOWHERE), axis=0)
-        position = tl.where(rank == NOWHERE, NOWHERE, position_of(rank, anchor))
-    return position
+    near = load_before(prediction, o_local, LOCAL_MATCH)
+    position = tl.full([], NOWHERE, tl.int32)
+    while (position == NOWHERE) & (done < num_output):
+        end = tl.minimum(done + SPAN, num_output)
+        first, position = local_resync(prediction, near, o_local, p_output, done, end)
+        look = (done // GLOBAL_EVERY + 1) * GLOBAL_EVERY
+        last_look = tl.minimum(end, first - 1)
+        if look <= last_look:
+            o_done = look + tl.arange(0, SPAN // GLOBAL_EVERY)[:, None] * GLOBAL_EVERY
+            looked, found = global_resync(prediction, anchor, p_output, o_done, o_done <= last_look)
+            position = tl.where(looked < first, found, position)
+            first = tl.minimum(first, looked)
+        done = tl.minimum(first, end)
+    return done, position
 
 
 @triton.jit
@@ -150,27 +199,19 @@ def record_edit(edits, prediction, alignment, old, new):
 @triton.jit
 def in_sync_at(a, cursor, num_in_sync, num_common):
     """The alignment in sync at a cursor; it keeps where the output diverged last."""
-    return Alignment(1, cursor, a.anchor, a.diverged_at, num_in_sync, num_common, a.b_words)
+    return Alignment(1, cursor, a.anchor, a.diverged_at, num_in_sync, num_common)
 
 
 @triton.jit
 def diverge(a, done):
-    """The alignment diverged at its cursor, behind `done` output tokens, with a row of zeros."""
-    return Alignment(
-        0, a.cursor, a.cursor, done, a.num_in_sync, a.num_common, tl.full([ROW_WORDS], -1, tl.int32)
-    )
+    """The alignment diverged at its cursor, behind `done` output tokens."""
+    return Alignment(0, a.cursor, a.cursor, done, a.num_in_sync, a.num_common)
 
 
 @triton.jit
 def at_cursor(a, cursor):
     """The alignment with another cursor."""
-    return Alignment(a.in_sync, cursor, a.anchor, a.diverged_at, a.num_in_sync, a.num_common, a.b_words)
-
-
-@triton.jit
-def with_row(a, b_words):
-    """The alignment with another LCS row."""
-    return Alignment(a.in_sync, a.cursor, a.anchor, a.diverged_at, a.num_in_sync, a.num_common, b_words)
+    return Alignment(a.in_sync, cursor, a.anchor, a.diverged_at, a.num_in_sync, a.num_common)
 
 
 @triton.jit
@@ -180,7 +221,7 @@ def starts_over(context, seen):
 
 @triton.jit
 def process_tokens(prediction, p_output, done, num_output, a, edits):
-    """Process ``output[done:num_output]``: returns the `Alignment` `a` and the edits after it."""
+    """Process ``output[done:num_output]``, but for the row: returns the `Alignment` `a` and the edits after it."""
     while done < num_output:
         if a.in_sync > 0:
             run = run_length(prediction, a.cursor, p_output, done, num_output)
@@ -192,21 +233,7 @@ def process_tokens(prediction, p_output, done, num_output, a, edits):
             if (run < RUN) & (done < num_output):
                 a = diverge(a, done)
         if a.in_sync == 0:
-            b_words = a.b_words
-            position = tl.full([], NOWHERE, tl.int32)
-            # What is behind the anchor stays what it is until the output is in sync again.
-            b_window, b_bit = load_window(prediction.p_tokens, prediction.length, a.anchor)
-            near = load_before(prediction, a.anchor + tl.arange(0, LOCAL_RANGE), LOCAL_MATCH)
-            next_token = tl.load(p_output + done)  # a turn ahead: it waits for none of it
-            recent = load_back_clamped(p_output + done - 1, done - 1, LOCAL_MATCH)
-            # A loop of its own, which carries little from turn to turn.
-            while (position == NOWHERE) & (done < num_output):
-                recent = (next_token,) + recent[: LOCAL_MATCH - 1]
-                done += 1
-                next_token = tl.load(p_output + tl.minimum(done, num_output - 1))
-                b_words = extend_row(b_words, b_window, b_bit, recent[0])
-                position = resync(prediction, a.anchor, near, recent, p_output, done)
-            a = with_row(a, b_words)
+            done, position = resync(prediction, a.anchor, p_output, done, num_output)
             if position != NOWHERE:
                 common = common_end(prediction, a, position, p_output, done)
                 old, new = position - common - a.anchor, done - common - a.diverged_at
@@ -216,12 +243,11 @@ def process_tokens(prediction, p_output, done, num_output, a, edits):
 
 
 @triton.jit
-def load_state(p_align, p_edits):
-    """``(seen, alignment, edits)`` of a slot as they were stored, without the row."""
+def load_state(p_align, p_row, p_edits):
+    """``(seen, alignment, edits, row)`` of a slot as they were stored."""
     alignment = Alignment(
         tl.load(p_align + IN_SYNC), tl.load(p_align + CURSOR), tl.load(p_align + ANCHOR),
         tl.load(p_align + DIVERGED_AT), tl.load(p_align + NUM_IN_SYNC), tl.load(p_align + NUM_COMMON),
-        tl.full([ROW_WORDS], -1, tl.int32),
     )  # fmt: skip
     p_ways = p_edits + tl.arange(0, MAX_EDITS) * EDIT
     edits = Edits(
@@ -229,7 +255,7 @@ def load_state(p_align, p_edits):
         tl.load(p_ways + EDIT_BEHIND), tl.load(p_ways + EDIT_START), tl.load(p_ways + EDIT_OLD),
         tl.load(p_ways + EDIT_NEW), tl.load(p_ways + EDIT_SEEN_BEFORE), 0,
     )  # fmt: skip
-    return tl.load(p_align + SEEN), alignment, edits
+    return tl.load(p_align + SEEN), alignment, edits, load_row(p_row)
 
 
 @triton.jit
@@ -238,7 +264,7 @@ def start_over(is_fresh, a, edits):
     alignment = Alignment(
         tl.where(is_fresh, 1, a.in_sync), tl.where(is_fresh, 0, a.cursor), tl.where(is_fresh, 0, a.anchor),
         tl.where(is_fresh, 0, a.diverged_at), tl.where(is_fresh, 0, a.num_in_sync),
-        tl.where(is_fresh, 0, a.num_common), a.b_words,
+        tl.where(is_fresh, 0, a.num_common),
     )  # fmt: skip
     return alignment, Edits(
         tl.where(is_fresh, 0, edits.count), tl.where(is_fresh, NO_EDIT, edits.b_before), edits.b_at,
@@ -270,11 +296,13 @@ def store_state(a, edits, p_align, p_edits, is_fresh, total):
 
 
 @triton.jit
-def cursor_score(b_row, num_window):
-    o_j = row_offsets() + 1
-    b_key = (b_row * MATCH_WEIGHT - o_j) * J_KEYS + (-o_j + (J_KEYS - 1))
-    b_key = tl.where(o_j <= num_window, b_key, J_KEYS - 1)
-    top = tl.maximum(tl.max(tl.max(b_key, axis=0), axis=0), J_KEYS - 1)  # the last: j = 0, score 0
+def cursor_score(lengths, num_window):
+    b_best = tl.full([ROW_WORDS], J_KEYS - 1, tl.int32)  # j = 0, score 0
+    for k in tl.static_range(WORD):
+        o_j = row_offsets() + k + 1
+        b_key = (lengths[k] * MATCH_WEIGHT - o_j) * J_KEYS + (-o_j + (J_KEYS - 1))
+        b_best = tl.maximum(b_best, tl.where(o_j <= num_window, b_key, J_KEYS - 1))
+    top = tl.max(b_best, axis=0)
     return -(top % J_KEYS) + (J_KEYS - 1), top // J_KEYS
 
 
@@ -284,22 +312,27 @@ def realign(prediction, context, state, p_align, p_row, p_edits):
 
     Returns ``(alignment, edits, top)``, with the cursor where the output stands, and `top` its score there.
     """
-    seen, a, edits = state
+    seen, a, edits, row = state
     is_fresh = starts_over(context, seen)
     a, edits = start_over(is_fresh, a, edits)
-    if a.in_sync == 0:
-        a = with_row(a, load_row(p_row))
     # An output is neither in sync with an empty prediction nor diverged from it.
     num_output = tl.where(prediction.length > 0, context.total - context.output_start, 0)
     p_output = context.p_tokens + context.output_start
     done = tl.maximum(tl.where(is_fresh, 0, seen) - context.output_start, 0)
     a, edits = process_tokens(prediction, p_output, done, num_output, a, edits)
+    b_words = tl.full([ROW_WORDS], EVERY_BIT, tl.int32)
+    if a.in_sync == 0:
+        # Only the tokens since the output diverged last are in the row.
+        first = tl.maximum(done, a.diverged_at)
+        window, b_bits = load_window(prediction.p_tokens, prediction.length, a.anchor)
+        b_words = tl.where(first > a.diverged_at, row_words(row[0], row[1]), b_words)
+        b_words = extend_row(b_words, window, b_bits, p_output, first, num_output)
     tl.debug_barrier()  # all threads have read what is written now
     store_state(a, edits, p_align, p_edits, is_fresh, context.total)
     top = 0
     if a.in_sync == 0:
-        b_row = row_lengths(a.b_words)
-        tl.store(p_row + row_offsets(), b_row.to(tl.int16))
-        j, top = cursor_score(b_row, tl.minimum(prediction.length - a.anchor, WINDOW))
+        lengths = row_lengths(b_words)
+        store_row(p_row, lengths)
+        j, top = cursor_score(lengths, tl.minimum(prediction.length - a.anchor, WINDOW))
         a = at_cursor(a, a.anchor + j)
     return a, edits, top

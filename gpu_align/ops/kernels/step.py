@@ -27,7 +27,7 @@ from .suffix_match import (
     clear_context,
     insert_blocks,
     insert_rest,
-    load_last_bucket,
+    load_bucket,
 )
 
 
@@ -74,11 +74,10 @@ def first_row_of(text_kind):
 
 @triton.jit
 def choose_draft(
-    request, alignment, top, recipes, tables, settings, K: tl.constexpr, HAS_SHAPES: tl.constexpr
+    request, bucket, alignment, top, recipes, tables, settings, K: tl.constexpr, HAS_SHAPES: tl.constexpr
 ):
-    """``(choice, text_kind)``."""
+    """bucket: of the output's last token. Returns ``(choice, text_kind)``."""
     prediction, context = request.prediction, request.context
-    bucket = load_last_bucket(prediction, context)
     num_common = tl.where(alignment.in_sync > 0, alignment.num_common, 0)
     found = candidates(
         prediction,
@@ -246,7 +245,9 @@ def step_kernel(
     uses_context = tl.load(p_meta + CONTEXT_START) != VACANT
     p_align = align_state_ptr + i_slot * ALIGN_STATE
     p_edits = edits_ptr + i_slot * (MAX_EDITS * EDIT)
-    state = load_state(p_align, p_edits)
+    p_row = lcs_row_ptr + i_slot * WINDOW
+    state = load_state(p_align, p_row, p_edits)
+    last = tl.load(p_tokens + total - 1, mask=total > 0, other=0)
     settings = StepSettings(length_quarters, min_match, min_context_match, vocab_size)
     tables = TablePointers(max_draft_len_ptr, expected_ptr, confidence_ptr)
     recipes = RecipePointers(
@@ -267,11 +268,12 @@ def step_kernel(
             p_tokens, total, output_start, context_index_ptr + i_slot * stride_context_index_s,
             stride_context_index_s, context_shift, uses_context,
         )  # fmt: skip
-        request = RequestPointers(
-            prediction, context, p_meta, p_align, lcs_row_ptr + i_slot * WINDOW, p_edits
-        )
+        request = RequestPointers(prediction, context, p_meta, p_align, p_row, p_edits)
         alignment, edits, top = update_state(request, state)
-        choice, text_kind = choose_draft(request, alignment, top, recipes, tables, settings, K, HAS_SHAPES)
+        bucket = load_bucket(prediction, last, total > output_start)
+        choice, text_kind = choose_draft(
+            request, bucket, alignment, top, recipes, tables, settings, K, HAS_SHAPES
+        )
         recipe, class_id = choice.recipe, choice.class_id
         b_tokens, length = write_draft(request, edits, recipes, choice, max_context_len, o_k, BLOCK_K)
         # A token outside the vocabulary ends the draft: emitting one would crash the engine's embedding.
@@ -283,7 +285,6 @@ def step_kernel(
         source = tl.where(length > 0, source, SOURCE_NONE)
 
     m_draft = o_k < length
-    last = tl.load(p_tokens + total - 1, mask=total > 0, other=0)
     last = tl.where((last >= 0) & (last < settings.vocab_size), last, 0)
     b_confidence = read_confidence(tables, class_id, recipes, recipe, length, o_k, K)
     m_k = o_k < K

@@ -58,45 +58,42 @@ def position_of(rank, anchor):
 
 @triton.jit
 def count_before(p_positions, size, anchor):
-    """``sum(position < anchor for position in p_positions[:size])`` of rising positions: a search in 33 parts."""
+    """``sum(position < anchor for position in p_positions[:size])`` of rising positions: a search in 33 parts.
+
+    p_positions, size, and what is returned: [1] or [buckets, 1].
+    """
     o_probe = tl.arange(0, 32)
-    low = 0
+    low = size * 0
     high = size
-    while low < high:
+    while tl.max(high - low) > 0:
         # Parts of `part` positions; those whose last one is below the anchor are below it altogether.
         part = (high - low + 32) // 33
         o_last = low + (o_probe + 1) * part - 1
-        b_position = tl.load(p_positions + o_last, mask=o_last < high, other=NOWHERE)
-        low += part * tl.sum((b_position < anchor).to(tl.int32), axis=0)
+        m_last = (o_last >= low) & (o_last < high)
+        b_position = tl.load(p_positions + tl.where(m_last, o_last, 0))
+        b_below = (m_last & (b_position < anchor)).to(tl.int32)
+        low += part * tl.sum(b_below, axis=len(b_below.shape) - 1, keep_dims=True)
         high = tl.minimum(low + part - 1, high)
     return low
 
 
 @triton.jit
-def load_bucket(prediction, token):
-    """The token's `Bucket` of the prediction; an empty one where there are no positions, and maybe no index."""
+def load_bucket(prediction, token, m_token):
+    """The `Bucket` of each token in the prediction, one or [buckets, 1]; an empty one where there is no token."""
+    # Without positions there may be no index.
+    m_index = tl.where(m_token, prediction.length, 0) > 1
     p_bucket = prediction.p_offsets + bucket_of(token, prediction.hash_shift)
-    m_index = prediction.length > 1
     return Bucket(tl.load(p_bucket, mask=m_index, other=0), tl.load(p_bucket + 1, mask=m_index, other=0))
-
-
-@triton.jit
-def load_last_bucket(prediction, context):
-    """The `Bucket` of the output's last token; an empty one before the first."""
-    token = tl.load(context.p_tokens + context.total - 1, mask=context.total > 0, other=0)
-    bucket = load_bucket(prediction, token)
-    return Bucket(bucket.begin, tl.where(context.total > context.output_start, bucket.end, bucket.begin))
 
 
 @triton.jit
 def nearest(prediction, bucket, anchor):
     begin = bucket.begin
-    end = bucket.end
-    if end - begin > NEAREST:
-        before = count_before(prediction.p_positions + begin, end - begin, anchor)
-        begin += tl.minimum(tl.maximum(before - NEAREST // 2, 0), end - begin - NEAREST)
-        end = begin + NEAREST
-    return begin, end
+    size = bucket.end - begin
+    if tl.max(size) > NEAREST:
+        before = count_before(prediction.p_positions + begin, size, anchor)
+        begin += tl.minimum(tl.maximum(before - NEAREST // 2, 0), tl.maximum(size - NEAREST, 0))
+    return begin, tl.minimum(begin + NEAREST, bucket.end)
 
 
 @triton.jit
@@ -130,23 +127,25 @@ def common_run(last, texts, BACK: tl.constexpr):
 
 
 @triton.jit
-def match_length(b_text_ptr, b_position, b_most, p_last, num_last, last, BACK: tl.constexpr):
+def match_length(
+    b_text_ptr, b_position, b_most, p_last, num_last, last, FIRST: tl.constexpr, BACK: tl.constexpr
+):
     """[lanes] int32. b_text_ptr: [lanes] or one, beginnings of texts that have a token. b_most: [lanes], at most
-    the position and `num_last`, the tokens before `p_last`. last: the first BACK of these, `load_back_clamped`; of
-    BACK 1 unused. BACK tokens are compared at once: most matches end among the first.
+    the position and `num_last`, the tokens before `p_last`. last: the first FIRST of these, `load_back_clamped`,
+    or more. These are compared at once: most matches end among them; then BACK tokens at once.
 
     No load has a mask: a compiler gives each of many masks a predicate, has few of them, and loads in turns.
     """
     # The tokens that are compared, from the last on; without any, the first token of the text.
     p_first = b_text_ptr + tl.where(b_most > 0, b_position - 1, 0)
     b_length = tl.zeros_like(b_most)
-    if BACK > 1:
-        texts = load_back_clamped(p_first, tl.maximum(b_most - 1, 0), BACK)
-        b_length = tl.minimum(common_run(last, texts, BACK), b_most)
-        b_most = tl.where(b_length < BACK, 0, b_most - BACK)
-        p_first -= BACK
-        p_last -= BACK
-        num_last -= BACK
+    if FIRST > 0:
+        nearest_texts = load_back_clamped(p_first, tl.maximum(b_most - 1, 0), FIRST)
+        b_length = tl.minimum(common_run(last, nearest_texts, FIRST), b_most)
+        b_most = tl.where(b_length < FIRST, 0, b_most - FIRST)
+        p_first -= FIRST
+        p_last -= FIRST
+        num_last -= FIRST
     while tl.max(b_most, axis=0) > 0:
         # Lanes that are done load one token all together: each place in memory takes a load longer.
         p_first = tl.where(b_most > 0, p_first, p_last - 1)
@@ -179,7 +178,8 @@ def find_matches(prediction, context, bucket, cursor, num_common, min_match, min
     o_c = tl.arange(0, LOOKUP_LANES)
     num_output = context.total - context.output_start
     m_context = (o_c >= NEAREST) & (o_c < tl.where(context.is_used, NEAREST + WAYS, 0))
-    begin, end = nearest(prediction, bucket, cursor)
+    o_one = tl.arange(0, 1)
+    begin, end = nearest(prediction, Bucket(bucket.begin + o_one, bucket.end + o_one), cursor)
     m_prediction = o_c < tl.minimum(end - begin, NEAREST)
     o_position = tl.load(prediction.p_positions + begin + o_c, mask=m_prediction, other=0)
     o_position = tl.where(m_context, o_way, o_position)
@@ -188,7 +188,9 @@ def find_matches(prediction, context, bucket, cursor, num_common, min_match, min
     b_known = tl.where(m_prediction & (o_position == cursor) & (num_common >= b_most), b_most, 0)
     p_text = tl.where(m_context, context.p_tokens, prediction.p_tokens)
     p_last = context.p_tokens + context.total
-    b_matched = b_known + match_length(p_text, o_position, b_most - b_known, p_last, context.total, last, 8)
+    b_matched = b_known + match_length(
+        p_text, o_position, b_most - b_known, p_last, context.total, last, 3, 8
+    )
     b_rank = rank_of(o_position, cursor)
     b_key = (b_matched - 1) * TIE + tl.where(m_context, o_position, -b_rank + (TIE - 1))
     b_least = tl.where(m_context, min_context_match, min_match)
@@ -216,22 +218,21 @@ def best_matches(b_key, cursor):
 
 @triton.jit
 def clear_context(context):
+    # Two entries at a time: buckets have an even number of ways.
+    p_pairs = context.p_index.to(tl.pointer_type(tl.int64))
+    num_pairs = context.index_size // 2
     o_i = tl.arange(0, 512)
-    for i_block in range(0, context.index_size, 512):
-        o_entry = i_block + o_i
-        tl.store(context.p_index + o_entry, tl.full([512], -1, tl.int32), mask=o_entry < context.index_size)
+    for i_block in range(0, num_pairs, 512):
+        tl.store(p_pairs + i_block + o_i, tl.full([512], -1, tl.int64), mask=i_block + o_i < num_pairs)
 
 
 @triton.jit
-def insert_block(context, i_position, BLOCK: tl.constexpr):
-    """The positions ``i_position <= p < min(i_position + BLOCK, total)``."""
-    o_position = i_position + tl.arange(0, BLOCK)
-    m_position = o_position < context.total
-    b_token = tl.load(context.p_tokens + o_position - 1, mask=m_position, other=0)
+def insert_block(context, o_position, b_token, m_position):
+    """The positions behind some tokens."""
     # Two positions of a block may have the same way: the later one stays, in whatever order they come. No thread
     # reads them before the barrier.
     tl.atomic_max(
-        context.p_index + bucket_of(b_token, context.hash_shift) * WAYS + o_position % WAYS,
+        context.p_index + (bucket_of(b_token, context.hash_shift) * WAYS + o_position % WAYS),
         o_position,
         mask=m_position,
         sem="relaxed",
@@ -241,19 +242,28 @@ def insert_block(context, i_position, BLOCK: tl.constexpr):
 
 @triton.jit
 def insert_blocks(context, seen):
-    """Insert block by block, of which a prompt has many; returns the position from which `insert_rest` goes
-    on."""
+    """Insert whole blocks, of which a prompt has many; returns the position from which `insert_rest` goes on."""
     i_position = tl.maximum(seen, 1)
-    while i_position + 512 <= context.total:
-        insert_block(context, i_position, 512)
-        i_position += 512
+    if i_position + 512 <= context.total:
+        o_i = tl.arange(0, 512)
+        b_token = tl.load(context.p_tokens + i_position - 1 + o_i)
+        while i_position + 512 <= context.total:
+            # A turn ahead, as atomics wait for their tokens; of the last whole block once more.
+            i_next = tl.minimum(i_position + 512, context.total - 512)
+            b_next = tl.load(context.p_tokens + i_next - 1 + o_i)
+            insert_block(context, i_position + o_i, b_token, o_i >= 0)
+            i_position += 512
+            b_token = b_next
     return i_position
 
 
 @triton.jit
 def insert_rest(context, i_position):
     while i_position < context.total:
-        insert_block(context, i_position, 64)
+        o_position = i_position + tl.arange(0, 64)
+        m_position = o_position < context.total
+        b_token = tl.load(context.p_tokens + o_position - 1, mask=m_position, other=0)
+        insert_block(context, o_position, b_token, m_position)
         i_position += 64
 
 
@@ -274,7 +284,7 @@ def scan(
         o_position = i_block + o_block
         b_most = tl.minimum(o_position, tl.minimum(num_context, MAX_LENGTH))
         b_most = tl.where(o_position < text_len, b_most, 0)
-        b_length = match_length(p_text, o_position, b_most, p_context, num_context, (), 1)
+        b_length = match_length(p_text, o_position, b_most, p_context, num_context, (), 0, 1)
         b_tie = o_position
         if HAS_ANCHOR:
             b_tie = -rank_of(o_position, anchor) + NOWHERE

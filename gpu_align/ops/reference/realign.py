@@ -59,26 +59,39 @@ def invalidate_edits(alignment: AlignmentArrays, prediction: PredictionArrays, c
 
 
 @njit
-def resync(prediction: PredictionArrays, anchor: int, output: IntArray) -> int:
-    """The position at which the output is in sync again, or -1: local, the first of `LOCAL_RANGE` behind the
-    anchor; global, at every `GLOBAL_EVERY`-th token, the nearest of the last token's bucket.
-    """
+def local_resync(prediction: PredictionArrays, anchor: int, output: IntArray) -> int:
+    """The first of `LOCAL_RANGE` positions from the anchor on that the output ends like, or -1."""
     tokens, done = prediction.tokens, len(output)
     first, behind = max(anchor, c.LOCAL_MATCH), min(anchor + c.LOCAL_RANGE, len(tokens) + 1)
     if done >= c.LOCAL_MATCH and holds(tokens[first - 1 : behind - 1], output[done - 1]):
         for position in range(first, behind):
             if match_length(tokens, position, output, c.LOCAL_MATCH) == c.LOCAL_MATCH:
                 return position
+    return -1
+
+
+@njit
+def global_resync(prediction: PredictionArrays, anchor: int, output: IntArray) -> int:
+    """The position of the lowest rank, of those near the anchor, that the output ends like, or -1."""
     best = -1
-    if done % c.GLOBAL_EVERY == 0:
-        begin, end = nearest(prediction, output[done - 1], anchor)
-        for i in range(begin, end):
-            position = int(prediction.positions[i])
-            if best >= 0 and rank_of(position, anchor) > rank_of(best, anchor):
-                continue
-            if match_length(tokens, position, output, min(done, c.GLOBAL_MATCH)) == c.GLOBAL_MATCH:
-                best = position
+    begin, end = nearest(prediction, output[-1], anchor)
+    for i in range(begin, end):
+        position = int(prediction.positions[i])
+        if best >= 0 and rank_of(position, anchor) > rank_of(best, anchor):
+            continue
+        most = min(len(output), c.GLOBAL_MATCH)
+        if match_length(prediction.tokens, position, output, most) == c.GLOBAL_MATCH:
+            best = position
     return best
+
+
+@njit
+def resync(prediction: PredictionArrays, anchor: int, output: IntArray) -> int:
+    """Where the output is in sync again, or -1: local, or global at every `GLOBAL_EVERY`-th token."""
+    position = local_resync(prediction, anchor, output)
+    if position < 0 and len(output) % c.GLOBAL_EVERY == 0:
+        position = global_resync(prediction, anchor, output)
+    return position
 
 
 @njit

@@ -20,7 +20,10 @@ ALONE = {
     "draft_budget.py": {"count_with": "a search of a kernel; the reference sorts"},
     "lcs.py": {
         "row_offsets": "bits of a kernel's words",
+        "four_bits": "bits of a kernel's words",
+        "row_words": "bits of a kernel's words",
         "row_lengths": "bits of a kernel's words",
+        "match_bits": "bits of a kernel's words",
         "first_slot": "a hash table of a kernel",
         "count_ones": "Python has `bit_count`",
         "holds": "what a kernel compares with all words at once",
@@ -40,7 +43,6 @@ ALONE = {
         "Edits": "in the reference a row of the state",
         "ends_like": "`match_length` over all lanes at once",
         "at_cursor": "the reference changes rows in place",
-        "with_row": "the reference changes rows in place",
     },
     "recipe_lookup.py": {
         "RecipePointers": "the reference has the table as NumPy sees it",
