@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import tables
-from benchmarks.agents.forms import Exchange, exchanges
+from benchmarks.agents.forms import WRITE, Exchange, exchanges
 from benchmarks.agents.readers import HALVES, Edit, read
 from benchmarks.agents.rows import BOUNDS, CAPACITY, ROWS, TOKENIZER, K, Row, measure, records_of
 from benchmarks.quality.build_suffix_peer import add_to_path
@@ -35,6 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--edits", type=int, default=MOST, help="most of a collection (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the choice among them (%(default)s)")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the counts there")
+    parser.add_argument("--written", choices=WRITE, metavar="FORM", help="measure answers in this form alone")
     parser.add_argument("--bound", action="store_true", help="measure the best choices instead of drafters")
     options = parser.parse_args(argv)
     for folder in options.folders:
@@ -60,7 +61,9 @@ def main(argv: list[str] | None = None) -> int:
         "num_draft_tokens": K,
         "tokenizer": TOKENIZER,
         "capacity": CAPACITY,
-        "cases": [case for name, edits in found.items() for case in cases_of(name, edits, rows)],
+        "cases": [
+            case for name, edits in found.items() for case in cases_of(name, edits, rows, options.written)
+        ],
     }
     print(shown(results["cases"]))
     if options.json is not None:
@@ -68,13 +71,16 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def cases_of(collection: str, edits: list[Edit], rows: Sequence[Row]) -> list[Case]:
-    """How the file was read and the change written, and what each row counted; every form there is."""
+def cases_of(
+    collection: str, edits: list[Edit], rows: Sequence[Row], written: str | None = None
+) -> list[Case]:
+    """How the file was read and the change written, and what each row counted; every form, or one."""
     encode = lru_cache(1 << 14)(load_tokenizer(TOKENIZER).encode)
     forms: dict[tuple[str, str], list[Exchange]] = {}
     for edit in edits:
         for form, exchange in exchanges(edit).items():
-            forms.setdefault(form, []).append(exchange)
+            if written in (None, form[1]):
+                forms.setdefault(form, []).append(exchange)
     cases = []
     for (read_as, written_as), group in forms.items():
         records = records_of(group, encode)
