@@ -331,10 +331,23 @@ AGENT_CALLS = tuple(
 )
 
 
+def _at_equal_rejections(rows: dict[str, Any], peer_views: str) -> float:
+    """Tokens a step of ours with the forms over those of suffix decoding at as many rejected per accepted, between
+    its spec factors 1 and 4. peer_views: ", views" gives it the forms, too."""
+    names = "gpu_align, views", *(f"suffix_decoding{factor}_deep{peer_views}" for factor in ("", "_4"))
+    ours, low, high = (
+        (row["rejected"] / row["accepted"], row["output_tokens"] / row["steps"])
+        for row in (rows[name] for name in names)
+    )
+    at = min(max((ours[0] - low[0]) / (high[0] - low[0]), 0), 1)
+    return float(ours[1] / (low[1] + at * (high[1] - low[1])))
+
+
 def agents(numbers: dict[str, Any]) -> str:
     """What drafts save of agents' edits, by collection and form, from benchmarks/results/agents.json."""
     stored = tables.read("agents")
     rows, ahead, fewer = [], 0, 0
+    calls: dict[bool, list[float]] = {True: [], False: []}  # aider's, others'
     for case in stored["cases"]:
         found = {name: _ratios(case["rows"][name]) for name in AGENT_COLUMNS}
         ours, peer = (
@@ -342,16 +355,30 @@ def agents(numbers: dict[str, Any]) -> str:
         )
         ahead += ours[0] >= peer[0]
         fewer += ours[1] <= peer[1]
+        if case["written"].endswith("call") and case["read"] != "JSON":
+            calls[case["collection"] == "aider"].append(_at_equal_rejections(case["rows"], ""))
         if case["written"] not in ("as written", *AGENT_CALLS) or case["read"] in ("raw", "JSON"):
             continue
         as_read = "" if case["read"] == "as shown" else f"{case['read']} → "
         cells = (" @ ".join(pair).replace(" ", "\u00a0") for pair in found.values())
         rows.append([case["collection"], as_read + case["written"], *cells])
     heads = ["", "read → written", *AGENT_COLUMNS.values()]
+    alone, beside = (
+        [_at_equal_rejections(case["rows"], with_) for case in stored["cases"]] for with_ in ("", ", views")
+    )
+    others, aider = (f"{min(calls[key]):.2f} to {max(calls[key]):.2f}" for key in (False, True))
+    behind, passed = (
+        f"{sum(lead < 1 for lead in leads)} cases, by at most {100 - 100 * min(leads):.1f} %"
+        for leads in (alone, beside)
+    )
     return tables.table(heads, rows, "llrrrrr") + (
         f"\n\nTokens a step @ rejected per accepted, K = {stored['num_draft_tokens']}. With the forms, "
         f"`gpu_align` takes no more steps than suffix decoding in {ahead} of {len(stored['cases'])} cases, and "
-        f"rejects no more per accepted in {fewer}; benchmarks/results/agents.json has them all."
+        f"rejects no more per accepted in {fewer}; benchmarks/results/agents.json has them all.\n\n"
+        f"At equal rejections (between spec factors 1 and 4) it makes {others} times the tokens a step of suffix "
+        "decoding without the forms in tool calls of what was read as text or numbered; aider's transcripts, "
+        f"without the files, {aider}. It is behind in {behind}: answers that edit nothing, and thoughts. Suffix "
+        f"decoding with the same forms is ahead in {passed}."
     )
 
 
