@@ -235,20 +235,13 @@ def measure(size: Size, device: str) -> dict[str, Any]:
 
 
 def capture_checks(device: str, dry_run: bool) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
-    """Name and check of each row, without pytest: every case in a graph, then what a step must not do."""
+    """Name and check of each row, without pytest: every case in a graph."""
     batch, num_text = (1, 256) if dry_run else (5, 1000)
     cases = [replace(CASES[1], steps=2), CASES[3]] if dry_run else CASES
     for case in cases:
-        make = partial(_make, case, batch, num_text, device)
+        # On the CPU the kernel runs under Triton's interpreter.
+        make = partial(StepBatch, case, batch, num_text, device, "auto" if device == "cuda" else "triton")
         yield f"graph and eager step: {case.name}", partial(same_bits, make)
-    make = partial(_make, cases[0], batch, num_text, device)
-    for name, check in (("no wait: sync debug mode", no_wait), ("no allocation", no_allocation)):
-        yield name, partial(check if device == "cuda" else on_the_cpu, make)
-
-
-def _make(case: Case, batch: int, num_text: int, device: str) -> StepBatch:
-    """On the CPU the kernel runs under Triton's interpreter."""
-    return StepBatch(case, batch, num_text, device, backend="auto" if device == "cuda" else "triton")
 
 
 def same_bits(make: Callable[[], StepBatch]) -> dict[str, Any]:
@@ -273,36 +266,3 @@ def same_bits(make: Callable[[], StepBatch]) -> dict[str, Any]:
             assert torch.equal(found, want), f"{name}: the graph stored something else than the eager step"
         recorded.check()
     return {"replays": intervals, "steps": intervals * recorded.case.steps}
-
-
-def no_wait(make: Callable[[], StepBatch]) -> dict[str, Any]:
-    """PyTorch raises where an eager step waits for the device."""
-    batch = make()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        batch.propose()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    torch.cuda.synchronize()
-    return {}
-
-
-def no_allocation(make: Callable[[], StepBatch]) -> dict[str, Any]:
-    """The allocator is not asked for anything during an eager step."""
-    batch = make()
-
-    def allocations() -> int:
-        return int(torch.cuda.memory_stats().get("allocation.all.allocated", 0))
-
-    before = allocations()
-    for _ in range(3):
-        batch.propose()
-    assert allocations() == before, f"{allocations() - before} allocations in 3 steps"
-    return {"allocations": 0}
-
-
-def on_the_cpu(make: Callable[[], StepBatch]) -> dict[str, Any]:
-    """Instead of `no_wait` and `no_allocation`."""
-    make().propose()
-    return {"remark": "on a GPU only"}
