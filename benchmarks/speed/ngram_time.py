@@ -1,4 +1,4 @@
-"""Rows of vLLM's n-gram kernels beside our step, on the same tensors.
+"""Rows of vLLM's n-gram kernels beside our step, on the same requests.
 
 vLLM's kernels know no predictions, so the user's text is in the prompt, ahead of the output, for all of them:
 rows of 2 N tokens, of which one and a half N are written. Ours gets the text as its prediction as well. Every
@@ -13,14 +13,14 @@ import importlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import torch
 
-import gpu_align
 from benchmarks.speed.device_time import Clock, per_step, record
 from benchmarks.speed.result_file import SkipError
-from benchmarks.speed.workload import NUM_DRAFT_TOKENS, VOCAB_SIZE, draw_texts
+from benchmarks.speed.workload import NUM_DRAFT_TOKENS, Batch, draw_texts
 
 BATCHES, NUM_TEXT, REPEATS = (64, 256, 1), 4096, 20
 DRY_BATCHES, DRY_NUM_TEXT, DRY_REPEATS = (2,), 256, 1
@@ -30,55 +30,35 @@ MIN_N, MAX_N, STEPS = 2, 5, 8
 Step = Callable[[], torch.Tensor]
 
 
-class Tensors(NamedTuple):
-    """token_ids: [B, 2 N + K] int32. total_len: [B] int32."""
-
-    token_ids: torch.Tensor
-    total_len: torch.Tensor
-    start: int
-
-
-def make_tensors(batch: int, num_text: int, device: str) -> Tensors:
+def make_requests(batch: int, num_text: int, device: str) -> Batch:
     """Requests that write their text again, half way through it."""
     texts, _ = draw_texts(batch, num_text)
-    token_ids = torch.zeros((batch, 2 * num_text + NUM_DRAFT_TOKENS), dtype=torch.int32)
-    token_ids[:, :num_text] = token_ids[:, num_text : 2 * num_text] = torch.from_numpy(texts)
-    start = num_text + num_text // 2
-    total_len = torch.full((batch,), start, dtype=torch.int32, device=device)
-    return Tensors(token_ids.to(device), total_len, start)
+    return Batch(texts, np.tile(texts, 2), num_text + num_text // 2, num_text, 1, device, None)
 
 
-def ours(tensors: Tensors, device: str) -> Step:
+def ours(requests: Batch, device: str) -> Step:
     """A `Drafter`'s step."""
-    (batch, capacity), num_text = tensors.token_ids.shape, tensors.start * 2 // 3
-    drafter = gpu_align.Drafter(
-        max_slots=batch, max_context_len=capacity, max_prediction_len=num_text,
-        num_draft_tokens=NUM_DRAFT_TOKENS, vocab_size=VOCAB_SIZE, device=device,
-    )  # fmt: skip
-    for slot in range(batch):
-        drafter.add(slot, tensors.token_ids[slot, :num_text].cpu(), num_text)
-    slots = torch.arange(batch, device=device)
-    ones = torch.ones(batch, dtype=torch.int32, device=device)
-    return lambda: drafter.propose(tensors.token_ids, tensors.total_len, slots, ones).token_ids
+    return lambda: requests.propose().token_ids
 
 
-def vllm_v2(tensors: Tensors, device: str) -> Step:
+def vllm_v2(requests: Batch, device: str) -> Step:
     """vLLM's own class of the V2 runner, with as much of its configuration as it reads."""
     if device != "cuda":
         raise SkipError("vLLM's V2 kernel needs a GPU")
     module = _import("vllm.v1.worker.gpu.spec_decode.ngram.speculator")
-    batch = tensors.token_ids.shape[0]
+    batch = requests.token_ids.shape[0]
     config = SimpleNamespace(
         speculative_config=SimpleNamespace(
             prompt_lookup_min=MIN_N, prompt_lookup_max=MAX_N, num_speculative_tokens=NUM_DRAFT_TOKENS
         ),
         scheduler_config=SimpleNamespace(max_num_seqs=batch),
-        model_config=SimpleNamespace(max_model_len=tensors.token_ids.shape[1]),
+        model_config=SimpleNamespace(max_model_len=requests.token_ids.shape[1]),
     )
     states = SimpleNamespace(
-        all_token_ids=SimpleNamespace(gpu=tensors.token_ids), total_len=SimpleNamespace(gpu=tensors.total_len)
+        all_token_ids=SimpleNamespace(gpu=requests.token_ids),
+        total_len=SimpleNamespace(gpu=requests.total_len),
     )
-    speculator = module.NgramGPUSpeculator(config, tensors.token_ids.device, states)
+    speculator = module.NgramGPUSpeculator(config, requests.token_ids.device, states)
     inputs = SimpleNamespace(num_reqs=batch, idx_mapping=torch.arange(batch, device=device))
     ones = torch.ones(batch, dtype=torch.int32, device=device)
     zeros, last = torch.zeros_like(ones), torch.zeros(batch, dtype=torch.int64, device=device)
@@ -93,18 +73,18 @@ def vllm_v2(tensors: Tensors, device: str) -> Step:
     return step
 
 
-def vllm_v1(tensors: Tensors, device: str) -> Step:
+def vllm_v1(requests: Batch, device: str) -> Step:
     """The look-up of vLLM's V1 proposer: torch operations, as they are."""
     kernel = _import("vllm.v1.spec_decode.ngram_proposer_gpu").NgramGPUKernel
     find = kernel._find_first_and_extract_all_n_parallel
-    return lambda: find(None, tensors.token_ids, tensors.total_len, MIN_N, MAX_N, NUM_DRAFT_TOKENS)
+    return lambda: find(None, requests.token_ids, requests.total_len, MIN_N, MAX_N, NUM_DRAFT_TOKENS)
 
 
-def vllm_v1_compiled(tensors: Tensors, device: str) -> Step:
+def vllm_v1_compiled(requests: Batch, device: str) -> Step:
     """The same, compiled."""
     if device != "cuda":
         raise SkipError("compiled for a GPU only")
-    return torch.compile(vllm_v1(tensors, device), dynamic=False)
+    return torch.compile(vllm_v1(requests, device), dynamic=False)
 
 
 CONTESTANTS = {
@@ -134,24 +114,24 @@ def _import(name: str) -> Any:
 
 def measure(contestant: str, batch: int, num_text: int, repeats: int, device: str) -> dict[str, Any]:
     """One row: a step of one new token."""
-    tensors = make_tensors(batch, num_text, device)
-    step = CONTESTANTS[contestant](tensors, device)
-    scratch = tensors.total_len.clone()
+    requests, start = make_requests(batch, num_text, device), num_text + num_text // 2
+    step = CONTESTANTS[contestant](requests, device)
+    scratch = requests.total_len.clone()
     scratch.add_(0)
     drafts = step()  # compiles; ours processes what is written already
-    want = tensors.token_ids[:, tensors.start : tensors.start + NUM_DRAFT_TOKENS]
+    want = requests.token_ids[:, start : start + NUM_DRAFT_TOKENS]
     assert torch.equal(drafts.to(torch.int32), want), "expected the text's next tokens as drafts"
-    work = record([lambda: tensors.total_len.add_(1), step] * STEPS, device)
+    work = record([lambda: requests.total_len.add_(1), step] * STEPS, device)
     floor = record([lambda: scratch.add_(1)] * STEPS, device)
 
     def before() -> None:
         if written[0] + STEPS + NUM_DRAFT_TOKENS > 2 * num_text:
-            tensors.total_len.fill_(tensors.start)
-            written[0] = tensors.start
+            requests.total_len.fill_(start)
+            written[0] = start
             step()
         written[0] += STEPS
 
-    written = [tensors.start]
+    written = [start]
     times, floors = Clock(device).compare(work, floor, before, repeats)
     found = per_step(times, floors, STEPS)
     return {"contestant": contestant, "batch": batch, "tokens": 2 * num_text, "repeats": repeats, **found}
