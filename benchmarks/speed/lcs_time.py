@@ -36,12 +36,9 @@ class LcsCase(NamedTuple):
         return self.batch * self.size * self.size
 
 
-CASES = tuple(
-    sorted(
-        (LcsCase(batch, size) for size in (1024, 4096, 32_768) for batch in (1, 64, 256, 1024)),
-        key=lambda case: case.cells,
-    )
-)
+#: Requests and tokens of a text.
+SIZES = [(batch, size) for size in (1024, 4096, 32_768) for batch in (1, 64, 256, 1024)]
+CASES = tuple(sorted((LcsCase(*size) for size in SIZES), key=lambda case: case.cells))
 DRY_CASES = (LcsCase(1, 64), LcsCase(2, 100))
 
 
@@ -91,8 +88,11 @@ def rows(device: str, dry_run: bool) -> Iterator[tuple[str, Callable[[], dict[st
 
 def tensors_of(contexts: Tokens, texts: Tokens, device: str) -> tuple[torch.Tensor, ...]:
     """What `lcs_length` takes."""
-    lengths = torch.full((len(texts),), texts.shape[1], dtype=torch.int32, device=device)
-    return torch.from_numpy(contexts).to(device), lengths, torch.from_numpy(texts).to(device), lengths.clone()
+    found = []
+    for tokens in (contexts, texts):
+        found.append(torch.from_numpy(tokens).to(device))
+        found.append(torch.full((len(tokens),), tokens.shape[1], dtype=torch.int32, device=device))
+    return tuple(found)
 
 
 @lru_cache(maxsize=1)

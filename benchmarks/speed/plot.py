@@ -20,7 +20,6 @@ COLOURS = {
     "cpu": "#5eead4",
     "numpy_reference": "#5eead4",
     "rapidfuzz": "#b45309",
-    "difflib": "#78716c",
     "static_text": "#78716c",
     "prompt_lookup": "#b45309",
     "suffix_tree": "#7c3aed",

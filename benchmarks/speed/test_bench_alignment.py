@@ -1,33 +1,37 @@
-"""CPU against GPU: the longest common subsequence of a whole batch, side by side: ``make bench``.
+"""CPU against GPU: a whole batch's longest common subsequences and realignment, side by side: ``make bench``.
 
 One group a size; the fastest line of a group is 1.0. Every contestant's result is checked before it is timed.
-The kernel takes part where there is a GPU; under Triton's interpreter its time would mean nothing.
+The kernels take part where there is a GPU; under Triton's interpreter their time would mean nothing.
 """
 
 from __future__ import annotations
 
+import copy
 import difflib
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from benchmarks.speed.device_time import time_device
-from benchmarks.speed.lcs_time import LcsCase, draw_pairs, tensors_of
-from benchmarks.speed.test_bench_step import SIZES, needs_gpu
-from benchmarks.speed.workload import spread
-from gpu_align.ops.lcs import lcs_length, lcs_workspace
+from benchmarks.speed.lcs_time import SIZES, LcsCase, draw_pairs, tensors_of
+from benchmarks.speed.test_bench_step import needs_gpu, needs_numba, time_cpu, time_gpu
+from benchmarks.speed.workload import NUM_DRAFT_TOKENS, STEP_TOKENS, Steps, Texts, Tokens, draw_texts, spread
+from gpu_align import DrafterConfig
+from gpu_align.ops.constants import WINDOW
+from gpu_align.ops.lcs import lcs_length, lcs_prefix_row, lcs_workspace
+from gpu_align.policies import Myers
+
+#: Tokens of an output before it diverges, and of its prediction behind that.
+IN_SYNC = REST = 2048
 
 
-def pairs_of(batch: int, size: int) -> list[tuple[list[int], list[int]]]:
-    contexts, texts = draw_pairs(LcsCase(batch, size))
-    return [(c.tolist(), t.tolist()) for c, t in zip(contexts, texts, strict=True)]
-
-
-def reference(batch: int, size: int, rows: int = 4) -> list[int]:
-    """What the NumPy reference says of the first `rows`."""
-    contexts, texts = draw_pairs(LcsCase(batch, size))
-    return lcs_length(*tensors_of(contexts[:rows], texts[:rows], "cpu"), backend="reference").tolist()
+def lcs_rows(contexts: Tokens, texts: Tokens) -> Tokens:
+    """What the NumPy reference says of the first four, with every prefix of the text."""
+    return lcs_prefix_row(*tensors_of(contexts[:4], texts[:4], "cpu"), backend="reference").numpy()
 
 
 def rounds_for(batch: int, size: int) -> int:
@@ -43,26 +47,14 @@ class TestLcsLength:
     @pytest.mark.largest(1 << 18)
     def test_rapidfuzz(self, benchmark: Any, batch: int, size: int) -> None:
         lcs_seq = pytest.importorskip("rapidfuzz.distance").LCSseq
-        pairs = pairs_of(batch, size)
+        contexts, texts = draw_pairs(LcsCase(batch, size))
+        pairs = list(zip(contexts.tolist(), texts.tolist(), strict=True))
 
         def run() -> list[int]:
             return [lcs_seq.similarity(c, t) for c, t in pairs]
 
-        assert run()[:4] == reference(batch, size)
+        assert run()[:4] == lcs_rows(contexts, texts)[:, -1].tolist()
         benchmark.pedantic(run, rounds=rounds_for(batch, size), warmup_rounds=1)
-
-    @pytest.mark.largest(1 << 12)
-    def test_difflib(self, benchmark: Any, batch: int, size: int) -> None:
-        pairs = pairs_of(batch, size)
-
-        def run() -> list[int]:
-            # Matching blocks, not an exact LCS: a common subsequence that is never longer.
-            matchers = (difflib.SequenceMatcher(None, c, t, autojunk=False) for c, t in pairs)
-            return [sum(block.size for block in m.get_matching_blocks()) for m in matchers]
-
-        found, best = run(), reference(batch, size)
-        assert all(size // 2 < n <= most for n, most in zip(found, best, strict=False))
-        benchmark.pedantic(run, rounds=3)
 
     @pytest.mark.largest(1 << 16)
     def test_numpy_reference(self, benchmark: Any, batch: int, size: int) -> None:
@@ -83,7 +75,7 @@ class TestLcsLength:
             lcs_length(*args, out=out, carry=carry, workspace=workspace)
 
         run()
-        assert out[:4].tolist() == reference(batch, size)
+        assert out[:4].tolist() == lcs_rows(*draw_pairs(LcsCase(batch, size)))[:, -1].tolist()
 
         def run_and_wait() -> None:
             run()
@@ -91,3 +83,94 @@ class TestLcsLength:
 
         benchmark.extra_info["device_us"] = spread(time_device(run, lambda: None, 30))
         benchmark.pedantic(run_and_wait, rounds=20, warmup_rounds=3)
+
+
+def make_diverged(batch: int, size: int) -> Texts:
+    """Outputs that diverged a step ago and write `size` tokens in the next."""
+    predictions, others = draw_texts(batch, IN_SYNC + REST + size)
+    outputs = np.hstack([predictions[:, :IN_SYNC], others[:, : STEP_TOKENS + size + NUM_DRAFT_TOKENS]])
+    outputs[:, IN_SYNC] = predictions[:, IN_SYNC] + 1
+    return Texts(predictions[:, : IN_SYNC + REST], outputs, IN_SYNC + STEP_TOKENS, size)
+
+
+def behind(texts: Texts) -> tuple[Tokens, Tokens, Tokens]:
+    """Behind the divergence: the rest of each prediction, what is written, and the first LCS rows of the two."""
+    rest, written = texts.predictions[:, IN_SYNC:], texts.outputs[:, IN_SYNC : texts.done + texts.step_tokens]
+    return rest, written, lcs_rows(written, rest)
+
+
+def time_static_text(benchmark: Any, blocks: Callable[..., Any], is_exact: bool, texts: Texts) -> None:
+    """blocks: of two texts, ``(i, j, length)`` each. An output stands behind the last that is not empty."""
+    rests, outputs, rows = behind(texts)
+    pairs = list(zip(rests.tolist(), outputs.tolist(), strict=True))
+
+    def run() -> list[Any]:
+        return [blocks(*pair) for pair in pairs]
+
+    for found, (rest, written), row in zip(run(), pairs, rows, strict=False):
+        places = [(i + n, j + n) for i, j, length in found for n in range(length)]
+        assert all(rest[i] == written[j] for i, j in places)
+        assert all(i < k and j < m for (i, j), (k, m) in pairwise(places))
+        assert len(places) == row[-1] if is_exact else 0 < len(places) <= row[-1]
+    benchmark.pedantic(run, rounds=rounds_for(len(pairs), texts.step_tokens))
+
+
+def diverged_steps(texts: Texts, device: str) -> Steps:
+    """Of a drafter that drafts from the prediction alone; where its outputs stand is checked."""
+    steps = Steps(texts, device, recipes=None, config=DrafterConfig(use_context=False))
+    steps.advance()
+    steps.propose()
+    assert steps.drafter._state.lcs_row[:4].tolist() == behind(texts)[2][:, 1 : WINDOW + 1].tolist()
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("batch", "size"), [(batch, n) for n in (1, 17, 256, 8192) for batch in (1, 64, 1024)]
+)
+class TestRealignment:
+    """Peers align what was written since the divergence with the rest of the prediction; ours draft, too."""
+
+    @pytest.fixture(autouse=True)
+    def group(self, benchmark: Any, batch: int, size: int) -> None:
+        benchmark.group = f"realignment, batch {batch}, {size} new tokens"
+
+    @pytest.mark.largest(1 << 19)
+    def test_rapidfuzz(self, benchmark: Any, batch: int, size: int) -> None:
+        opcodes = pytest.importorskip("rapidfuzz.distance").LCSseq.opcodes
+        texts = make_diverged(batch, size)
+        time_static_text(benchmark, lambda *pair: opcodes(*pair).as_matching_blocks(), True, texts)
+
+    @pytest.mark.largest(1 << 14)
+    def test_difflib(self, benchmark: Any, batch: int, size: int) -> None:
+        def blocks(*pair: list[int]) -> Any:
+            return difflib.SequenceMatcher(None, *pair, autojunk=False).get_matching_blocks()
+
+        time_static_text(benchmark, blocks, False, make_diverged(batch, size))
+
+    @pytest.mark.largest(1 << 16)
+    def test_myers(self, benchmark: Any, batch: int, size: int) -> None:
+        rest, written, rows = behind(make_diverged(batch, size))
+        policies, new = [Myers() for _ in rest], written[:, STEP_TOKENS:].tolist()
+        for policy, prediction, output in zip(policies, rest, written, strict=True):
+            policy.start([], prediction.tolist(), NUM_DRAFT_TOKENS)
+            policy.extend(output[:STEP_TOKENS].tolist())
+
+        def run(policies: list[Myers]) -> None:
+            for policy, tokens in zip(policies, new, strict=True):
+                policy.extend(tokens)
+
+        run(found := [*map(copy.copy, policies)])
+        for policy, output, row in zip(found, written, rows, strict=False):
+            assert policy._excess.tolist() == (len(output) - 2 * row).tolist()
+        benchmark.pedantic(
+            run, setup=lambda: (([*map(copy.copy, policies)],), {}), rounds=rounds_for(batch, size)
+        )
+
+    @needs_numba
+    @pytest.mark.largest(1 << 19)
+    def test_token_loop(self, benchmark: Any, batch: int, size: int) -> None:
+        time_cpu(benchmark, diverged_steps(make_diverged(batch, size), "cpu"))
+
+    @needs_gpu
+    def test_wavefront_gpu(self, benchmark: Any, batch: int, size: int) -> None:
+        time_gpu(benchmark, diverged_steps(make_diverged(batch, size), "cuda"))

@@ -8,17 +8,16 @@ the wait in it; ``extra_info["device_us"]`` is the device time of the step, ours
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.speed.device_time import time_graph
-from benchmarks.speed.workload import NUM_DRAFT_TOKENS, STATES, Steps, Texts, make_texts, spread
+from benchmarks.speed.lcs_time import SIZES
+from benchmarks.speed.workload import NUM_DRAFT_TOKENS, STATES, STEP_TOKENS, Steps, Texts, make_texts, spread
 from gpu_align.policies import OPTIONAL_POLICIES, POLICIES, Policy, StaticText
 
-SIZES = [(batch, size) for size in (1024, 4096, 32_768) for batch in (1, 64, 256, 1024)]
 needs_numba = pytest.mark.skipif(
     importlib.util.find_spec("numba") is None, reason="the CPU path without Numba is plain Python"
 )
@@ -27,23 +26,18 @@ needs_gpu = pytest.mark.skipif(
 )
 
 
-def ends_line(token: int) -> bool:
-    """One token in ten: lines of about ten tokens, as code has."""
-    return token < 10
-
-
 def make_policy(name: str) -> Policy:
     if name == "static_text":
-        return StaticText(ends_line)
+        return StaticText(lambda token: token < 10)  # lines of about ten tokens, as code has
     return {**POLICIES, **OPTIONAL_POLICIES}[name]()
 
 
 class PolicySteps:
     """One policy object a request, as in an engine whose drafter lives on the host."""
 
-    def __init__(self, make: Callable[[], Policy], texts: Texts) -> None:
+    def __init__(self, name: str, texts: Texts) -> None:
         self.outputs = texts.outputs.tolist()
-        self.policies = [make() for _ in self.outputs]
+        self.policies = [make_policy(name) for _ in self.outputs]
         self.written, self.step_tokens = texts.done, texts.step_tokens
         for policy, prediction, output in zip(
             self.policies, texts.predictions.tolist(), self.outputs, strict=True
@@ -62,8 +56,8 @@ class PolicySteps:
         return [policy.propose() for policy in self.policies]
 
 
-def time_policy(benchmark: Any, make: Callable[[], Policy], texts: Texts, state: str) -> None:
-    steps = PolicySteps(make, texts)
+def time_policy(benchmark: Any, name: str, texts: Texts, state: str) -> None:
+    steps = PolicySteps(name, texts)
     steps.advance()
     drafts = steps.step()
     if state == "aligned":  # in the other states a policy may draft nothing, or something wrong
@@ -74,64 +68,55 @@ def time_policy(benchmark: Any, make: Callable[[], Policy], texts: Texts, state:
     benchmark.pedantic(steps.step, setup=steps.advance, rounds=rounds)
 
 
-def time_cpu(benchmark: Any, texts: Texts) -> None:
-    steps = Steps(texts, "cpu")
+def time_cpu(benchmark: Any, steps: Steps) -> None:
     steps.advance()
     steps.check()
     benchmark.pedantic(steps.propose, setup=steps.advance, rounds=20)
 
 
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize(("batch", "size"), [(64, 4096)])
-class TestOneToken:
-    """Where no draft was accepted: a host has little to take in, and as much to look up as ever."""
+def time_gpu(benchmark: Any, steps: Steps) -> None:
+    steps.advance()
+    steps.check()
 
-    @pytest.fixture(autouse=True)
-    def group(self, benchmark: Any, batch: int, size: int, state: str) -> None:
-        benchmark.group = f"step of one token, batch {batch}, {size} tokens, {state}"
+    def step() -> None:
+        steps.propose()
+        torch.cuda.synchronize()
 
-    @pytest.mark.parametrize("name", ["prompt_lookup", "static_text"])
-    def test_policy(self, benchmark: Any, name: str, batch: int, size: int, state: str) -> None:
-        time_policy(benchmark, lambda: make_policy(name), make_texts(batch, size, state, 1), state)
-
-    @needs_numba
-    def test_cpu(self, benchmark: Any, batch: int, size: int, state: str) -> None:
-        time_cpu(benchmark, make_texts(batch, size, state, 1))
+    benchmark.extra_info["device_us"] = spread(time_graph(steps))
+    benchmark.pedantic(step, setup=steps.advance, rounds=20, warmup_rounds=3)
 
 
 @pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize(("batch", "size"), SIZES)
+@pytest.mark.parametrize(
+    ("batch", "size", "new"), [(64, 4096, 1), *((batch, size, STEP_TOKENS) for batch, size in SIZES)]
+)
 class TestStep:
+    """Where no draft was accepted, with one token, a host has little to take in and as much to look up as ever."""
+
     @pytest.fixture(autouse=True)
-    def group(self, benchmark: Any, batch: int, size: int, state: str) -> None:
-        benchmark.group = f"step, batch {batch}, {size} tokens, {state}"
+    def texts(self, benchmark: Any, batch: int, size: int, new: int, state: str) -> Texts:
+        title = "step" if new > 1 else "step of one token"
+        benchmark.group = f"{title}, batch {batch}, {size} tokens, {state}"
+        return make_texts(batch, size, state, new)
 
     @pytest.mark.largest(1 << 18)
     @pytest.mark.parametrize("name", ["prompt_lookup", "static_text"])
-    def test_policy(self, benchmark: Any, name: str, batch: int, size: int, state: str) -> None:
-        time_policy(benchmark, lambda: make_policy(name), make_texts(batch, size, state), state)
+    def test_policy(self, benchmark: Any, name: str, texts: Texts, state: str) -> None:
+        time_policy(benchmark, name, texts, state)
 
     @pytest.mark.largest(1 << 18)
-    def test_suffix_tree(self, benchmark: Any, batch: int, size: int, state: str) -> None:
-        if importlib.util.find_spec("benchmarks.quality.build_suffix_peer") is not None:
-            importlib.import_module("benchmarks.quality.build_suffix_peer").add_to_path()
+    def test_suffix_tree(self, benchmark: Any, texts: Texts, state: str) -> None:
+        from benchmarks.quality.build_suffix_peer import add_to_path
+
+        add_to_path()
         pytest.importorskip("arctic_inference.suffix_decoding")
-        time_policy(benchmark, lambda: make_policy("suffix_decoding"), make_texts(batch, size, state), state)
+        time_policy(benchmark, "suffix_decoding", texts, state)
 
     @needs_numba
     @pytest.mark.largest(1 << 18)
-    def test_cpu(self, benchmark: Any, batch: int, size: int, state: str) -> None:
-        time_cpu(benchmark, make_texts(batch, size, state))
+    def test_cpu(self, benchmark: Any, texts: Texts) -> None:
+        time_cpu(benchmark, Steps(texts, "cpu"))
 
     @needs_gpu
-    def test_gpu(self, benchmark: Any, batch: int, size: int, state: str) -> None:
-        steps = Steps(make_texts(batch, size, state), "cuda")
-        steps.advance()
-        steps.check()
-
-        def step() -> None:
-            steps.propose()
-            torch.cuda.synchronize()
-
-        benchmark.extra_info["device_us"] = spread(time_graph(steps))
-        benchmark.pedantic(step, setup=steps.advance, rounds=20, warmup_rounds=3)
+    def test_gpu(self, benchmark: Any, texts: Texts) -> None:
+        time_gpu(benchmark, Steps(texts, "cuda"))
