@@ -37,25 +37,17 @@ from .console import ROOT, check_outputs, counted, option, plugins, server_url, 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report.
+    """One line of the report."""
 
-    Attributes:
-        what: the thing that was examined.
-        found: what was found, in words.
-        ok: True: works; False: drafting does not work because of it; None: says nothing about drafting.
-        fix: the command that mends it; of a finding that is not False, what would be better.
-        detail: shown with ``-v`` only.
-        proves: what works here if no finding is False, for the verdict.
-        start: the command that starts it, shown below that verdict.
-    """
-
-    what: str
-    found: str
-    ok: bool | None = None
-    fix: str = ""
-    detail: bool = False
-    proves: str = ""
-    start: str = ""
+    what: str  #: the thing that was examined
+    found: str  #: what was found, in words
+    ok: bool | None = (
+        None  #: True: works; False: drafting does not work because of it; None: says nothing of it
+    )
+    fix: str = ""  #: the command that mends it; of a finding that is not False, what would be better
+    detail: bool = False  #: shown with ``-v`` only
+    proves: str = ""  #: what works here if no finding is False, for the verdict
+    start: str = ""  #: the command that starts it, shown below that verdict
 
 
 def verdict(findings: Sequence[Finding]) -> tuple[str, list[Finding]]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ..config import DrafterConfig
 from ..ops import constants as c
@@ -17,11 +16,9 @@ from ..ops.draft import SurvivalTables, TableArrays
 from ..ops.jit import Entry
 from ..ops.recipe_lookup import RecipeArrays, Recipes, RecipeTable
 from ..ops.reference.draft import IS_CONTEXT, CandidateArrays, allocate_candidates, worth, wraps_around
-from ..ops.reference.step import choose_draft, first_row_of, load_request, update_state, write_draft
+from ..ops.reference.step import IntArray, choose_draft, first_row_of, load_request, update_state, write_draft
 from ..ops.slots import state_of
 from ..ops.state import StepArrays, StepSettings
-
-IntArray = npt.NDArray[np.signedinteger[Any]]
 
 
 class View(NamedTuple):

@@ -95,9 +95,8 @@ class SentPredictions:
     texts: Mapping[str, Sequence[str | Mapping[str, Any]]]
     sources: Sequence[str]  #: [P] of `prediction`: ``"before"`` or ``"output"``
     pair_of: Mapping[str, int] = field(default_factory=dict)  #: modes that one pair alone is measured with
-    fields: Mapping[str, Mapping[str, Any]] = field(
-        default_factory=dict
-    )  #: further fields of a mode's requests
+    #: further fields of a mode's requests
+    fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def sentence(self) -> str:
         """Say where the predictions come from."""

@@ -113,9 +113,8 @@ class Sample:
     answers: list[tuple[int, Answer]] = field(default_factory=list)  #: (pair, answer) of each request
     seconds: float = 0.0  #: wall time from the first request to the last answer
     counts: Counts | None = None  #: what `/metrics` counted meanwhile; None without one
-    different: list[tuple[int, str]] = field(
-        default_factory=list
-    )  #: (pair, text) that is not the first run's
+    #: (pair, text) that is not the first run's
+    different: list[tuple[int, str]] = field(default_factory=list)
 
     @property
     def output_tokens(self) -> int:

@@ -17,9 +17,8 @@ from torch.nn.utils.rnn import pad_sequence
 from ...ops.constants import DELETE, INSERT, KEEP, MAX_CONTEXT, SHAPE_NUMBER, SHAPE_START, SHAPE_WINDOW
 from ...ops.lcs import lcs_edit_script, lcs_length
 from ...recipes.pack import MAX_WORDS, RecipePack
-from ...recipes.tokenize import Chains, Encode, Observed, Recipe, TokenTexts, class_of, fingerprint
+from ...recipes.tokenize import Chains, Encode, IntArray, Observed, Recipe, TokenTexts, class_of, fingerprint
 
-IntArray = npt.NDArray[np.signedinteger[Any]]
 BoolArray = npt.NDArray[np.bool_]
 #: A task, a prompt, and k samples of what a model answers.
 Group = tuple[str, str, Sequence[str]]

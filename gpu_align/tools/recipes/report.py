@@ -52,18 +52,13 @@ class TaskReport:
 
 @dataclass
 class PackReport:
-    """What recipes did, by task.
+    """What recipes did, by task."""
 
-    Attributes:
-        num_draft_tokens: K.
-        tasks: with the pack alone.
-        with_context: with the whole drafter, which drafts from the prompt and the output as well.
-        draft_model: with the draft model alone, where there is one; its tokens count as those of recipes do.
-    """
-
-    num_draft_tokens: int
-    tasks: dict[str, TaskReport] = field(default_factory=dict)
+    num_draft_tokens: int  #: K
+    tasks: dict[str, TaskReport] = field(default_factory=dict)  #: with the pack alone
+    #: With the whole drafter, which drafts from the prompt and the output as well.
     with_context: dict[str, TaskReport] = field(default_factory=dict)
+    #: With the draft model alone, where there is one; its tokens count as those of recipes do.
     draft_model: dict[str, TaskReport] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:

@@ -43,15 +43,13 @@ def read_records(path: Path, tokenizer: str | None = None, with_views: bool = Fa
     """Read a whole file of records, ``PAIRS.jsonl`` or ``PAIRS.jsonl.gz``; docs/simulator.md has its fields.
 
     Args:
-        path: the file; its first two bytes tell whether it is gzipped.
-        tokenizer: ``"tekken"``, or what transformers can load; for records that name none.
+        tokenizer: as `load_tokenizer` takes it; for records that name none.
         with_views: draft from other forms of a text, too (`gpu_align.views`): of the prediction, or where there is
             none of the texts in the prompt. Records of ids stay as they are.
 
     Raises:
-        RecordError: a line is not a record, and its number; or the file has no records, or damaged gzip data.
-        OSError: the file cannot be read.
-        MissingExtraError: a tokenizer's package is not installed.
+        RecordError: as `json_lines`, or a line is not a record, or the file has none.
+        OSError, MissingExtraError: the file cannot be read, or a tokenizer's package is not installed.
     """
     records = [_parse(line, fields, tokenizer, with_views) for line, fields in json_lines(path)]
     if not records:
@@ -142,10 +140,7 @@ MAX_FILE_BYTES = 256 * 1024
 def records_of_files(before: Path, after: Path, tokenizer: str) -> list[Record]:
     """One record: the text of `before` is the prediction, that of `after` the output.
 
-    Raises:
-        EditError: a file is not UTF-8 text, or `after` is empty.
-        OSError: a file cannot be read.
-        ValueError, MissingExtraError: as `load_tokenizer`.
+    Raises what `text_file` and `load_tokenizer` raise, and EditError where `after` is empty.
     """
     old, new = text_file(before), text_file(after)
     if not new:
@@ -156,18 +151,10 @@ def records_of_files(before: Path, after: Path, tokenizer: str) -> list[Record]:
 def records_of_git(
     revisions: str, repo: Path, tokenizer: str, suffixes: Sequence[str] = (), limit: int | None = None
 ) -> list[Record]:
-    """The text files that the commits of a range changed, newest first, without merges.
+    """The text files that the commits of a range modified, as `git_edits` finds them, 100 if `limit` is None.
 
-    Args:
-        revisions: what ``git log`` takes, ``v1.0..v1.1`` or ``HEAD~20..``.
-        repo: a work tree, a folder in it, or a bare repository.
-        tokenizer: ``"tekken"``, or what transformers can load.
-        suffixes: only files whose names end in one of these, if there are any.
-        limit: at most so many records, 100 if None.
-
-    Raises:
-        EditError: Git is missing or refuses the range, or the range changes no text file.
-        ValueError, MissingExtraError: as `load_tokenizer`.
+    revisions: what ``git log`` takes, ``v1.0..v1.1`` or ``HEAD~20..``. repo: a work tree, a folder in it, or a
+    bare repository. Raises what `git_edits` and `load_tokenizer` raise.
     """
     edits = git_edits(revisions, repo, 100 if limit is None else limit, MAX_FILE_BYTES, suffixes)
     return [_record(f"{e.commit}:{e.path}", e.before, e.after, tokenizer) for e in edits]

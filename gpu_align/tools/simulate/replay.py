@@ -48,28 +48,17 @@ __all__ = [
 
 @dataclass
 class PairResult:
-    """What one policy did on one record.
+    """What one policy did on one record."""
 
-    Attributes:
-        id: the record's.
-        output_tokens: L, tokens replayed.
-        steps: forward passes of the model, prefill included.
-        accepted: draft tokens that were equal to the output.
-        rejected: draft tokens that were not, up to the last output token.
-        propose_ns: a step's drafting time, [steps with a draft call].
-        origins: [L] uint8, an `Origin` a token.
-        step_of: [L] int32, the step, from 0, that produced each token.
-        rejected_from: rejected draft tokens by `gpu_align.Source`, of a policy that tells its source.
-    """
-
-    id: str
-    output_tokens: int
-    steps: int
-    accepted: int
-    rejected: int
-    propose_ns: list[int] = field(repr=False)
-    origins: NDArray[np.uint8] = field(repr=False)
-    step_of: NDArray[np.int32] = field(repr=False)
+    id: str  #: the record's
+    output_tokens: int  #: L, tokens replayed
+    steps: int  #: forward passes of the model, prefill included
+    accepted: int  #: draft tokens that were equal to the output
+    rejected: int  #: draft tokens that were not, up to the last output token
+    propose_ns: list[int] = field(repr=False)  #: a step's drafting time, [steps with a draft call]
+    origins: NDArray[np.uint8] = field(repr=False)  #: [L], an `Origin` a token
+    step_of: NDArray[np.int32] = field(repr=False)  #: [L], the step, from 0, that produced each token
+    #: Rejected draft tokens by `gpu_align.Source`, of a policy that tells its source.
     rejected_from: Counter[int] = field(default_factory=Counter)
 
     @classmethod
