@@ -102,6 +102,12 @@ def limit_option(default: int) -> Any:
     return option("N", "of --git, at most so many edits", min=1, show_default=str(default))
 
 
+def check_ending(name: str, path: Path, *endings: str) -> None:
+    """Refuse an output of another name: files in the wrong order would otherwise cost one of them."""
+    if not path.name.endswith(endings):
+        refuse(f"{name}: expected a name that ends in {' or '.join(endings)}, found {path}")
+
+
 def check_outputs(outputs: dict[str, Path | None], sources: Sequence[Path]) -> None:
     """Refuse, before a long run, a file that cannot be written after it."""
     taken = {realpath(source): "the input" for source in sources}
@@ -127,16 +133,11 @@ def server_url(option: str, given: str) -> str:
 
 
 def write(path: Path | None, make: Callable[[], Any]) -> None:
-    """Write what `make` returns, a page or figures as JSON, where there is a path; `tell_written` says so."""
+    """Write what `make` returns, a page or figures as JSON, where there is a path, and say so."""
     if path is not None:
         made = make()
         text = made if isinstance(made, str) else json.dumps(made, indent=1) + "\n"
         path.write_text(text, encoding="utf-8")
-
-
-def tell_written(*paths: Path | None) -> None:
-    """A line for each file that was written."""
-    for path in filter(None, paths):
         typer.echo(f"wrote {path}")
 
 

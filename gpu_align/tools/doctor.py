@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.text import Text
 
 from .. import __version__
-from .console import ROOT, check_outputs, counted, option, plugins, server_url, tell_written, write
+from .console import ROOT, check_outputs, counted, option, plugins, server_url, write
 
 
 @dataclass(frozen=True)
@@ -385,7 +385,6 @@ def doctor_command(
         "findings": [{name: getattr(finding, name) for name in _WRITTEN} for finding in findings],
     }
     write(json_out, lambda: report)
-    tell_written(json_out)
     if problems:
         raise typer.Exit(1)
 

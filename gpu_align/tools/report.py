@@ -288,7 +288,6 @@ def report_command(
     figures = {"version": __version__, "log": str(log), "tokenizer": tokenizer, **figures}
     console.write(json_out, lambda: figures)
     console.write(html_out, lambda: shown)
-    console.tell_written(json_out, html_out)
 
 
 def _show_request(found: StepLog, tokenizer: str | None) -> tuple[dict[str, Any], str]:

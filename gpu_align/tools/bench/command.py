@@ -246,7 +246,6 @@ def _finish(
         )
         for sentence in (page.LEGEND, *page.verdict(runs, result.about), *result.notes):
             shown_by.print(sentence, soft_wrap=True, highlight=False, markup=False)
-    console.tell_written(json_out, html_out)
     if isinstance(failure, KeyboardInterrupt):
         finished = counted(len(result.samples), "turn")
         typer.echo(f"interrupted: {finished} of the plan finished, no process is left", err=True)

@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from ...recipes.tokenize import Encode, Observed
     from .report import PackReport
 
-_ENDINGS = (".json", ".json.gz")
-#: Of a pack: the one that comes with the library.
-_SHIPPED = "base"
-
 
 def read_lines(path: Path, field: str) -> list[tuple[str, str, Any]]:
     """Task and prompt, which may be left out, and ``samples`` or ``output`` of each line of JSON."""
@@ -114,11 +110,9 @@ def _load_tokenizer(name: str) -> tuple[Encode, Callable[[Sequence[int]], list[s
     return lambda given: [loaded.encode(text) for text in given], texts
 
 
-def _check_pack(option: str, out: Path, sources: Sequence[Path]) -> None:
-    if not out.name.endswith(_ENDINGS):
-        # Two files in the wrong order would otherwise cost one of them.
-        refuse(f"expected a name that ends in .json or .json.gz for the pack, found {out}")
-    console.check_outputs({option: out}, sources)
+def _check_pack(out: Path, sources: Sequence[Path]) -> None:
+    console.check_ending("--out", out, ".json", ".json.gz")
+    console.check_outputs({"--out": out}, sources)
 
 
 def _save(pack: RecipePack, out: Path) -> None:
@@ -134,9 +128,10 @@ def _save(pack: RecipePack, out: Path) -> None:
 
 def _load(path: Path) -> RecipePack:
     from ...recipes.pack import RecipePack
+    from ...recipes.registry import BASE
 
     with refusing(path):
-        return RecipePack.load(None if str(path) == _SHIPPED else path)
+        return RecipePack.load(None if str(path) == BASE else path)
 
 
 @recipes_app.command("learn", epilog=console.epilog("recipes learn"))
@@ -152,7 +147,7 @@ def learn_command(
     """Learn a recipe pack from texts of your own: what usually follows what."""
     from ...recipes.pack import RecipePack
 
-    _check_pack("--out", out, places)
+    _check_pack(out, places)
     with refusing():
         texts = SourceTexts(places, suffix or [])
     with console.progress_bar("learning from", len(texts.files)) as advance:
@@ -180,7 +175,7 @@ def observe_command(
 
     if not 0 < agree <= 1:
         refuse(f"--agree: expected 0 < share <= 1, found {agree}")
-    _check_pack("--out", out, [samples])
+    _check_pack(out, [samples])
     groups = read_lines(samples, "samples")
     tokens = _load_tokenizer(tokenizer)
     with console.progress_bar("observing", len(groups)) as advance:
@@ -205,7 +200,7 @@ def merge_command(
     from ...recipes.pack import RecipePack, read_file
     from .merge import merge
 
-    _check_pack("--out", out, parts)
+    _check_pack(out, parts)
     read: list[RecipePack | Misses] = []
     for path in parts:
         with refusing(path):
@@ -247,7 +242,7 @@ def report_command(
     console.write(json_out, lambda: {**about, **found.as_json()})
     if misses_out is not None:
         misses.save(misses_out)
-    console.tell_written(json_out, misses_out)
+        typer.echo(f"wrote {misses_out}")
 
 
 def _draft_model(name: str | None, num_draft_tokens: int) -> DraftModelTokenPredictor | None:

@@ -139,7 +139,6 @@ def simulate_command(
         title, replay.TABLE_HEADER, replay.table_rows(results), words=["policy"], folded="policy"
     )
     typer.echo(replay.verdict(results))
-    console.tell_written(json_out, html_out)
 
 
 def _records(

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..console import check_outputs, counted, print_table, progress_bar, refuse, refusing, tokenizer_option
+from .. import console
+from ..console import counted, print_table, progress_bar, refuse, refusing, tokenizer_option
 
 if TYPE_CHECKING:
     from .tuning import Report
@@ -38,18 +39,14 @@ def tune_command(
     """Learn a survival table from your own requests, and report what it is worth on others of them."""
     from . import tuning  # imports torch
 
-    if out.suffix != ".json":
-        # Files in the wrong order would otherwise cost one of them.
-        refuse(f"--out: expected a name that ends in .json, found {out}")
-    if pack is not None and not pack.name.endswith((".json", ".json.gz")):
-        refuse(f"--pack: expected a name that ends in .json or .json.gz, found {pack}")
-    if pack is not None and pack.name.startswith("base.json"):
-        refuse(
-            f"--pack: expected a name of its own, found {pack}: base is the pack that comes with the library"
-        )
+    console.check_ending("--out", out, ".json")
+    if pack is not None:
+        console.check_ending("--pack", pack, ".json", ".json.gz")
+        if pack.name.startswith("base.json"):
+            refuse(f"--pack: expected a name of its own, found {pack}: base comes with the library")
     with refusing():
         files = tuning.files_of(places)
-        check_outputs({"--out": out, "--pack": pack}, files)
+        console.check_outputs({"--out": out, "--pack": pack}, files)
         with progress_bar("reading", len(files)) as advance:
             records, skipped = tuning.read_traffic(files, tokenizer, advance)
     num_tokens = sum(len(record.output) for record in records)
