@@ -75,15 +75,6 @@ def verdict(runs: Sequence[Mapping[str, Any]], about: Mapping[str, Any]) -> list
                 parts.append(f"{words} {beyond if unsure else _ratio(ratio)}")
         if parts:
             found.append(f"At {streams} at a time: {', '.join(parts)}.")
-    useless = [run for run in runs if run["mode"] == "unrelated"]
-    elsewhere = sum(run["accepted"] or 0 for run in useless)
-    if elsewhere and all("by_source" in run for run in useless):
-        of_prediction = sum(run["by_source"].get("prediction", {}).get("accepted", 0) for run in useless)
-        found.append(
-            f"Of {elsewhere:,} accepted draft tokens with useless predictions {elsewhere - of_prediction:,} are "
-            "not from the prediction but from the request's own prompt and output, or recipes: with a prediction "
-            "a request drafts from these, too."
-        )
     different = [run for run in runs if run["identical"] == "no"]
     if different:
         where = ", ".join(f"{run['mode']} at {run['concurrency']} ({run['different']})" for run in different)
@@ -149,7 +140,7 @@ def render(result: Mapping[str, Any]) -> str:
         parts.append(html.note("This run was interrupted or failed: these are the turns that had finished."))
     if runs:
         parts += [html.note(sentence) for sentence in verdict(runs, result)]
-        parts += [f"<style>{html.asset('bench.css')}</style>", _plots(runs), html.heading("Figures")]
+        parts += [_plots(runs), html.heading("Figures")]
         parts += [html.table(header, rows(runs, header)) for header in (SPEED, STEPS)]
         told = (f"{mode}: {words}" for mode, words in _WORDS.items() if any(r["mode"] == mode for r in runs))
         parts += [html.note(LEGEND), html.note("; ".join(told))]
@@ -158,7 +149,7 @@ def render(result: Mapping[str, Any]) -> str:
     listing = html.tokens([json.dumps(about, indent=1)], [html.Origin.GENERATED])
     listing = listing.replace('class="o o0"', 'class="o"')  # without the colour of generated tokens
     parts.append(html.details("Settings and servers", "as in the JSON file", listing))
-    return html.page("gpu-align bench", parts)
+    return html.page("gpu-align bench", parts, styles=[html.asset("bench.css")])
 
 
 _HOW = """\
