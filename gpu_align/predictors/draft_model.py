@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import MissingExtraError
+from ..ops.backend import check_int
 from .base import PredictorOptions, TokenPredictor, VocabularyError, check_count, count_accepted
 
 
@@ -32,14 +33,8 @@ class BackgroundTokenPredictor(TokenPredictor):
     def __init__(
         self, min_prediction_tokens: int = 0, max_prediction_tokens: int = 16, background: bool = True
     ) -> None:
-        if max_prediction_tokens < 1:
-            raise ValueError(f"max_prediction_tokens: expected at least 1, found {max_prediction_tokens}")
-        if not 0 <= min_prediction_tokens <= max_prediction_tokens:
-            raise ValueError(
-                f"min_prediction_tokens: expected 0 to {max_prediction_tokens}, found {min_prediction_tokens}"
-            )
-        self.min_prediction_tokens = min_prediction_tokens
-        self.max_prediction_tokens = max_prediction_tokens
+        most = self.max_prediction_tokens = check_count("max_prediction_tokens", max_prediction_tokens)
+        self.min_prediction_tokens = check_int("min_prediction_tokens", min_prediction_tokens, 0, most)
         self.background = background
         #: Guards what follows and tells of every change of it.
         self._changed = threading.Condition()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .base import DisposedError, PredictorOptions, TokenPredictor, count_accepted
+from .base import DisposedError, PredictorOptions, TokenPredictor, check_count, count_accepted
 
 logger = logging.getLogger("gpu_align.predictors")
 
@@ -116,10 +116,8 @@ class PredictorLoop:
     ) -> None:
         if not isinstance(predictor, TokenPredictor):
             raise TypeError(f"predictor: expected a TokenPredictor, found {type(predictor).__name__}")
-        if num_draft_tokens < 1:
-            raise ValueError(f"num_draft_tokens: expected at least 1, found {num_draft_tokens}")
         self.predictor = predictor
-        self.num_draft_tokens = num_draft_tokens
+        self.num_draft_tokens = check_count("num_draft_tokens", num_draft_tokens)
         self.vocab_size = vocab_size
         self.strict = strict
         self._timeout = None if is_ours(predictor) else timeout

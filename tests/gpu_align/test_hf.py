@@ -311,7 +311,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "words": ({"prediction": ["a"]}, TypeError, "prediction: expected a flat sequence of integers"),
     "matrix": ({"prediction": torch.ones(2, 2)}, ValueError, "one sequence"),
     "outside": ({"prediction": [1, VOCAB], "strict": False}, ValueError, rf"prediction\[1\].*{VOCAB}"),
-    "no drafts": ({"num_draft_tokens": 0}, ValueError, "num_draft_tokens: expected at least 1"),
+    "no drafts": ({"num_draft_tokens": 0}, ValueError, "num_draft_tokens: expected an integer >= 1"),
     "no predictor": ({"predictor": 3}, TypeError, "expected a TokenPredictor, found int"),
     "T5": ({"model": encoder_decoder()}, ValueError, "found T5ForConditionalGeneration, an encoder-decoder"),
     "Mamba": ({"model": mamba()}, ValueError, "MambaForCausalLM, whose state cannot go back"),
