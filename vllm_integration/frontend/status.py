@@ -34,14 +34,8 @@ _WORKER_OFF = "a worker has turned drafting off: its ERROR line in the server's 
 
 
 def server_facts(engine: EngineFacts) -> dict[str, Any]:
-    """What does not change while the server of this process runs, as the status has it. Reads the packs, which may
-    take a second.
-
-    runner: "V1" or "V2". num_draft_tokens: K. drafter: the model's own beside ours, or None.
-    endpoints: where `prediction` is read. recipes: the packs as configured, by name with their hash, which is None
-    where a pack cannot be read here. memory_tokens: of the response memory. settings: the `GPU_ALIGN_*` variables
-    that are not at their defaults.
-    """
+    """What does not change while the server of this process runs, as docs/metrics.md shows it. Reads the packs,
+    which may take a second; one that cannot be read here has no hash. settings: those not at their defaults."""
     import vllm
 
     settings = Settings.from_env()

@@ -315,12 +315,8 @@ def with_usage(result: Any, http_request_id: str) -> Any:
     """
     if hasattr(result, "__aiter__"):
         return _stream(result, http_request_id)
-    guard.run(
-        "could not complete the usage of a response",
-        _complete,
-        getattr(result, "usage", None),
-        http_request_id,
-    )
+    shown = getattr(result, "usage", None)
+    guard.run("could not complete the usage of a response", _complete, shown, http_request_id)
     return result
 
 

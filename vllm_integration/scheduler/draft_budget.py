@@ -58,8 +58,6 @@ CERTAIN = 255
 #: `made` of such a request.
 NEVER = np.iinfo(np.int64).min
 
-Rows = npt.NDArray[np.int64]
-
 
 class DraftedRequests:
     """One row of `table` for each request that is drafted for; row 0 stands for all others, and stays blank.
@@ -99,11 +97,11 @@ class DraftedRequests:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def rows_of(self, req_ids: Sequence[str]) -> Rows:
+    def rows_of(self, req_ids: Sequence[str]) -> Ints:
         """[N] the rows of requests, 0 for those that have none."""
         return np.fromiter(map(self._rows.get, req_ids, repeat(0)), np.int64, len(req_ids))
 
-    def take(self, report: DraftReport, req_ids: Sequence[str] = (), rows: Rows | None = None) -> None:
+    def take(self, report: DraftReport, req_ids: Sequence[str] = (), rows: Ints | None = None) -> None:
         """Take in what came with a step's output, once a step, be it nothing. req_ids, rows: of the step, if
         somebody has looked them up: the drafts of that very step come with the same list."""
         self.reports += 1
@@ -149,7 +147,7 @@ class DraftedRequests:
         known = self.table.take(self.rows_of(req_ids))
         return np.asarray((known["ours"] == 0) | (known["drafts"][:, 0, SOURCE] == DRAFT_MODEL))
 
-    def _blank(self, rows: Rows) -> None:
+    def _blank(self, rows: Ints) -> None:
         self.table[rows] = np.zeros(1, dtype=self.table.dtype)
         self.table["drafts"][rows, :, POSITION] = -1
         self.table["made"][rows] = NEVER

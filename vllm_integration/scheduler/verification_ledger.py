@@ -12,9 +12,7 @@ import numpy.typing as npt
 
 from ..wire.reports import DRAFT_MODEL
 from ..wire.steps import HEADER, Steps, count_verified, encode
-from .draft_budget import POSITION, DraftedRequests
-
-Ints = npt.NDArray[np.int64]
+from .draft_budget import POSITION, DraftedRequests, Ints
 
 
 class Begun(NamedTuple):

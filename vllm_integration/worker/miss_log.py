@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from gpu_align import Recipes, Source
@@ -29,6 +28,7 @@ from gpu_align.recipes.pack import MAX_BYTES, Miss, line_of, write_at_once
 
 from ..config.settings import Settings
 from ..seams.install import Guard, guarded
+from ..wire.reports import Ints
 from .startup import WorkerLog, encoder_of, logs_here, tokenizer_of
 
 #: Seconds between two writes of the file, and seconds without a count after which it is written at once. vLLM may
@@ -42,8 +42,6 @@ _PORTION, _PAUSE = 50, 0.002
 ACCEPTED_OF = 8
 #: Requests that are followed; the oldest are forgotten.
 _MAX_REQUESTS = 4096
-
-Ints = npt.NDArray[np.integer[Any]]
 
 
 @dataclass
