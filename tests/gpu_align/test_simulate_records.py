@@ -76,6 +76,7 @@ def test_views(tmp_path: Path) -> None:
         lines(
             {**given, "prompt_text": prompt, "prediction_text": "another\r\nline\r\n"},
             {**given, "prompt_text": prompt, "prediction_text": ""},
+            {**given, "prompt_text": "Some\nprose.\n", "prediction_text": ""},
             {**given, "prompt_text": "", "prediction_text": ""},
             {**given, "prompt_text": prompt, "prediction": [1, 2]},
             {**GOOD, "prompt": [1]},
@@ -86,8 +87,8 @@ def test_views(tmp_path: Path) -> None:
     views = ("another\nline\n", *in_strings, *patch)
     forms = [token for text in views for token in encode(text)]
     found = [(record.prediction, record.memory) for record in read_records(path, with_views=True)]
-    assert found == [(forms, False), (forms, True), ([], False), ([1, 2], False), ([1, 2], False)]
-    assert [len(record.prediction) for record in read_records(path)] == [len(encode(views[0])), 0, 0, 2, 2]
+    assert found == [(forms, False), (forms, True), *[([], False)] * 2, *[([1, 2], False)] * 2]
+    assert [len(record.prediction) for record in read_records(path)] == [len(encode(views[0])), 0, 0, 0, 2, 2]
 
 
 def test_nothing_of_the_prompt_is_drafted_before_a_match() -> None:

@@ -71,7 +71,7 @@ def _parse(line: int, fields: dict[str, Any], default_tokenizer: str | None, wit
     prediction, memory = _tokens(line, fields, "prediction", name), False
     if with_views and name is not None:
         if memory := not prediction:
-            texts = texts_in(with_line_feeds(fields.get("prompt_text", "")), whole=True)
+            texts = texts_in(with_line_feeds(fields.get("prompt_text", "")))
         else:
             texts = [with_line_feeds(fields.get("prediction_text", ""))]
         views = in_forms(texts)
