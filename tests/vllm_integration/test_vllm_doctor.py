@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shlex
 import sys
@@ -46,7 +45,7 @@ def test_which_vllm(
     monkeypatch.setattr(doctor, "version_of", installed.get)
     for module in (doctor, library):
         monkeypatch.setattr(module, "required", required)
-    finding = next(doctor.examine(has_gpu, deep=False))
+    finding = next(doctor.examine(has_gpu))
     assert finding.ok is ok
     assert words in finding.found
     assert fix in finding.fix
@@ -67,7 +66,7 @@ def test_which_recurrent_layers_are_refused(
     monkeypatch.setattr(doctor, "version_of", {"vllm": "0.32.0"}.get)
     if not is_fixed:
         monkeypatch.setattr(source_probe, "_UNFIXED", {"vllm.nothing": ""})
-    (found,) = (f for f in doctor.examine(has_gpu, deep=False) if f.what == "recurrent layers")
+    (found,) = (f for f in doctor.examine(has_gpu) if f.what == "recurrent layers")
     assert words in found.found
     assert "is refused" in found.found
     assert bool(found.fix) is not is_fixed
@@ -114,22 +113,15 @@ def test_which_graphs_vllms_choice_of_attention_allows(
 
 
 def test_a_probe_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(deep: bool) -> Sequence[Any]:
+    def fails() -> Sequence[Any]:
         raise RuntimeError("operator\ndoes not exist")
 
     monkeypatch.setattr(doctor, "version_of", {"vllm": "0.32.0"}.get)
-    monkeypatch.setattr(doctor, "probe", fails)
-    *_, finding = doctor.examine(True, deep=False)
+    monkeypatch.setattr(doctor.source_probe, "probe_sources", fails)
+    *_, finding = doctor.examine(True)
     assert (finding.what, finding.ok) == ("vLLM names", False)
     assert finding.found == "RuntimeError: operator does not exist"
     assert finding.fix.startswith(library.pip("install"))
-
-
-def test_deep_imports_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    imported: list[str] = []
-    monkeypatch.setattr(importlib, "import_module", imported.append)
-    assert [status.seam for status in doctor.probe(deep=True)] == list(SEAMS)
-    assert set(imported) == {seam.module for seam in SEAMS}
 
 
 def test_every_name_that_is_gone_makes_it_unusable() -> None:

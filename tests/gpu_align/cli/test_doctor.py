@@ -69,10 +69,9 @@ MEND = "  mend: torchvision, torchaudio\n    pip uninstall -y torchvision\n"
 def test_the_exit_code_is_the_verdict(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, findings: list[Finding], exit_code: int, end: str
 ) -> None:
-    asked, out = [], tmp_path / "doctor.json"
-    monkeypatch.setattr(doctor, "examine", lambda deep: asked.append(deep) or iter(findings))
-    short, full, written = run(), run("-v", "--deep"), run("--json", str(out))
-    assert asked == [False, True, False]
+    out = tmp_path / "doctor.json"
+    monkeypatch.setattr(doctor, "examine", lambda: iter(findings))
+    short, full, written = run(), run("-v"), run("--json", str(out))
     assert {short.exit_code, full.exit_code, written.exit_code} == {exit_code}
     shown = [f"{ ({True: 'ok', False: 'FAIL', None: ''}[f.ok]):4} {f.what:17} {f.found}\n" for f in findings]
     above = [line for line, finding in zip(shown, findings, strict=True) if not finding.detail]
@@ -87,16 +86,16 @@ def test_the_exit_code_is_the_verdict(
     assert found["findings"] == [{name: getattr(each, name) for name in named} for each in findings]
 
 
-def engine(has_gpu: bool, deep: bool) -> list[Finding]:
+def engine(has_gpu: bool) -> list[Finding]:
     """A plugin's part of the examination."""
-    return [Finding("runner", f"{has_gpu} {deep}", True)]
+    return [Finding("runner", str(has_gpu), True)]
 
 
 @pytest.mark.parametrize(
     ("entry_points", "expected"),
     [
         ({}, [("vllm", "not installed; the library works without it", None)]),
-        ({"one": "test_doctor:engine", "two": "test_doctor:engine"}, [("runner", "False True", True)] * 2),
+        ({"one": "test_doctor:engine", "two": "test_doctor:engine"}, [("runner", "False", True)] * 2),
         ({"gone": "no_such_package.a:b"}, [("gone plugin", "No module named 'no_such_package'", False)]),
     ],
     ids=["no plugin", "two plugins", "a plugin whose package is gone"],
@@ -107,7 +106,7 @@ def test_engines_are_examined_by_their_plugins(
     found = [EntryPoint(name, value, "gpu_align.doctor") for name, value in entry_points.items()]
     monkeypatch.setattr(doctor, "plugins", lambda group: found)
     monkeypatch.setattr(doctor, "has_gpu", lambda: False)
-    findings = list(doctor._engines(True))
+    findings = list(doctor._engines())
     assert [(f.what, f.found.removeprefix("ModuleNotFoundError: "), f.ok) for f in findings] == expected
     assert all(f.fix for f in findings if not f.ok)
 
