@@ -325,6 +325,7 @@ def test_no_draft_holds_tokens_of_two_drafters(speculator: Any, monkeypatch: pyt
         speculator.settings = speculator.settings.model_copy(update={"drafter_fills": fills})
         for row in range(ROWS):
             speculator.add_request(f"r{row}", row, 2, params_of(draw.choice([None, list(range(100, 120))])))
+        speculator.remove_slot(draw.randrange(ROWS))
         rows, k = draw.sample(range(ROWS), draw.randrange(1, ROWS + 1)), draw.randrange(1, K + 1)
         num_sampled = torch.tensor([draw.randrange(2) for _ in rows], dtype=torch.int32, device=DEVICE)
         told.clear()

@@ -305,6 +305,15 @@ def test_indentation(size: int) -> None:
     assert drafts[0] == rows_of(*block(2)[1:])[:16]
 
 
+def test_the_longest_match_takes_all_drafts() -> None:
+    """Whatever the length factor is; one token fewer takes none where that is 0."""
+    text, config = list(range(90)), DrafterConfig(length_factor=0, min_survival=0)
+    batch = batch_of({n - 63: (text, [], [98, *text[:n]]) for n in (63, 64)}, vocab_size=100, config=config)
+    for request in batch.running.values():
+        request.done = len(request.tokens)
+    assert step(batch, batch.running) == {0: [], 1: text[64:80]}
+
+
 def test_prefill_in_chunks_and_a_long_prompt() -> None:
     """Nothing changes while nothing is sampled; then the whole prompt is entered at once."""
     rng = random.Random(8)
