@@ -42,8 +42,8 @@ MODELS: dict[str, tuple[dict[str, Any], str]] = {
     "FalconH1": (
         {
             **ATTENTION,
-            "mamba_n_heads": 8,
-            "mamba_d_head": 16,
+            "mamba_n_heads": 2,
+            "mamba_d_head": 64,
             "mamba_d_ssm": 128,
             "mamba_n_groups": 1,
             "mamba_d_state": 16,
@@ -54,8 +54,8 @@ MODELS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "Mamba2": (
         {
-            "num_heads": 8,
-            "head_dim": 16,
+            "num_heads": 2,
+            "head_dim": 64,
             "expand": 2,
             "n_groups": 1,
             "state_size": 16,
