@@ -49,14 +49,9 @@ TOOLS = re.compile(
     r"|gpu_align/recipes/(align|learn|merge|observe|report)\.py"
 )
 TURNED, MOVED, LEFT_OUT, DEFAULT, SWAPPED, RETURN, NEGATED = KINDS = (
-    "comparison turned",
-    "bound moved by one",
-    "call left out",
-    "wrong default",
-    "operator swapped",
-    "return value changed",
-    "condition negated",
-)
+    "comparison turned", "bound moved by one", "call left out", "wrong default", "operator swapped",
+    "return value changed", "condition negated",
+)  # fmt: skip
 #: Kind → operator → the wrong one.
 OPERATORS: dict[str, dict[type[ast.AST], type[Any]]] = {
     TURNED: {

@@ -41,16 +41,8 @@ def pretend_triton_has_a_cpu_backend() -> None:
 
 
 def speed_up_the_interpreter() -> None:
-    """Also leaves out its check of every 32-bit addition for overflow, which compiled kernels do not have and the
-    kernels' own tests do."""
-    from dataclasses import replace
-
-    from triton.runtime import interpreter
-
     # By its file: with tests/ on the search path, tests/gpu_align would stand for gpu_align.
     runpy.run_path(str(Path(__file__).parents[1] / "fast_interpreter.py"))["speed_up"]()
-    builder = interpreter.interpreter_builder
-    builder.options = replace(builder.options, sanitize_overflow=False)
 
 
 def after_the_platforms_check(change: Callable[[Any], None]) -> None:

@@ -282,21 +282,10 @@ def test_no_slots_where_the_worker_drafts_no_more(name: str, monkeypatch: pytest
     assert request.spec_token_ids == []
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [
-        "begin",
-        "settle",
-        "take",
-        "grant",
-        "keep_only",
-        "forget",
-        "report",
-        "short",
-        "_settle",
-        "_cut_to_slots",
-    ],
-)
+BREAKING = "begin settle take grant keep_only forget report short _settle _cut_to_slots"
+
+
+@pytest.mark.parametrize("broken", BREAKING.split())
 def test_a_failure_of_ours_costs_usage_or_drafts_and_never_the_engine(
     broken: str, monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
 ) -> None:

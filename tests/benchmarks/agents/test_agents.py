@@ -137,21 +137,8 @@ def test_the_command(collections: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert len(tokens) == 1
     assert BEFORE.splitlines()[0] not in out.read_text()
     assert "| CanItEdit | numbered | whole file, tool call | 1 |" in capsys.readouterr().out
-    assert (
-        main(
-            [
-                str(collections),
-                "--edits",
-                "1",
-                "--bound",
-                "--written",
-                "whole file, tool call",
-                "--json",
-                str(out),
-            ]
-        )
-        == 0
-    )
+    only = ("--written", "whole file, tool call")
+    assert main([str(collections), "--edits", "1", "--bound", *only, "--json", str(out)]) == 0
     bounds = {
         (c["collection"], c["read"], c["written"]): c["rows"] for c in json.loads(out.read_text())["cases"]
     }
