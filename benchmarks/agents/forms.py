@@ -19,6 +19,7 @@ class Exchange(NamedTuple):
     messages: tuple[Message, ...]
     answer: str
     tools: bool  # whether the answer is a tool call's JSON, or stands before one
+    task: str
 
 
 def numbered(text: str) -> str:
@@ -145,7 +146,7 @@ def exchanges(edit: Edit) -> dict[tuple[str, str], Exchange]:
             alone = name in _OWN or name.endswith("only the call") or not edit.said.strip()
             said = "" if alone else f"{edit.said}\n\n"
             for read, messages in shown.items():
-                found[read, name] = Exchange(messages, said + answer, name.endswith(_OF_TOOLS))
+                found[read, name] = Exchange(messages, said + answer, name.endswith(_OF_TOOLS), edit.name)
     return found
 
 

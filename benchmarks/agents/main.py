@@ -16,12 +16,13 @@ from typing import Any
 from benchmarks import tables
 from benchmarks.agents.forms import WRITE, Exchange, exchanges
 from benchmarks.agents.readers import HALVES, Edit, read
-from benchmarks.agents.rows import BOUNDS, CAPACITY, ROWS, TOKENIZER, K, Row, measure, records_of
+from benchmarks.agents.rows import BOUNDS, CAPACITY, ROWS, TOKENIZER, K, Row, knowledge, measure, records_of
 from benchmarks.quality.build_suffix_peer import add_to_path
+from benchmarks.quality.runs import CACHED
 from gpu_align.simulate import load_tokenizer, runnable_policy_names
 
-#: Edits of a collection, where no other number is asked for.
-MOST = 60
+#: Edits of a collection, where no other number is asked for; of the other half, to learn from.
+MOST, EARLIER = 60, 400
 Case = dict[str, Any]
 
 
@@ -52,7 +53,10 @@ def main(argv: list[str] | None = None) -> int:
     if not found:
         print("error: no collection that is known in these folders", file=sys.stderr)
         return 1
-    rows = BOUNDS if options.bound else [row for row in ROWS if row.policy in runnable_policy_names()]
+    [other] = set(HALVES) - {options.half}
+    earlier = read(options.folders, other, EARLIER, options.seed)
+    runnable = {*runnable_policy_names(), *CACHED}
+    rows = BOUNDS if options.bound else [row for row in ROWS if row.policy in runnable]
     results = {
         "command": f"python -m benchmarks.agents FOLDER... --half {options.half} --edits {options.edits}",
         "folders": [f"{folder} {_commit(folder)}".strip() for folder in options.folders],
@@ -62,7 +66,9 @@ def main(argv: list[str] | None = None) -> int:
         "tokenizer": TOKENIZER,
         "capacity": CAPACITY,
         "cases": [
-            case for name, edits in found.items() for case in cases_of(name, edits, rows, options.written)
+            case
+            for name, edits in found.items()
+            for case in cases_of(name, edits, earlier.get(name, []), rows, options.written)
         ],
     }
     print(shown(results["cases"]))
@@ -72,24 +78,34 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def cases_of(
-    collection: str, edits: list[Edit], rows: Sequence[Row], written: str | None = None
+    collection: str, edits: list[Edit], earlier: list[Edit], rows: Sequence[Row], written: str | None = None
 ) -> list[Case]:
-    """How the file was read and the change written, and what each row counted; every form, or one."""
+    """How the file was read and the change written, and what each row counted; every form, or one.
+
+    earlier: of other tasks, whose answers in the same form are known beforehand to the rows that learn.
+    """
     encode = lru_cache(1 << 14)(load_tokenizer(TOKENIZER).encode)
-    forms: dict[tuple[str, str], list[Exchange]] = {}
-    for edit in edits:
-        for form, exchange in exchanges(edit).items():
-            if written in (None, form[1]):
-                forms.setdefault(form, []).append(exchange)
+    forms, before = by_form(edits, written), by_form(earlier, written)
     cases = []
     for (read_as, written_as), group in forms.items():
         records = records_of(group, encode)
-        runs = {row.name: measure(row, records).as_json() for row in rows}
+        known = knowledge(before.get((read_as, written_as), []), encode)
+        runs = {row.name: measure(row, records, known).as_json() for row in rows}
         about = {"collection": collection, "read": read_as, "written": written_as, "records": len(records)}
         cases.append({**about, "rows": runs})
         if sys.stderr.isatty():
             print(f"{collection}, {read_as}, {written_as}".ljust(78), end="\r", file=sys.stderr)
     return cases
+
+
+def by_form(edits: list[Edit], written: str | None) -> dict[tuple[str, str], list[Exchange]]:
+    """How the file was read and the change written → those edits; every form, or one."""
+    forms: dict[tuple[str, str], list[Exchange]] = {}
+    for edit in edits:
+        for form, exchange in exchanges(edit).items():
+            if written in (None, form[1]):
+                forms.setdefault(form, []).append(exchange)
+    return forms
 
 
 def shown(cases: list[Case]) -> str:

@@ -13,7 +13,9 @@ PICTURE = tables.DOCS / "img" / "agents.svg"
 MARKS = {
     "gpu_align": ("gpu_align", "o", GREY),
     "gpu_align, views": ("with the forms", "o", "#009688"),
+    "gpu_align, views, learned": ("and a pack of its answers", "o", "#0072b2"),
     "suffix_decoding_4_deep, views": ("suffix decoding with the forms", "|", "#e69f00"),
+    "suffix_decoding_4_deep_cached, views": ("and its answers cached", "|", "#d55e00"),
 }
 
 

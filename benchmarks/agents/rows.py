@@ -1,4 +1,4 @@
-"""The rows: a drafter each, with and without the views of what the conversation holds."""
+"""The rows: a drafter each, with and without the views of what the conversation holds, and earlier answers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import NamedTuple
 from benchmarks.agents.forms import Exchange
 from benchmarks.agents.readers import Message
 from benchmarks.quality.replays import bound, everywhere, replay_batched
-from benchmarks.quality.runs import Counts
-from gpu_align import views
-from gpu_align.simulate import Record, recipes_for, replay
-from gpu_align.tools.simulate.policies import OURS, make_policies
+from benchmarks.quality.runs import Counts, Knowledge, Run, policy_of
+from gpu_align import RecipePack, Recipes, views
+from gpu_align.simulate import Record, replay
+from gpu_align.tools.simulate.policies import OURS, SHIPPED_PACK, tokenized_pack
 
 TOKENIZER = "tekken"
 #: Draft tokens a step.
@@ -22,21 +22,24 @@ CAPACITY = 16_384
 
 
 class Row(NamedTuple):
-    """A drafter, and whether it is given the views."""
+    """A drafter, and whether it is given the views, and a pack learned from the other half's answers."""
 
     policy: str
     views: bool = False
+    learned: bool = False
 
     @property
     def name(self) -> str:
-        return self.policy + (", views" if self.views else "")
+        return self.policy + ", views" * self.views + ", learned" * self.learned
 
 
 ROWS = (
     Row(OURS),
     Row(OURS, views=True),
+    Row(OURS, views=True, learned=True),
     Row("suffix_decoding_4_deep"),
     Row("suffix_decoding_4_deep", views=True),
+    Row("suffix_decoding_4_deep_cached", views=True),
     Row("suffix_decoding_deep"),
     Row("suffix_decoding_deep", views=True),
     Row("suffix_decoding_vllm"),
@@ -70,16 +73,25 @@ def viewed(messages: Iterable[Message], tools: bool, encode: Callable[[str], lis
     return found
 
 
-def measure(row: Row, records: Sequence[Record]) -> Counts:
+def knowledge(earlier: Sequence[Exchange], encode: Callable[[str], list[int]]) -> Knowledge:
+    """The shipped pack behind one of earlier answers, and those answers; a task is a source."""
+    packs = {SHIPPED_PACK: tokenized_pack(SHIPPED_PACK, TOKENIZER)}
+    if earlier:
+        learned = RecipePack.learn((exchange.task, exchange.answer) for exchange in earlier)
+        packs = {"learned": learned.tokenize(lambda words: [encode(word) for word in words]), **packs}
+    return Knowledge(Recipes.join(packs), [encode(exchange.answer) for exchange in earlier])
+
+
+def measure(row: Row, records: Sequence[Record], known: Knowledge) -> Counts:
     """Replay them; ours takes the views for a memory, from which nothing is drafted before it has matched."""
     if not row.views:
         records = [record_without(record) for record in records]
     if row.policy == OURS:
-        recipes = recipes_for(records)
+        recipes = known.recipes if row.learned else tokenized_pack(SHIPPED_PACK, TOKENIZER)
         return Counts.of(replay_batched(records, K, batch_size=16, recipes=recipes, memory=row.views))
     if row.policy == BOUND:
         return Counts.of(bound(record, K, partial(everywhere, matched=True)) for record in records)
-    [policy] = make_policies([row.policy], records, K)
+    policy = policy_of(Run(row.policy, K), records, known)
     return Counts.of(replay(policy, record, K) for record in records)
 
 

@@ -25,7 +25,8 @@ from gpu_align.config import DrafterConfig
 from gpu_align.ops.constants import NUM_CLASSES
 from gpu_align.ops.draft import SHIPPED, fit_curves, read_table
 from gpu_align.simulate import Record
-from gpu_align.tools.tune.fit import NUM_DRAFT_TOKENS, ReplayCounts, at_knots, calibrate, learn, observe
+from gpu_align.tools.tune import fit
+from gpu_align.tools.tune.fit import NUM_DRAFT_TOKENS, ReplayCounts, at_knots, calibrate, observe
 from gpu_align.tools.tune.tuning import make_table, write_table
 
 NUM_ROUNDS = 3
@@ -68,6 +69,24 @@ def _replayed(
         return [replay(records)]
     with pool(jobs) as workers:
         return workers.map(replay, [records[i::jobs] for i in range(jobs)])
+
+
+def learn(runs: fit.Array) -> fit.Array:
+    """Survival at every k, [NUM_CLASSES, K]: counts, smoothed from the classes with less detail down.
+
+    Matched length alone, then with the place, then with the margin, then with the adherence.
+    """
+    seen, right = fit.seen_and_right(runs)
+    curves = np.zeros_like(right)
+    for places in fit.TEXTS:
+        n, r = seen[:, :, places], right[:, :, places]
+        curve = (r.sum((1, 2, 3), keepdims=True) + 0.3) / (n.sum((1, 2, 3), keepdims=True) + 1)
+        for axes in ((1, 3), (3,), ()):
+            curve = (r.sum(axes, keepdims=True) + fit.PRIOR * curve) / (
+                n.sum(axes, keepdims=True) + fit.PRIOR
+            )
+        curves[:, :, places] = curve
+    return fit.falling(curves)
 
 
 def learn_table(

@@ -20,10 +20,11 @@ from benchmarks.corpus.files import FIVE
 from benchmarks.corpus.mix import ByteTokenizer, trained_bpe
 from benchmarks.processes import pool
 from benchmarks.quality import build_suffix_peer
+from benchmarks.quality.earlier import CachedSuffixDecoding, EarlierResponses
 from benchmarks.quality.replays import OurPair, Reliability, bound, everywhere, perfect_choice, replay_batched
 from benchmarks.tables import command
 from gpu_align import DrafterConfig, RecipePack, Recipes, Source
-from gpu_align.policies import RECIPE_POLICIES, EarlierResponses, SuffixDecoding
+from gpu_align.policies import RECIPE_POLICIES
 from gpu_align.predictors import TokenPredictor
 from gpu_align.simulate import NO_PACK, SWEEP, Record, load_tokenizer, replay
 from gpu_align.tools.simulate.policies import OURS, make_policies, setting_name
@@ -259,23 +260,21 @@ def run_records(run: Run, records: Sequence[Record], known: Knowledge | None = N
         recipes = None if run.without_recipes else known.recipes
         pairs = replay_batched(records, k, config, recipes=recipes)
     else:
-        policy = _policy(run, records, known)
+        policy = policy_of(run, records, known)
         pairs = [replay(policy, record, k) for record in records]
     for pair in pairs:
         pair.propose_ns = []  # not needed, and long
     return pairs
 
 
-def _policy(run: Run, records: Sequence[Record], known: Knowledge) -> TokenPredictor:
+def policy_of(run: Run, records: Sequence[Record], known: Knowledge) -> TokenPredictor:
     """A drafter of somebody else's."""
     if run.policy in RECIPE_POLICIES:
         if known.recipes is None:
             raise ValueError(f"{run.policy}: expected recipes in the tokens of the records, found none")
         return RECIPE_POLICIES[run.policy](known.recipes)
     if run.policy in CACHED:
-        return SuffixDecoding(
-            CACHED[run.policy], CACHED_DEPTH, name=run.policy, earlier=_earlier_responses(known)
-        )
+        return CachedSuffixDecoding(CACHED[run.policy], _earlier_responses(known), run.policy)
     [policy] = make_policies([run.policy], records, run.num_draft_tokens)
     return policy
 

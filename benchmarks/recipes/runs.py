@@ -7,11 +7,12 @@ from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
+from benchmarks.quality.earlier import CachedSuffixDecoding, EarlierResponses
 from benchmarks.quality.replays import replay_batched
 from benchmarks.quality.runs import Counts as QualityCounts
 from benchmarks.recipes.groups import Output, Task
 from gpu_align import DrafterConfig, RecipePack, Recipes, Source
-from gpu_align.policies import EarlierResponses, PromptLookup, SuffixDecoding
+from gpu_align.policies import PromptLookup, SuffixDecoding
 from gpu_align.predictors import TokenPredictor
 from gpu_align.recipes.pack import Misses
 from gpu_align.simulate import Record, load_tokenizer, replay
@@ -129,6 +130,6 @@ def drafters(base: Recipes, pack: Recipes, task: Task) -> dict[str, Replay]:
         "drafter_with_both": ours(Recipes.join({"task": pack, "base": base})),
         "drafter_without_pack": ours(base),
         "suffix_decoding_4": peer(SuffixDecoding(4, DEPTH)),
-        "suffix_decoding_4_samples": peer(SuffixDecoding(4, DEPTH, earlier=earlier)),
+        "suffix_decoding_4_samples": peer(CachedSuffixDecoding(4, earlier)),
         "prompt_lookup": peer(PromptLookup()),
     }

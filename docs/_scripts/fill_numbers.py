@@ -331,16 +331,16 @@ AGENT_CALLS = tuple(
 )
 
 
-def _at_equal_rejections(rows: dict[str, Any], peer_views: str) -> float:
-    """Tokens a step of ours with the forms over those of suffix decoding at as many rejected per accepted, between
-    its spec factors 1 and 4. peer_views: ", views" gives it the forms, too."""
-    names = "gpu_align, views", *(f"suffix_decoding{factor}_deep{peer_views}" for factor in ("", "_4"))
-    ours, low, high = (
+def _at_equal_rejections(rows: dict[str, Any], peer_views: str, ours: str = "gpu_align, views") -> float:
+    """Tokens a step of ours over those of suffix decoding at as many rejected per accepted, between its spec
+    factors 1 and 4. peer_views: ", views" gives it the forms, too."""
+    names = ours, *(f"suffix_decoding{factor}_deep{peer_views}" for factor in ("", "_4"))
+    point, low, high = (
         (row["rejected"] / row["accepted"], row["output_tokens"] / row["steps"])
         for row in (rows[name] for name in names)
     )
-    at = min(max((ours[0] - low[0]) / (high[0] - low[0]), 0), 1)
-    return float(ours[1] / (low[1] + at * (high[1] - low[1])))
+    at = min(max((point[0] - low[0]) / (high[0] - low[0]), 0), 1)
+    return float(point[1] / (low[1] + at * (high[1] - low[1])))
 
 
 def agents(numbers: dict[str, Any]) -> str:
@@ -382,6 +382,39 @@ def agents(numbers: dict[str, Any]) -> str:
     )
 
 
+#: What earlier answers bring: rows of `benchmarks.agents.rows`, and their heads.
+LEARNED_COLUMNS = {
+    "gpu_align, views": "`gpu_align`, with the forms",
+    "gpu_align, views, learned": "and a pack of its answers",
+    "suffix_decoding_4_deep, views": "suffix decoding, with the forms",
+    "suffix_decoding_4_deep_cached, views": "and its answers cached",
+}
+
+
+def agents_learned(numbers: dict[str, Any]) -> str:
+    """What earlier answers bring: a row for what models wrote themselves, and a sentence on all cases."""
+    cases = tables.read("agents")["cases"]
+    own, cached = list(LEARNED_COLUMNS)[1::2]
+    rows = []
+    for case in cases:
+        if case["written"] in ("as written", "thoughts"):
+            found = (" @ ".join(_ratios(case["rows"][name])) for name in LEARNED_COLUMNS)
+            rows.append(
+                [case["collection"], case["written"], *(cell.replace(" ", "\u00a0") for cell in found)]
+            )
+    leads = [_at_equal_rejections(case["rows"], "", own) for case in cases]
+    calls = [lead for lead, case in zip(leads, cases, strict=True) if case["written"].endswith("call")]
+    pairs = [[list(map(float, _ratios(case["rows"][name]))) for name in (own, cached)] for case in cases]
+    tokens, rejected = ([ours[i] / theirs[i] for ours, theirs in pairs] for i in (0, 1))
+    return tables.table(["", "written", *LEARNED_COLUMNS.values()], rows, "llrrrr") + (
+        f"\n\nAt equal rejections it then makes {min(leads):.2f} to {max(leads):.2f} times the tokens a step of "
+        f"suffix decoding without forms and answers in all {len(cases)} cases, in tool calls at least "
+        f"{min(calls):.2f}. Beside suffix decoding with the same answers it makes {min(tokens):.2f} to "
+        f"{max(tokens):.2f} times the tokens a step, and rejects {min(rejected):.2f} to {max(rejected):.2f} "
+        "times as many per accepted."
+    )
+
+
 def _us(cycles: float) -> str:
     us = cycles / GIGAHERTZ / 1e3
     return f"{us:.1f}" if us < 100 else f"{us:,.0f}"
@@ -390,7 +423,7 @@ def _us(cycles: float) -> str:
 #: Page → its blocks by name.
 PAGES = {
     DOCS.parent / "README.md": {"headline": headline, MAIN_BLOCK: front_page},
-    DOCS / "agents.md": {"agents": agents},
+    DOCS / "agents.md": {"agents": agents, "agents-learned": agents_learned},
     DOCS / "tuning.md": {"choose-k": by_num_draft_tokens},
     DOCS / "developer" / "compiled-kernels.md": {
         "latency": latency,

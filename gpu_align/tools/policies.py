@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 import operator
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..ops.recipe_lookup import Recipes
 
 __all__ = [
-    "OPTIONAL_POLICIES", "POLICIES", "RECIPE_POLICIES", "Cursor", "EarlierResponses", "InputLookup", "Myers",
+    "OPTIONAL_POLICIES", "POLICIES", "RECIPE_POLICIES", "Cursor", "InputLookup", "Myers",
     "OpenAI", "Policy", "PromptLookup", "RecipeLookup", "StaticText", "SuffixDecoding", "guess_line_end",
     "prompt_lookup_transformers", "prompt_lookup_vllm", "prompt_lookup_vllm_v2",
     "suffix_decoding_available",
@@ -496,7 +496,7 @@ class InputLookup(Policy):
 
 
 #: The id of the request that is being drafted for.
-_REQUEST = 0
+REQUEST = 0
 
 
 class SuffixDecoding(Policy):
@@ -516,7 +516,6 @@ class SuffixDecoding(Policy):
         max_spec_factor: drafts for each token of matched suffix; ``>= 0``. vLLM's default is 1.
         max_tree_depth: match and draft together are no longer; ``>= 1``. 24 in vLLM, 64 in Arctic's own code.
         min_token_prob: vLLM's default is 0.1.
-        earlier: another tree of the same depth; the draft of higher score is taken, the request's own if equal.
 
     Raises:
         MissingExtraError: arctic-inference cannot be imported.
@@ -531,7 +530,6 @@ class SuffixDecoding(Policy):
         max_tree_depth: int = 64,
         min_token_prob: float = 0.1,
         name: str = "suffix_decoding",
-        earlier: EarlierResponses | None = None,
     ) -> None:
         super().__init__(name)
         if not max_spec_factor >= 0:
@@ -541,50 +539,32 @@ class SuffixDecoding(Policy):
         self._max_spec_factor = float(max_spec_factor)
         self._min_token_prob = float(min_token_prob)
         self._max_tree_depth = check_count("max_tree_depth", max_tree_depth)
-        if earlier is not None and earlier.max_tree_depth != self._max_tree_depth:
-            raise ValueError(
-                f"earlier: expected a tree of depth {self._max_tree_depth}, got one of {earlier.max_tree_depth}"
-            )
-        self._earlier = earlier
-        self._cache = _cache(self._max_tree_depth)
+        self._cache = suffix_tree(self._max_tree_depth)
+        self._trees = [self._cache]
 
     def _begin(self) -> None:
         for request in list(self._cache.active_requests):
             self._cache.stop_request(request)
-        self._cache.start_request(_REQUEST, self._prompt + self._prediction)
+        self._cache.start_request(REQUEST, self._prompt + self._prediction)
         self._tail = (self._prompt + self._prediction)[-self._max_tree_depth :]
 
     def _advance(self, tokens: list[int]) -> None:
-        self._cache.add_active_response(_REQUEST, tokens)
+        self._cache.add_active_response(REQUEST, tokens)
         self._tail = (self._tail + tokens)[-self._max_tree_depth :]
 
     def _draft(self) -> list[int]:
         drafts = [
             cache.speculate(
-                _REQUEST,
+                REQUEST,
                 self._tail,
                 max_spec_tokens=self._num_draft_tokens,
                 max_spec_factor=self._max_spec_factor,
                 min_token_prob=self._min_token_prob,
             )
-            for cache in (self._cache, *([] if self._earlier is None else [self._earlier.cache]))
+            for cache in self._trees
         ]
         # Of equal scores, max takes the first.
         return list(max(drafts, key=lambda draft: draft.score).token_ids)
-
-
-class EarlierResponses:
-    """Arctic's tree of earlier responses, filled once; any number of policies may share it."""
-
-    def __init__(self, responses: Iterable[Sequence[int]], max_tree_depth: int = 64) -> None:
-        self.max_tree_depth = max_tree_depth
-        self.cache = _cache(max_tree_depth, max_cached_requests=-1)
-        for number, tokens in enumerate(responses, start=_REQUEST + 1):
-            self.cache.start_request(number, [])
-            self.cache.add_active_response(number, list(tokens))
-            self.cache.stop_request(number)
-        # Whoever asks does so in the name of a request; this one has neither a prompt nor a response.
-        self.cache.start_request(_REQUEST, [])
 
 
 def suffix_decoding_available() -> bool:
@@ -595,8 +575,8 @@ def suffix_decoding_available() -> bool:
         return False
 
 
-def _cache(max_tree_depth: int, max_cached_requests: int = 0) -> Any:
-    """A new ``SuffixDecodingCache``; without a tree of earlier responses if it is to keep none."""
+def suffix_tree(max_tree_depth: int, max_cached_requests: int = 0) -> Any:
+    """A new ``SuffixDecodingCache``; by default it keeps no earlier responses."""
     try:
         module: Any = importlib.import_module("arctic_inference.suffix_decoding")
     except ImportError as error:

@@ -264,7 +264,7 @@ def describe() -> list[dict[str, Any]]:
 
 
 #: Arguments that are not options on a command line.
-_NOT_OPTIONS = ("name", "recipes", "earlier", "ends_line")
+_NOT_OPTIONS = ("name", "recipes", "ends_line")
 
 
 def _told_by(factory: Any) -> dict[str, Any]:

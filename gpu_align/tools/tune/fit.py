@@ -198,25 +198,9 @@ def _distinct(found: CandidateArrays) -> npt.NDArray[np.bool_]:
 PRIOR = 15
 #: A class of a table that is known is worth as many.
 KNOWN_PRIOR = 100
-_SHAPE = NUM_LENGTHS, NUM_MARGINS, NUM_ALIGNMENTS, NUM_ADHERENCES
+SHAPE = NUM_LENGTHS, NUM_MARGINS, NUM_ALIGNMENTS, NUM_ADHERENCES
 #: A match in the prediction and one in the context have nothing in common but their length, and share nothing.
-_TEXTS = slice(0, ALIGNMENT_CONTEXT), slice(ALIGNMENT_CONTEXT, NUM_ALIGNMENTS)
-
-
-def learn(runs: Array) -> Array:
-    """Survival at every k, [NUM_CLASSES, K]: counts, smoothed from the classes with less detail down.
-
-    Matched length alone, then with the place, then with the margin, then with the adherence.
-    """
-    seen, right = _seen_and_right(runs)
-    curves = np.zeros_like(right)
-    for places in _TEXTS:
-        n, r = seen[:, :, places], right[:, :, places]
-        curve = (r.sum((1, 2, 3), keepdims=True) + 0.3) / (n.sum((1, 2, 3), keepdims=True) + 1)
-        for axes in ((1, 3), (3,), ()):
-            curve = (r.sum(axes, keepdims=True) + PRIOR * curve) / (n.sum(axes, keepdims=True) + PRIOR)
-        curves[:, :, places] = curve
-    return _falling(curves)
+TEXTS = slice(0, ALIGNMENT_CONTEXT), slice(ALIGNMENT_CONTEXT, NUM_ALIGNMENTS)
 
 
 def relearn(runs: Array, known: Array) -> Array:
@@ -230,9 +214,9 @@ def relearn(runs: Array, known: Array) -> Array:
     prior: `KNOWN_PRIOR`. The groups: one text, with the same matched length, with the same alignment, with the
     same margin, one class. A class that is not seen keeps its own form. known: [NUM_CLASSES, K], each 0 to 1.
     """
-    seen, right = _seen_and_right(runs)
-    curves = known.reshape(*_SHAPE, -1).copy()
-    for places in _TEXTS:
+    seen, right = seen_and_right(runs)
+    curves = known.reshape(*SHAPE, -1).copy()
+    for places in TEXTS:
         n, r, curve = seen[:, :, places], right[:, :, places], curves[:, :, places]
         for axes in ((0, 1, 2, 3), (1, 2, 3), (1, 3), (3,), ()):
             promised = (n * curve).sum(axes, keepdims=True)
@@ -241,16 +225,16 @@ def relearn(runs: Array, known: Array) -> Array:
             prior = KNOWN_PRIOR * np.maximum(np.where(promised > 0, promised / count, 1), 1e-3)
             curve = np.clip(curve * (r.sum(axes, keepdims=True) + prior) / (promised + prior), 1e-6, 1)
         curves[:, :, places] = curve
-    return _falling(curves)
+    return falling(curves)
 
 
-def _seen_and_right(runs: Array) -> tuple[Array, Array]:
+def seen_and_right(runs: Array) -> tuple[Array, Array]:
     """By the parts of a class: candidates, [..., 1], and how many of them were right for k tokens, [..., K]."""
     survived = np.flip(np.flip(runs, 1).cumsum(1), 1)
-    return survived[:, 0].reshape(*_SHAPE, 1), survived[:, 1:].reshape(*_SHAPE, -1)
+    return survived[:, 0].reshape(*SHAPE, 1), survived[:, 1:].reshape(*SHAPE, -1)
 
 
-def _falling(curves: Array) -> Array:
+def falling(curves: Array) -> Array:
     """[NUM_CLASSES, K] of curves by the parts of a class: none rises along its drafts."""
     # A sure match at the cursor is never weighed below one elsewhere: what the step count of a perfect prediction
     # rests on.

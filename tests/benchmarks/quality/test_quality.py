@@ -11,6 +11,7 @@ pytest.importorskip("rapidfuzz")
 from benchmarks.quality import build_suffix_peer, checks
 from benchmarks.quality.cases import Resumption
 from benchmarks.quality.checks import Point, curve, height
+from benchmarks.quality.earlier import CachedSuffixDecoding, EarlierResponses
 from benchmarks.quality.replays import Reliability
 from benchmarks.quality.runs import (
     WITHOUT_RECIPES,
@@ -23,7 +24,7 @@ from benchmarks.quality.runs import (
     total,
 )
 from gpu_align import Recipes
-from gpu_align.policies import EarlierResponses, SuffixDecoding
+from gpu_align.policies import SuffixDecoding
 from gpu_align.simulate import Record
 
 
@@ -135,7 +136,7 @@ def test_suffix_decoding_follows_the_longest_most_frequent_path(monkeypatch: pyt
     monkeypatch.syspath_prepend(str(PEER.resolve()))
     earlier = EarlierResponses([[20, 21, 22, 23], [20, 21, 22, 24], [20, 21, 22, 24], [5, 7]], 64)
     one, four = SuffixDecoding(1), SuffixDecoding(4)
-    knows, also = (SuffixDecoding(4, earlier=earlier) for _ in "ab")
+    knows, also = (CachedSuffixDecoding(4, earlier) for _ in "ab")
     text = [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 9, 1, 2, 9]
     rows = [
         (one, text, 64, [5], [6]),  # one token matched, one drafted
@@ -150,5 +151,3 @@ def test_suffix_decoding_follows_the_longest_most_frequent_path(monkeypatch: pyt
         policy.start([], prompt, k)
         policy.extend(output)
         assert policy.propose() == draft
-    with pytest.raises(ValueError, match="earlier: expected a tree of depth 24, got one of 64"):
-        SuffixDecoding(4, max_tree_depth=24, earlier=earlier)
