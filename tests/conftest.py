@@ -25,15 +25,15 @@ torch.set_num_threads(1)
 #: The longest come first, so that the workers end together. The rest uses vLLM in the test process.
 ENGINES = {
     "campaign": ["small_counts[greedy]", "small_counts[distribution]", "small_counts[aborts]"],
+    "inner": ["test_v2_inner"],
+    "hybrid": ["test_v2_hybrid"],
     "campaign-server": ["test_a_program_on_small_counts"],
-    "server": [
-        "test_usage_server",
-        "test_vllm_request_endpoints",
-        "test_vllm_request_clients",
-    ],
     "v2": ["test_v2_output"],
+    "upstream": ["test_v2_upstream"],
+    "server": ["test_usage_server", "test_vllm_request_endpoints", "test_vllm_request_clients"],
     "v2-server": ["test_v2_server"],
     "ranks": ["small_counts[processes]"],
+    "bench": ["test_vllm_server_bench", "test_gpu_check"],
     "in-process": [""],
     "recipes": ["test_v2_recipes"],
 }

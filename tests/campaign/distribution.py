@@ -50,7 +50,7 @@ OF_V2 = {"max_num_seqs": 32, "environment": {**DRAFTED_FROM, "GPU_ALIGN_MAX_PRED
 #: Of a cell.
 LEAST_DRAWS = 5000
 DRAWS = {"V1": 12_000, "V2": LEAST_DRAWS}
-QUICK_DRAWS = {"V1": 200, "V2": 30}
+QUICK_DRAWS = {"V1": 200, "V2": 20}
 #: A temperature is wrong if it is off by so many standard errors. A tenth has to be more, but in V2's quick run.
 MOST_ERRORS, ERRORS_OF_A_TENTH = 4, 5
 #: Of a cell in a batch.

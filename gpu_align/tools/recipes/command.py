@@ -159,7 +159,7 @@ def learn_command(
         refuse("expected texts to learn from, found none")
     if not pack.recipes:
         refuse("too little text: no word follows others often enough to make a recipe")
-    _save(pack.calibrated(RecipePack.load().calibration), out)
+    _save(pack, out)
 
 
 @recipes_app.command("observe", epilog=console.epilog("recipes observe"))
