@@ -153,14 +153,8 @@ def run(c: Campaign) -> Iterator[Row]:
             # The server and V2 start while V1 is at work.
             server = pool.submit(stack.enter_context, disconnects(c, oracle, model, Path(directory)))
             v2 = V2Engine(model, Path(directory) / "V2", num_draft_tokens=K, **TIGHT, **OF_V2)
-            v1 = V2Engine(
-                model,
-                Path(directory) / "V1",
-                num_draft_tokens=K,
-                runner="V1",
-                environment=DRAFTED_FROM,
-                **TIGHT,
-            )
+            of_v1: dict[str, Any] = {"runner": "V1", "environment": DRAFTED_FROM, **TIGHT}
+            v1 = V2Engine(model, Path(directory) / "V1", num_draft_tokens=K, **of_v1)
             with v1:
                 tally = c.tally("aborts in the engine, V1", 2000, 40)
                 # No last chunk runs between two steps.

@@ -122,6 +122,7 @@ class _ForkServer:
     """An `engine_process` that has imported vLLM and makes an engine process of each message."""
 
     def __init__(self, runner: str) -> None:
+        self.lock = threading.Lock()  # two threads that ask at once must not take each other's answers
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115  # as long as this process
         with theirs:
@@ -136,8 +137,9 @@ class _ForkServer:
 
     def fork(self, message: str, descriptors: list[int]) -> int:
         try:
-            socket.send_fds(self.socket, [message.encode()], descriptors)
-            return int(self.socket.recv(100))
+            with self.lock:
+                socket.send_fds(self.socket, [message.encode()], descriptors)
+                return int(self.socket.recv(100))
         except (OSError, ValueError) as error:
             self.log.seek(0)
             raise RuntimeError(f"no engine process can be made:\n{self.log.read()[-4000:]}") from error
