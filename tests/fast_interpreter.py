@@ -1,10 +1,10 @@
 """Triton's interpreter with the same results in a quarter of the time.
 
 The interpreter patches `triton.language` anew for every launch and every call of one kernel function by another,
-looks up the type of each number by its name, makes each block's shape anew, and looks whether operands that are
-alike have to be changed. Here the language is patched once, types and shapes are made once, and operands that are
-alike pass; all else goes its own way. The check of 32-bit operations for overflow, which says nothing
-unless it debugs, is left out.
+looks up the type of each number by its name, makes the type and shape of each block anew, and asks of all operands
+whether they have to be cast or broadcast. Here the language is patched once, types and shapes are kept, and two
+operands of one type and shape are taken as they are; for all others the interpreter's own code runs. Its check of
+32-bit operations for overflow, which raises nothing unless it debugs, is left out.
 """
 
 from __future__ import annotations

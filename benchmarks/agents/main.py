@@ -18,7 +18,6 @@ from benchmarks.agents.forms import WRITE, Exchange, exchanges
 from benchmarks.agents.readers import HALVES, Edit, read
 from benchmarks.agents.rows import BOUNDS, CAPACITY, ROWS, TOKENIZER, K, Row, knowledge, measure, records_of
 from benchmarks.quality.build_suffix_peer import add_to_path
-from benchmarks.quality.runs import CACHED
 from gpu_align.simulate import load_tokenizer, runnable_policy_names
 
 #: Edits of a collection, where no other number is asked for; of the other half, to learn from.
@@ -55,8 +54,8 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     [other] = set(HALVES) - {options.half}
     earlier = read(options.folders, other, EARLIER, options.seed)
-    runnable = {*runnable_policy_names(), *CACHED}
-    rows = BOUNDS if options.bound else [row for row in ROWS if row.policy in runnable]
+    runnable = runnable_policy_names()
+    rows = BOUNDS if options.bound else [r for r in ROWS if r.policy.removesuffix("_cached") in runnable]
     results = {
         "command": f"python -m benchmarks.agents FOLDER... --half {options.half} --edits {options.edits}",
         "folders": [f"{folder} {_commit(folder)}".strip() for folder in options.folders],

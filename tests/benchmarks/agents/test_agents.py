@@ -12,11 +12,12 @@ pytest.importorskip("mistral_common")
 
 from benchmarks import tables
 from benchmarks.agents import readers
-from benchmarks.agents.forms import WRITE, exchanges, hunks, numbered
+from benchmarks.agents.forms import WRITE, Exchange, exchanges, hunks, numbered
 from benchmarks.agents.main import main
 from benchmarks.agents.readers import HALVES, LAST_OBSERVATIONS, Change, Edit, Message
-from benchmarks.agents.rows import ROWS
+from benchmarks.agents.rows import ROWS, TOKENIZER, Row, knowledge, measure, records_of
 from gpu_align import views
+from gpu_align.simulate import load_tokenizer
 
 BEFORE = "\n".join(f'def step_{n}():\n    return "{n}"\n' for n in range(8))
 AFTER = BEFORE.replace('return "5"', 'return "five"')
@@ -150,6 +151,17 @@ def test_the_command(collections: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert main([str(tmp_path / "empty")]) == 1
     with pytest.raises(SystemExit):
         main([str(tmp_path / "none")])
+
+
+def test_answers_of_other_tasks_are_learned_from() -> None:
+    encode = load_tokenizer(TOKENIZER).encode
+    answers = [Exchange((), "Let me relocate vermilion lanterns.", False, task) for task in "abcd"]
+    known = knowledge(answers[1:], encode)
+    steps = [
+        measure(Row("gpu_align", True, it), records_of(answers[:1], encode), known).steps
+        for it in (True, False)
+    ]
+    assert steps[0] < steps[1]
 
 
 def test_the_stored_results_are_of_the_half_that_was_held_out() -> None:
