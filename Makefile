@@ -96,7 +96,7 @@ serving-model: $(VENV)/.dev  ## which drafts to verify at which batch, on paper;
 	@$(BIN)/python -m benchmarks.serving --write
 
 static-check: $(VENV)/.dev  ## registers, stack, shared memory and loads of every kernel, without a GPU
-	@$(BIN)/python -m benchmarks.speed.static_check
+	@$(BIN)/python -m benchmarks.speed.static_check --all
 
 # Any release: its wheel is fetched, its sources are read, nothing of it is installed or imported.
 VLLM   ?= 0.33.0

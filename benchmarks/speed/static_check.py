@@ -2,7 +2,8 @@
 
 Each kernel of `kernel_configs` is compiled for `TARGETS`; docs/developer/compiled-kernels.md has the fields that
 are read from the binary and its disassembly and compared with benchmarks/results/static.json. Exit code 1:
-something differs, or a kernel spills; every difference is named.
+something differs, or a kernel spills; every difference is named. A kernel whose IR is that of the table is
+compiled with ``--all`` only.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,8 +64,8 @@ def find_kernels() -> dict[str, Any]:
     return found
 
 
-def measure(targets: list[str], only: str = "") -> Table:
-    """Compile everything whose label contains `only`, for `targets`."""
+def measure(targets: list[str], only: str = "", known: Table | None = None) -> Table:
+    """Every kernel whose label contains `only`, for `targets`. What is `known` of the same IR is not compiled."""
     from benchmarks.speed.kernel_configs import CONFIGS
 
     kernels = find_kernels()
@@ -78,13 +80,19 @@ def measure(targets: list[str], only: str = "") -> Table:
             if only in config.label:
                 if config.label in table:
                     raise ValueError(f"label: expected different ones, found {config.label!r} twice")
-                table[config.label] = {t: _compile(kernels[name], config, t) for t in targets}
+                rows = _compile_anew(kernels[name], config, targets, (known or {}).get(config.label, {}))
+                table[config.label] = rows
     return table
 
 
-def compile_kernel(kernel: Any, config: Any, target: str) -> Any:
-    """What Triton makes of a kernel for a target, by one of `kernel_configs`."""
-    import triton
+def _compile_anew(kernel: Any, config: Any, targets: list[str], known: dict[str, Any]) -> dict[str, Any]:
+    ir = digest_of_ir(kernel, config)
+    known = {target: row for target, row in known.items() if row.get("ir") == ir}
+    return {t: known.get(t) or {"ir": ir, **_compile(kernel, config, t)} for t in targets}
+
+
+def _source_of(kernel: Any, config: Any) -> Any:
+    """Triton's, of a kernel by one of `kernel_configs`."""
     from triton.compiler import ASTSource
 
     from benchmarks.speed.kernel_configs import TYPES
@@ -98,11 +106,33 @@ def compile_kernel(kernel: Any, config: Any, target: str) -> Any:
         signature[arg] = types.get(arg, "*i32" if arg.endswith("_ptr") else "i32")
         if (signature[arg][0] == "*" or arg.startswith("stride")) and arg not in config.unaligned:
             attrs[(i,)] = [["tt.divisibility", 16]]
-    source = ASTSource(fn=kernel, signature=signature, constexprs=config.constants, attrs=attrs)
+    return ASTSource(fn=kernel, signature=signature, constexprs=config.constants, attrs=attrs)
+
+
+def digest_of_ir(kernel: Any, config: Any) -> str:
+    """Of Triton's IR, which all targets share, without places in the source, and of what it is compiled with."""
+    from triton._C.libtriton import ir
+    from triton.compiler.compiler import make_backend
+
+    target, context = target_of("sm_90"), ir.context()
+    backend = make_backend(target)
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    options = backend.parse_options({})
+    functions, modules = backend.get_codegen_implementation(options), backend.get_module_map()
+    module = _source_of(kernel, config).make_ir(target, options, functions, modules, context)
+    text = re.sub(r" loc\(.*\)|^#loc.*", "", str(module), flags=re.MULTILINE)
+    return sha256(f"{config.warps} {config.max_registers} {text}".encode()).hexdigest()[:8]
+
+
+def compile_kernel(kernel: Any, config: Any, target: str) -> Any:
+    """What Triton makes of a kernel for a target, by one of `kernel_configs`."""
+    import triton
+
     options = {"num_warps": config.warps}
     if config.max_registers and TARGETS[target][0] == "cuda":
         options["maxnreg"] = config.max_registers
-    return triton.compile(source, target=target_of(target), options=options)
+    return triton.compile(_source_of(kernel, config), target=target_of(target), options=options)
 
 
 def _compile(kernel: Any, config: Any, target: str) -> dict[str, Any]:
@@ -272,7 +302,7 @@ def main(
     renew: Annotated[bool, typer.Option("--write", help="renew the table of the installed Triton")] = False,
     target: Annotated[list[str] | None, typer.Option(help="only these; not with --write")] = None,
     only: Annotated[str, typer.Option(help="kernels whose label contains this; not with --write")] = "",
-    json_path: Annotated[Path | None, typer.Option("--json", help="write what was measured")] = None,
+    every: Annotated[bool, typer.Option("--all", help="also what has the IR of the table")] = False,
 ) -> None:
     """Compile every kernel for four targets and compare the result with the committed table."""
     # Read when a kernel is decorated; under the interpreter there is nothing to compile.
@@ -280,10 +310,8 @@ def main(
     import triton
 
     targets = chosen_targets(target, TARGETS, renew and bool(target or only))
-    table = measure(targets, only)
     version = triton.__version__
-    if json_path is not None:
-        json_path.write_text(json.dumps({"triton": version, "table": table}), encoding="utf-8")
+    table = measure(targets, only, None if renew or every else stored(version))
     typer.echo(f"triton {version}; registers, shared memory, loads of 128 bits or more / all loads\n")
     typer.echo(markdown(table, _cell))
     settle(table, TABLE, renew, only, spills(table))
