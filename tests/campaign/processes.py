@@ -118,13 +118,11 @@ def _ranks(c: Campaign, folder: Path, model: Path, greedy: Greedy) -> Row:
     told: Counter[str] = Counter()
     for runner, steps in (("V2", c.size(V2_STEPS, 20)), ("V1", tally.at_least)):
         directory = Path(tempfile.mkdtemp(dir=folder))
-        is_v1 = runner == "V1"
         environment = {"GPU_ALIGN_MAX_PREDICTION_TOKENS": "64", **DRAFTED_FROM}
-        before = f"fork_workers(); record_drafts({str(directory)!r})" if is_v1 else ""
-        # Forked from a process that has imported torch, V2's would compile what they must not.
         with V2Engine(
-            model, directory, num_draft_tokens=K, environment=environment, runner=runner, forks=is_v1,
-            record_drafts=not is_v1, before=before, tensor_parallel_size=2, distributed_executor_backend="mp",
+            model, directory, num_draft_tokens=K, environment=environment, runner=runner,
+            before=f"record_drafts({str(directory)!r})", tensor_parallel_size=2,
+            distributed_executor_backend="mp",
         ) as engine:  # fmt: skip
             for _ in range(steps):  # if nothing were drafted it would never end
                 if told[f"{runner} steps"] >= steps or not tally.goes_on():

@@ -2,16 +2,15 @@
 
 V2's input preparation, sampling and rejection are Triton kernels. Under Triton's interpreter they run on the
 CPU, as do ours: real scheduler, real KV cache, real rejection sampler. That has to be arranged before vLLM is
-imported and for the whole process, hence this script. It is told an engine's settings as its argument, then
-reads one JSON command a line and answers with one; everything else that is printed goes to stderr.
-
-Importing vLLM is two thirds of an engine's start. With `--fork-from SOCKET` the process imports only, and makes
-an engine process of each message it receives: settings and environment, with stdin, stdout and stderr. `V1` behind
-it leaves the interpreter out: V1's own way on the CPU.
+imported and for the whole process, hence this script. Importing vLLM is two thirds of an engine's start, so with
+`--fork-from SOCKET` the process imports only, and makes an engine process of each message it receives: settings
+and environment, with stdin, stdout and stderr. That one reads one JSON command a line and answers with one;
+everything else that is printed goes to stderr. `V1` behind it leaves the interpreter out: V1's own way on the CPU.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import runpy
@@ -514,10 +513,14 @@ def serve(settings: dict[str, Any]) -> None:
 
 
 def serve_http(settings: dict[str, Any]) -> None:
-    """The OpenAI server with `settings["argv"]`."""
+    """The OpenAI server with `settings["argv"]`, or what the code `settings["program"]` makes of them."""
+    os.dup2(2, 1)  # nobody reads a pipe that would fill with log lines
     exec(settings["before"], globals())
     sys.argv = ["api_server", *settings["argv"]]
-    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
+    if program := settings["program"]:
+        exec(program, globals())
+    else:
+        runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
 
 
 def fork_engines(messages: socket.socket) -> None:
@@ -555,13 +558,16 @@ def main() -> None:
     if sys.argv[-1] != "V1":
         pretend_triton_has_a_cpu_backend()
         speed_up_the_interpreter()
-    if sys.argv[1] != "--fork-from":
-        serve(json.loads(sys.argv[1]))
-        return
-    from vllm import LLM  # noqa: F401  # as an engine does before its plugins are loaded, and nothing more
+    import compressed_tensors  # noqa: F401
+    import numba  # noqa: F401
+    from vllm import LLM  # noqa: F401  # as an engine does before its plugins are loaded, and nothing more of it
 
+    gc.collect()
+    gc.freeze()  # an engine collects several times while it starts: what is here is not looked through again
     fork_engines(socket.socket(fileno=int(sys.argv[2])))
 
 
 if __name__ == "__main__":
     main()
+elif __name__ == "__mp_main__":  # one of several API servers: vLLM spawns them
+    pretend_triton_has_a_cpu_backend()

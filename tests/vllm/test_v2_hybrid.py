@@ -191,10 +191,14 @@ UNFIXED = {
 }
 
 
-@pytest.fixture
-def unfixed(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def unfixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A search path with vLLM as it was before its fix."""
-    copy = tmp_path / "site"
+    return unfixed_in(tmp_path_factory.mktemp("unfixed"))
+
+
+def unfixed_in(directory: Path) -> Path:
+    copy = directory / "site"
     copy_vllm(copy, list(UNFIXED))
     for name, changes in UNFIXED.items():
         for now, before in changes:
@@ -204,7 +208,8 @@ def unfixed(tmp_path: Path) -> Path:
     return copy
 
 
-def test_a_vllm_without_its_fix_is_recognised(unfixed: Path) -> None:
+def test_a_vllm_without_its_fix_is_recognised(tmp_path: Path) -> None:
+    unfixed = unfixed_in(tmp_path)
     assert recurrent_fault() == ""
     installed = source_probe.installed_root()
     assert installed is not None
@@ -232,7 +237,6 @@ def test_and_does_not_without_vllms_fix(
         environment["PYTHONPATH"] = os.pathsep.join(map(str, [unfixed, here.parents[1], here]))
         # Else the start is refused.
         then = "\nfrom vllm_integration.seams import source_probe\nsource_probe.recurrent_fault = lambda: ''"
-        settings["own_process"] = True
     with start(then, environment, **settings) as engine:
         others, _ = wrong(engine, greedy, 12)
     assert bool(others) is not is_fixed

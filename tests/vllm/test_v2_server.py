@@ -1,5 +1,5 @@
-"""The OpenAI server on the V2 model runner, as a user starts it, with two API servers and two engines (data
-parallel): separate processes, each with the plugin; what the two front ends count is one sum."""
+"""The OpenAI server on the V2 model runner, with two API servers and two engines (data parallel): separate
+processes, each with the plugin; what the two front ends count is one sum."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import httpx
 import pytest
 from request_server import serve
 from usage_harness import ask_all, chat, moved, scrape, variants
-from v2_harness import ENVIRONMENT, SEVERAL_PROCESSES, python_path
 
 from tests.campaign.recount import Logs, of_prediction, recount
 
@@ -25,11 +24,10 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed
 from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-if __name__ == "__main__":
-    cli_env_setup()
-    args = make_arg_parser(FlexibleArgumentParser()).parse_args()
-    validate_parsed_serve_args(args)
-    run_multi_api_server(args)
+cli_env_setup()
+args = make_arg_parser(FlexibleArgumentParser()).parse_args()
+validate_parsed_serve_args(args)
+run_multi_api_server(args)
 """
 
 
@@ -61,18 +59,8 @@ def test_a_chat_request_with_a_prediction(tiny_model: Path, tmp_path: Path) -> N
     flags = ["--max-model-len", "256", "--max-num-seqs", "4", "--data-parallel-size", "2"]
     flags += ["--api-server-count", "2", "--enable-log-requests"]
     flags += ["--speculative-config", json.dumps({**speculation, "num_speculative_tokens": K})]
-    environment = {
-        **ENVIRONMENT,
-        **SEVERAL_PROCESSES,
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-        "VLLM_LOGGING_LEVEL": "INFO",
-        "VLLM_PLUGINS": "gpu_align",
-        "PYTHONPATH": python_path(tmp_path, "engine_process.speed_up_the_interpreter()\n"),
-        "GPU_ALIGN_DEBUG_LIVE": "1",
-    }
-    (tmp_path / "serve.py").write_text(SERVE)
-    program = (str(tmp_path / "serve.py"),)
-    with serve(tiny_model, tmp_path, *flags, environment=environment, program=program) as server:
+    environment = {"VLLM_PLUGINS": "gpu_align", "GPU_ALIGN_DEBUG_LIVE": "1"}
+    with serve(tiny_model, tmp_path, *flags, environment=environment, runner="V2", program=SERVE) as server:
         before = scrape(server.url)
         assert before["gpu_align_requests_total"] == 0  # shown before anybody has sent a prediction
         assert before["gpu_align_enabled"] == 1  # in both processes

@@ -56,7 +56,6 @@ def start(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
             tmp_path_factory.mktemp("engine"),
             num_draft_tokens=K,
             environment={**SHORT, "VLLM_PLUGINS": "", "PYTHONPATH": path, **environment},
-            own_process=True,
             step_log=bool(seams),
             before=f"{install}\ninstall.install({seams!r})" if seams else "",
             asynchronous=asynchronous,

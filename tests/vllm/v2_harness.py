@@ -37,10 +37,10 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
     "GPU_ALIGN_STRICT": "1",
+    "TORCH_COMPILE_DISABLE": "1",  # the stand-in for Triton's backend is not good for it
 }
-# Ranks and engines that are processes of their own. vLLM wants a memory node for each, and compiles a few
-# functions for them, which the stand-in for Triton's backend is not good for.
-SEVERAL_PROCESSES = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCH_COMPILE_DISABLE": "1"}
+# Ranks and engines that are processes of their own: vLLM wants a memory node for each.
+SEVERAL_PROCESSES = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 # V1 runs on the CPU as it is, without the interpreter.
 RUNNERS = {"V1": {"TRITON_INTERPRET": "0", "VLLM_USE_V2_MODEL_RUNNER": "0"}, "V2": {}}
 MAX_MODEL_LEN = 256
@@ -119,9 +119,10 @@ def run_of(raw: dict[str, Any]) -> Run:
 
 
 class _ForkServer:
-    """An `engine_process` that has imported vLLM and makes an engine process of each message."""
+    """An `engine_process` that has imported vLLM, from where `path` says, and makes an engine process of each
+    message."""
 
-    def __init__(self, runner: str) -> None:
+    def __init__(self, runner: str, path: str) -> None:
         self.lock = threading.Lock()  # two threads that ask at once must not take each other's answers
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115  # as long as this process
@@ -131,7 +132,7 @@ class _ForkServer:
                 stdin=subprocess.DEVNULL,
                 stdout=self.log,
                 stderr=self.log,
-                env={**os.environ, **ENVIRONMENT, **RUNNERS[runner]},
+                env={**os.environ, **ENVIRONMENT, **RUNNERS[runner], "PYTHONPATH": path},
                 pass_fds=[theirs.fileno()],
             )
 
@@ -146,9 +147,9 @@ class _ForkServer:
 
 
 @cache
-def _fork_server(runner: str) -> _ForkServer:
-    """One a runner for this process, started when the first engine is."""
-    return _ForkServer(runner)
+def _fork_server(runner: str, path: str) -> _ForkServer:
+    """One a runner and search path for this process, started when the first engine is."""
+    return _ForkServer(runner, path)
 
 
 class Forked:
@@ -159,7 +160,8 @@ class Forked:
     ) -> None:
         (read_input, write_input), (read_output, write_output) = os.pipe(), os.pipe()
         theirs = [read_input, write_output, log.fileno()]
-        self.pid = _fork_server(runner).fork(json.dumps([settings, environment]), theirs)
+        server = _fork_server(runner, environment.get("PYTHONPATH", ""))
+        self.pid = server.fork(json.dumps([settings, environment]), theirs)
         self._pid_fd = os.pidfd_open(self.pid)
         os.close(read_input)
         os.close(write_output)
@@ -183,9 +185,8 @@ class Forked:
 class V2Engine:
     """A running `engine_process`; use as a context manager.
 
-    record_drafts: each rank writes what it drafts, see `engine_process` (tensor parallel only).
-    runner: "V2", or "V1", which needs no interpreter. forks: ranks are forked, as on a GPU, not spawned; what
-    `settings["before"]` patches is patched in them. own_process: imports vLLM anew, from where `environment` says.
+    runner: "V2", or "V1", which needs no interpreter. Ranks are forked, as on a GPU; what `settings["before"]`
+    patches is patched in them.
     directory: for its log and, with `step_log`, one YAML file a request in `directory / "steps"`.
     settings: of `vllm.LLM`, and those that `engine_process` knows.
     """
@@ -199,10 +200,7 @@ class V2Engine:
         environment: dict[str, str] | None = None,
         step_log: bool = False,
         adaptive_verification: bool = False,
-        record_drafts: bool = False,
         runner: str = "V2",
-        forks: bool = False,
-        own_process: bool = False,
         **settings: Any,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -210,14 +208,9 @@ class V2Engine:
         self.steps = directory / "steps"
         if step_log:
             environment["GPU_ALIGN_DEBUG_DIR"] = str(self.steps)
-        several = int(settings.get("tensor_parallel_size", 1)) > 1
-        if several:
+        if "tensor_parallel_size" in settings:
             environment.update(SEVERAL_PROCESSES)
-        if several and not forks:
-            calls = "engine_process.speed_up_the_interpreter()\n"
-            if record_drafts:
-                calls += f"engine_process.record_drafts({str(directory)!r})\n"
-            environment["PYTHONPATH"] = python_path(directory, calls)
+            settings["before"] = f"fork_workers()\n{settings.get('before', '')}"
         arguments = {
             "model": str(model),
             "dtype": "float32",
@@ -239,17 +232,7 @@ class V2Engine:
         }
         self.log = directory / "log"
         self._log = self.log.open("w")
-        if own_process or (several and not forks):
-            self._process: Popen[str] | Forked = Popen(
-                [sys.executable, str(ENGINE_PROCESS), json.dumps(arguments)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._log,
-                text=True,
-                env=environment,
-            )
-        else:
-            self._process = Forked(arguments, environment, self._log, runner)
+        self._process = Forked(arguments, environment, self._log, runner)
         self.facts: dict[str, Any] = {}
 
     def __enter__(self) -> V2Engine:
@@ -257,8 +240,7 @@ class V2Engine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        self._process.stdin.close()
         try:
             self._process.wait(30)
         except subprocess.TimeoutExpired:
@@ -302,14 +284,12 @@ class V2Engine:
         return dict(self._call("audited", {}, 30))
 
     def _call(self, name: str, arguments: dict[str, Any], seconds: float) -> Any:
-        assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([name, arguments]) + "\n")
         self._process.stdin.flush()
         return self._answer(seconds)
 
     def _answer(self, seconds: float) -> Any:
         """The next line; a process that is silent for too long is ended, which closes its pipe."""
-        assert self._process.stdout is not None
         watchdog = threading.Timer(seconds, self._process.kill)
         watchdog.start()
         try:
@@ -319,17 +299,6 @@ class V2Engine:
         if not line:
             raise RuntimeError(f"the engine has ended:\n{self.log.read_text()[-4000:]}")
         return json.loads(line)
-
-
-def python_path(directory: Path, calls: str = "") -> str:
-    """A search path on which every Python process does what `engine_process` has to do before vLLM is imported;
-    `calls`: more of it. Written to `directory`."""
-    here = Path(__file__).parent
-    (directory / "sitecustomize.py").write_text(
-        f"import sys\nsys.path.insert(0, {str(here)!r})\nimport engine_process\n"
-        f"engine_process.pretend_triton_has_a_cpu_backend()\n{calls}"
-    )
-    return os.pathsep.join([str(directory), str(here.parents[1])])
 
 
 def copy_vllm(directory: Path, names: Sequence[str]) -> None:

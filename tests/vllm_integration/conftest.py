@@ -72,7 +72,7 @@ def byte_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
     model = build_bytes(tmp_path_factory.mktemp("byte-llama"))
     no_free_space = ("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}')
-    with serve(model, tmp_path_factory.mktemp("byte-server"), *no_free_space) as running:
+    with serve(model, tmp_path_factory.mktemp("byte-server"), *no_free_space, runner="V1") as running:
         yield running
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,15 +24,16 @@ def serve(
     directory: Path,
     *flags: str,
     environment: Mapping[str, str] | None = None,
-    program: Sequence[str] = ("-m", "vllm.entrypoints.openai.api_server"),
     runner: str = "",
     before: str = "",
+    program: str = "",
     plugin: bool = True,
 ) -> Iterator[Server]:
     """The OpenAI server in its own process, stopped at the end; its output and step logs in `directory`.
 
     runner: "V1" or "V2" of a server that is forked from a process that has imported vLLM, and forks its engine
-    core, as on a GPU; before: code that it runs first. plugin: False leaves the plugin and its drafter out.
+    core, as on a GPU; before: code that it runs first, program: code instead of the server's. plugin: False leaves
+    the plugin and its drafter out.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -56,10 +57,10 @@ def serve(
     process: subprocess.Popen[bytes] | v2_harness.Forked
     with output.open("w") as sink:
         if runner:
-            settings = {"argv": argv, "before": before}
+            settings = {"argv": argv, "before": before, "program": program}
             process = v2_harness.Forked(settings, variables, sink, runner)
         else:
-            command = [sys.executable, *program, *argv]
+            command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *argv]
             process = subprocess.Popen(command, env=variables, stdout=sink, stderr=subprocess.STDOUT)
     server = Server(f"http://127.0.0.1:{port}", logs, output, process.pid)
     children: list[psutil.Process] = []
