@@ -22,7 +22,7 @@ SIGNED = {name: np.iinfo(name) for name in ("int32", "int64")}
 NUMBERS = {*SIGNED, "int8", "uint8", "int16", "uint16", "uint32", "uint64", "fp32", "fp64"}
 BITS = {*SIGNED, "int1", "int8", "uint8", "int16", "uint16", "uint32", "uint64"}
 COMPARED = frozenset(NUMBERS)
-OPERATIONS: dict[str, tuple[Callable[..., Any], Collection[str]]] = {
+OPERATIONS: dict[str, tuple[Callable[..., Any] | None, Collection[str]]] = {
     "__add__": (np.add, NUMBERS),
     "__radd__": (np.add, NUMBERS),
     "__sub__": (np.subtract, NUMBERS),
@@ -42,7 +42,8 @@ OPERATIONS: dict[str, tuple[Callable[..., Any], Collection[str]]] = {
     "__ne__": (np.not_equal, COMPARED),
     "minimum": (np.minimum, SIGNED),
     "maximum": (np.maximum, SIGNED),
-    "where": (np.where, ()),
+    "where": (None, ()),
+    "load": (None, ()),
 }
 
 
@@ -200,7 +201,18 @@ def _at_once(tl: Any, interpreter: Any, name: str, otherwise: Callable[..., Any]
                     return result(np.where(condition.handle.data, left, right), dtype, like)
         return otherwise(condition, x, y)
 
-    return where if name == "where" else binary
+    def load(pointer: Any, mask: Any = None, other: Any = None, **how: Any) -> Any:
+        element = getattr(pointer.dtype, "element_ty", int1)
+        masked = mask is None or (type(mask) is tensor and mask.dtype is int1 and mask.shape is pointer.shape)
+        filled = other is None or (mask is not None and fits(other, element.name))
+        if element.name in NUMBERS and masked and filled:
+            places, dtype = pointer.handle.data, interpreter._get_np_dtype(element)
+            chosen = np.ones(places.shape, bool) if mask is None else mask.handle.data
+            values = np.full(places.shape, other or 0, dtype)
+            return result(interpreter._interpreter.load(places, chosen, values, dtype), element, pointer)
+        return otherwise(pointer, mask, other, **how)
+
+    return {"where": where, "load": load}.get(name, binary)
 
 
 def fits(value: Any, name: str) -> bool:

@@ -559,7 +559,6 @@ def main() -> None:
         pretend_triton_has_a_cpu_backend()
         speed_up_the_interpreter()
     import compressed_tensors  # noqa: F401
-    import numba  # noqa: F401
     from vllm import LLM  # noqa: F401  # as an engine does before its plugins are loaded, and nothing more of it
 
     gc.collect()
