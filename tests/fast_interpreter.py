@@ -21,29 +21,24 @@ SIGNED = {name: np.iinfo(name) for name in ("int32", "int64")}
 #: Types of which two operands are computed as they are: by arithmetic, by bits, into an `int1`.
 NUMBERS = {*SIGNED, "int8", "uint8", "int16", "uint16", "uint32", "uint64", "fp32", "fp64"}
 BITS = {*SIGNED, "int1", "int8", "uint8", "int16", "uint16", "uint32", "uint64"}
-COMPARED = frozenset(NUMBERS)
+COMPARISONS = {
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+}
+#: Operation → what computes it, types of its operands.
 OPERATIONS: dict[str, tuple[Callable[..., Any] | None, Collection[str]]] = {
-    "__add__": (np.add, NUMBERS),
-    "__radd__": (np.add, NUMBERS),
-    "__sub__": (np.subtract, NUMBERS),
-    "__rsub__": (np.subtract, NUMBERS),
-    "__mul__": (np.multiply, NUMBERS),
-    "__rmul__": (np.multiply, NUMBERS),
-    "__and__": (np.bitwise_and, BITS),
-    "__or__": (np.bitwise_or, BITS),
-    "__xor__": (np.bitwise_xor, BITS),
-    "__lshift__": (np.left_shift, SIGNED),
-    "__rshift__": (np.right_shift, SIGNED),
-    "__lt__": (np.less, COMPARED),
-    "__le__": (np.less_equal, COMPARED),
-    "__gt__": (np.greater, COMPARED),
-    "__ge__": (np.greater_equal, COMPARED),
-    "__eq__": (np.equal, COMPARED),
-    "__ne__": (np.not_equal, COMPARED),
-    "minimum": (np.minimum, SIGNED),
-    "maximum": (np.maximum, SIGNED),
-    "where": (None, ()),
-    "load": (None, ()),
+    **dict.fromkeys(("__add__", "__radd__"), (np.add, NUMBERS)),
+    **dict.fromkeys(("__sub__", "__rsub__"), (np.subtract, NUMBERS)),
+    **dict.fromkeys(("__mul__", "__rmul__"), (np.multiply, NUMBERS)),
+    **{f"__{name}__": (getattr(np, f"bitwise_{name}"), BITS) for name in ("and", "or", "xor")},
+    **{f"__{name[0]}shift__": (getattr(np, f"{name}_shift"), SIGNED) for name in ("left", "right")},
+    **{f"__{name}__": (compare, NUMBERS) for name, compare in COMPARISONS.items()},
+    **{name: (getattr(np, name), SIGNED) for name in ("minimum", "maximum")},
+    **dict.fromkeys(("where", "load"), (None, ())),
 }
 
 
@@ -138,7 +133,7 @@ def _at_once(tl: Any, interpreter: Any, name: str, otherwise: Callable[..., Any]
     tensor, constant, handle, int1 = tl.core.tensor, tl.core.constexpr, interpreter.TensorHandle, tl.int1
     block_type, new = tl.core.block_type, object.__new__
     compute, types = OPERATIONS[name]
-    compares = types is COMPARED
+    compares = compute in COMPARISONS.values()
     swaps = name in ("__radd__", "__rsub__", "__rmul__")
 
     def result(data: Any, dtype: Any, like: Any) -> Any:
