@@ -14,6 +14,8 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 DROP_BROKEN = for p in torchvision torchaudio torchcodec; do \
 	  $(BIN)/python -c "import $$p" >/dev/null 2>&1 || $(PIP) uninstall -y $$p 2>/dev/null; done
 export PYTHONUNBUFFERED = 1
+# Else each of the test processes compiles all modules and tests anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test campaign clients oldest-transformers lint format bench bench-quality bench-ablation serving-model static-check probe docs clean
 

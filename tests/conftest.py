@@ -1,5 +1,6 @@
 """Shared by all tests: without a GPU the kernels run under Triton's interpreter, with one natively; no recipes."""
 
+import gc
 import os
 from typing import Any
 
@@ -21,21 +22,23 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 # Two workers on two cores: each test process keeps to itself.
 torch.set_num_threads(1)
 
+gc.disable()  # until all tests are imported: what they import stays
+
 #: Tests that share an engine or a server run on one worker, so that it starts once: group → parts of their ids.
 #: The longest come first, so that the workers end together. The rest uses vLLM in the test process.
 ENGINES = {
     "campaign": ["small_counts[greedy]", "small_counts[distribution]", "small_counts[aborts]"],
     "inner": ["test_v2_inner"],
+    "bench": ["test_vllm_server_bench", "test_gpu_check"],
+    "campaign-server": ["small_counts["],
     "hybrid": ["test_v2_hybrid"],
-    "campaign-server": ["test_a_program_on_small_counts"],
-    "v2": ["test_v2_output"],
     "upstream": ["test_v2_upstream"],
     "server": ["test_usage_server", "test_vllm_request_endpoints", "test_vllm_request_clients"],
+    "v2": ["test_v2_output"],
     "v2-server": ["test_v2_server"],
     "ranks": ["small_counts[processes]"],
-    "bench": ["test_vllm_server_bench", "test_gpu_check"],
-    "in-process": [""],
     "recipes": ["test_v2_recipes"],
+    "in-process": [""],
 }
 
 
@@ -50,6 +53,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(
         key=lambda item: order.index(engine_of(item.nodeid) if item.get_closest_marker("vllm") else "")
     )
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist may not be installed

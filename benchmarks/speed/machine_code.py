@@ -524,6 +524,7 @@ def main(
     names = only or list(CASES)
     if quick:
         CASES["lcs"], CASES["step"] = [*CASES["lcs"][:2], *SMALL_LCS], SMALL_STEPS
+        CASES["index"] = CASES["index"][:2]
     version, is_wrong = triton.__version__, False
     for chosen in targets:
         if plant is not None:

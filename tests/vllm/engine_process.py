@@ -555,6 +555,7 @@ def fork_engines(messages: socket.socket) -> None:
 
 
 def main() -> None:
+    gc.disable()
     if sys.argv[-1] != "V1":
         pretend_triton_has_a_cpu_backend()
         speed_up_the_interpreter()
@@ -563,6 +564,7 @@ def main() -> None:
 
     gc.collect()
     gc.freeze()  # an engine collects several times while it starts: what is here is not looked through again
+    gc.enable()
     fork_engines(socket.socket(fileno=int(sys.argv[2])))
 
 

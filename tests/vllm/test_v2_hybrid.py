@@ -23,7 +23,7 @@ pytestmark = pytest.mark.vllm
 Greedy = Callable[[list[int], int], list[int]]
 N = 16
 #: Requests of an engine: a multiple of 6, more to be surer.
-NUM_REQUESTS = int(os.environ.get("HYBRID_REQUESTS", "24"))
+NUM_REQUESTS = int(os.environ.get("HYBRID_REQUESTS", "12"))
 SIZES: dict[str, Any] = {
     "vocab_size": 404,
     "hidden_size": 64,

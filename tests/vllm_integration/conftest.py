@@ -84,7 +84,7 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The OpenAI server as a user starts it, in its own process, without recipes; stopped at the end.
+    """The OpenAI server in its own process, without recipes; stopped at the end.
 
     Its step logs grow with each step, which a log that has ended does not show, and it tells of each request."""
     from request_server import serve
@@ -95,5 +95,5 @@ def server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     variables = {"GPU_ALIGN_RECIPES": "off", "GPU_ALIGN_DEBUG_LIVE": "1", "GPU_ALIGN_VERBOSE": "1"}
     variables["VLLM_PLUGINS"] = "gpu_align"
     options = ("--enable-log-requests", "--cudagraph-metrics")
-    with serve(tiny_llama, directory, *options, environment=variables) as running:
+    with serve(tiny_llama, directory, *options, environment=variables, runner="V1") as running:
         yield running
