@@ -14,16 +14,14 @@ from tests.campaign.__main__ import PAGE, PROGRAMS, REPORT, page
 from tests.campaign.campaign import Campaign, Row
 
 ROOT = Path(__file__).parents[2]
-#: Programs that start no engine or server.
-IN_PROCESS = {"seams", "turnovers"}
 #: What small counts of these show is shown by the tests of `gpu_align.ops`, and by many requests of any program.
 LONG_ALONE = {"exactness", "soak"}
 
 
-@pytest.mark.parametrize("program", sorted(IN_PROCESS))
-def test_a_program_that_starts_nothing(program: str, tmp_path: Path) -> None:
+def test_every_seam_changed(tmp_path: Path) -> None:
+    """In a process of its own: modules of vLLM are changed."""
     done = subprocess.run(
-        [sys.executable, "-m", f"tests.campaign.{program}", "--quick"],
+        [sys.executable, "-m", "tests.campaign.seams", "--quick"],
         cwd=ROOT,
         env={**os.environ, "CAMPAIGN_DIR": str(tmp_path)},
         capture_output=True,
@@ -31,13 +29,17 @@ def test_a_program_that_starts_nothing(program: str, tmp_path: Path) -> None:
         timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
-    rows = [Row(**row) for row in json.loads((tmp_path / f"{program}.json").read_text())["rows"]]
+    rows = [Row(**row) for row in json.loads((tmp_path / "seams.json").read_text())["rows"]]
     assert rows
     assert all(row.passed or row.not_run for row in rows)
 
 
-@pytest.mark.vllm
-@pytest.mark.parametrize("program", [name for name in PROGRAMS if name not in IN_PROCESS | LONG_ALONE])
+ENGINES = [name for name in PROGRAMS if name not in LONG_ALONE | {"seams", "turnovers"}]
+
+
+@pytest.mark.parametrize(
+    "program", ["turnovers", *(pytest.param(name, marks=pytest.mark.vllm) for name in ENGINES)]
+)
 def test_a_program_on_small_counts(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here, so that its engines are forked from the process that those of other tests are forked from."""
     monkeypatch.setattr("tests.campaign.campaign.FOLDER", tmp_path)
