@@ -167,8 +167,8 @@ def test_an_overrun_is_found() -> None:
 
 @pytest.mark.skipif(not _nvdisasm.exists(), reason="Triton brings no nvdisasm here")
 def test_the_compiled_lcs_is_as_fast_as_the_table_says(tmp_path: Path) -> None:
-    """The step has the table's IR, as above, and takes 18 s to compile. Renew the table after a change of a kernel:
-    ``python -m benchmarks.speed.latency_model --write``."""
+    """The step has the table's IR, as above, and takes 18 s to compile. Renew the table after a change of a
+    kernel: ``python -m benchmarks.speed.latency_model --write``."""
     # A cache of its own: what another run has compiled must not stand in for compiling.
     options = "--target", "sm_90", "--only", "lcs_length: 1k"
     assert "| lcs_length: 1k |" in run(

@@ -130,7 +130,7 @@ def test_modes_that_send_no_prediction(dataset: Path) -> None:
 
 @pytest.mark.parametrize("burst", [1, 10])
 def test_pieces_in_bursts_are_told(dataset: Path, burst: int) -> None:
-    with Fake(pause_s=0.01, burst=burst) as fake:
+    with Fake(pause_s=0.01 * burst, burst=burst) as fake:
         found = bench(fake, dataset, "--modes", "none", "--rounds", 1, "--concurrency", 1)
     assert any("come in bursts" in note for note in found["notes"]) == (burst > 1)
 
