@@ -34,11 +34,12 @@ def test_every_seam_changed(tmp_path: Path) -> None:
     assert all(row.passed or row.not_run for row in rows)
 
 
-ENGINES = [name for name in PROGRAMS if name not in LONG_ALONE | {"seams", "turnovers"}]
+#: Programs that start engines or servers.
+WITH_ENGINES = [name for name in PROGRAMS if name not in LONG_ALONE | {"seams", "turnovers"}]
 
 
 @pytest.mark.parametrize(
-    "program", ["turnovers", *(pytest.param(name, marks=pytest.mark.vllm) for name in ENGINES)]
+    "program", ["turnovers", *(pytest.param(name, marks=pytest.mark.vllm) for name in WITH_ENGINES)]
 )
 def test_a_program_on_small_counts(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here, so that its engines are forked from the process that those of other tests are forked from."""
