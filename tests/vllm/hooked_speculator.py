@@ -1,6 +1,6 @@
 """The V2 speculator on the hooks that `upstream.patch` gives vLLM, without the plugin: an engine's
-`custom_class` is `hooked_speculator.HookedSpeculator`. What the plugin's schedulers do stands in the worker here:
-the budget of drafts, and what became of them."""
+`custom_class` is `hooked_speculator.HookedSpeculator`. The budget of drafts, which the plugin's schedulers keep,
+is in the worker here."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Followed:
 
 
 class HookedSpeculator(speculator.PredictedOutputsSpeculator):
-    uses_dense_token_ids = supports_async_scheduling = True
+    uses_dense_token_ids = True
 
     def __init__(self, vllm_config: Any, *args: Any) -> None:
         super().__init__(vllm_config, *args)
@@ -70,7 +70,7 @@ class HookedSpeculator(speculator.PredictedOutputsSpeculator):
         with self._lock:
             for req_id in req_ids:
                 self._followed.pop(req_id, None)
-            self._ledger.forget(self._drafted.keep_only(self._followed))
+            self._drafted.keep_only(self._followed)
 
     def propose(self, input_batch: Any, *args: Any, **kwargs: Any) -> Any:
         counts = input_batch.num_draft_tokens_per_req
@@ -78,18 +78,18 @@ class HookedSpeculator(speculator.PredictedOutputsSpeculator):
         self._scheduled = dict(zip(input_batch.req_ids, counts, strict=False))
         return super().propose(input_batch, *args, **kwargs)
 
-    def report(self) -> Callable[[Any], None]:
-        attach, scheduled = super().report(), self._scheduled
+    def draft_lengths(self) -> Callable[[Any], dict[str, int]]:
+        attach, scheduled = self.report(), self._scheduled
 
-        def on_host(output: Any) -> None:
+        def on_host(output: Any) -> dict[str, int]:
             attach(output)
             with self._lock:
-                self._tell(output, scheduled)
+                return self._granted(output, scheduled)
 
         return on_host
 
-    def _tell(self, output: Any, scheduled: Mapping[str, int]) -> None:
-        """How many drafts of each request are worth verifying, and for the front end, what became of drafts."""
+    def _granted(self, output: Any, scheduled: Mapping[str, int]) -> dict[str, int]:
+        """How many drafts of each request are worth verifying."""
         report = take(output)
         for drafts in report.drafts:
             if drafts.age:  # this step has verified those of the one before
@@ -100,18 +100,13 @@ class HookedSpeculator(speculator.PredictedOutputsSpeculator):
         self._drafted.take(report, begun.req_ids, begun.columns[0])
         rows, _, verified, sampled = begun.columns
         self._budget.settle(rows, verified, sampled)
-        told = [
-            SimpleNamespace(request_id=req_id, new_token_ids=new, trace_headers=None)
-            for req_id, new in zip(output.req_ids, output.sampled_token_ids, strict=True)
-        ]
-        self._ledger.settle(begun, told)
-        output.output_headers = {each.request_id: each.trace_headers for each in told if each.trace_headers}
         for drafts in report.drafts:
             self._note(drafts)
         known = [self._followed[req_id] for req_id in output.req_ids if req_id in self._followed]
         granted = self._budget.grant(known, exact=self._is_exact, batch_size=len(output.req_ids))
-        output.num_drafts = dict.fromkeys(output.req_ids, 0)
-        output.num_drafts.update(zip((each.request_id for each in known), granted, strict=True))
+        lengths = dict.fromkeys(output.req_ids, 0)
+        lengths.update(zip((each.request_id for each in known), granted, strict=True))
+        return lengths
 
     def _note(self, drafts: Any) -> None:
         for req_id, position in zip(drafts.req_ids, drafts.position.tolist(), strict=True):

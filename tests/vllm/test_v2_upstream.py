@@ -10,23 +10,36 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_v2_output import check_step_logs
-from v2_harness import MAX_MODEL_LEN, SHORT, Request, V2Engine, copy_vllm, edited, good_and_bad, prompt_of
+from v2_harness import (
+    MAX_MODEL_LEN,
+    SHORT,
+    Request,
+    V2Engine,
+    copy_vllm,
+    edited,
+    good_and_bad,
+    prompt_of,
+    vllm_version,
+)
 
 from vllm_integration.seams.table import SEAMS
 
 PATCH = Path(__file__).with_name("upstream.patch")
+PAGE = Path(__file__).parents[2] / "docs" / "upstream.md"
+VERSION = re.search(r"^For vLLM ([\d.]+)\. ", PATCH.read_text(), re.M)[1]
 K = 8
 #: Class attributes, methods and fields that the patch adds, and what `custom_class` names.
 HOOKS = {
     "custom_class",
     "propose",
-    *re.findall(r"^\+\s+(?:def )?(\w+)(?:: |\(self)", PATCH.read_text(), re.M),
+    *re.findall(r"^\+\s+(?:def )?(\w+)(?:: |\(self|\($)", PATCH.read_text(), re.M),
 }
 
 
 def patched(directory: Path) -> Path:
     """A search path with vLLM as the patch makes it."""
+    if vllm_version() != VERSION:
+        pytest.skip(f"upstream.patch is for vLLM {VERSION}: make test-vllm VLLM={VERSION}")
     copy_vllm(directory, re.findall(r"^\+\+\+ b/(\S+)", PATCH.read_text(), re.M))
     subprocess.run(["git", "apply", str(PATCH)], cwd=directory, check=True)
     return directory
@@ -35,29 +48,23 @@ def patched(directory: Path) -> Path:
 def test_each_row_of_the_table_that_names_a_hook_names_one_of_the_patch() -> None:
     on_v2 = [seam for seam in SEAMS if "⇒" in seam.purpose and not seam.group.endswith("v1")]
     assert {seam.purpose.rpartition("⇒ ")[2] for seam in on_v2} <= HOOKS
-    assert len(on_v2) == 41
+    assert f"would replace {len(on_v2)}" in PAGE.read_text()
 
 
 @pytest.fixture(scope="module")
 def start(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., V2Engine]:
-    """An engine of the patched vLLM, which does not load the plugin; `seams`: a group that is installed all the
-    same. Its KV cache holds a few requests, so that others are preempted."""
+    """An engine of the patched vLLM, which does not load the plugin. Its KV cache holds a few requests, so that
+    others are preempted."""
     here, site = Path(__file__).parent, patched(tmp_path_factory.mktemp("patched") / "site")
     path = os.pathsep.join(map(str, [site, here.parents[1], here]))
 
-    def start(asynchronous: bool, seams: str = "", **environment: str) -> V2Engine:
-        facts = f"in_use._facts = in_use.EngineFacts({K}, 'V2', 8)"
-        install = (
-            f"from vllm_integration.config import in_use\nfrom vllm_integration.seams import install\n{facts}"
-        )
+    def start(asynchronous: bool, **environment: str) -> V2Engine:
         speculative = {"method": "custom_class", "model": "hooked_speculator.HookedSpeculator"}
         return V2Engine(
             tiny_model,
             tmp_path_factory.mktemp("engine"),
             num_draft_tokens=K,
             environment={**SHORT, "VLLM_PLUGINS": "", "PYTHONPATH": path, **environment},
-            step_log=bool(seams),
-            before=f"{install}\ninstall.install({seams!r})" if seams else "",
             asynchronous=asynchronous,
             speculative_config={**speculative, "num_speculative_tokens": K},
             num_gpu_blocks_override=14,
@@ -103,11 +110,10 @@ def test_the_patched_vllm_drafts_without_a_seam(
 
 @pytest.mark.vllm
 @BOTH
-def test_and_counts_what_became_of_drafts(
+def test_a_step_verifies_no_more_than_the_budget(
     start: Callable[..., V2Engine], greedy: Callable[[list[int], int], list[int]], asynchronous: bool
 ) -> None:
-    """With the front end's seams alone, over preemptions, with sampled answers: usage is what the step logs say.
-    A step verifies no more than the budget."""
+    """Over preemptions, with sampled answers."""
     n = 70
     prompts = [prompt_of(seed, 40) for seed in range(6)]
     outputs = [greedy(prompt, n) for prompt in prompts]
@@ -117,13 +123,10 @@ def test_and_counts_what_became_of_drafts(
         Request(prompt, prediction, n, params=sampled if index % 2 else {})
         for index, (prompt, prediction) in enumerate(zip(prompts, predictions, strict=True))
     ]
-    with start(
-        asynchronous, "usage", GPU_ALIGN_FILL_TOKENS="20", GPU_ALIGN_MAX_PREDICTION_TOKENS="80"
-    ) as engine:
-        assert engine.seams() == ["usage"]
+    with start(asynchronous, GPU_ALIGN_FILL_TOKENS="20", GPU_ALIGN_MAX_PREDICTION_TOKENS="80") as engine:
         run = engine.run(requests)
         assert run.outputs == outputs
         assert run.preemptions
-        check_step_logs(requests, run, engine)
+        assert run.accepted >= 100
         largest = max(sum(drafts for _, drafts, _ in step.values()) for step in run.steps)
         assert asynchronous or largest <= 20  # asynchronous scheduling begins with whole drafts

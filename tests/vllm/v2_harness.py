@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import select
 import shutil
 import signal
@@ -299,6 +300,13 @@ class V2Engine:
         if not line:
             raise RuntimeError(f"the engine has ended:\n{self.log.read_text()[-4000:]}")
         return json.loads(line)
+
+
+def vllm_version() -> str:
+    """Of the installed vLLM, which is not imported; empty where there is none."""
+    root = installed_root()
+    text = "" if root is None else (root / "vllm" / "_version.py").read_text()
+    return re.search(r"^__version__ = .*'([\d.]+)|$", text, re.M)[1] or ""
 
 
 def copy_vllm(directory: Path, names: Sequence[str]) -> None:

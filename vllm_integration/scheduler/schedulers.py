@@ -108,7 +108,7 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
     #: Draft tokens of vLLM's own drafter for each request that is not ours.
     _inner_tokens = 0
     #: Whether vLLM enters a step's tokens in the prefix cache when the step ends.
-    _caches_each_step = False
+    _caches_each_step = "_update_request_with_output" not in vars(AsyncScheduler)  # since 0.33
     #: The memory of earlier answers, where there is one.
     _recall: Recall | None = None
 

@@ -99,14 +99,14 @@ _ROWS = """
 config vllm.config.vllm:VllmConfig
   wrap _get_v2_model_runner_unsupported_features(self) V2 refuses custom classes; ours has a V2 part ⇒ custom_class
   wrap _validate_adaptive_verification(self) where vLLM cannot trim drafts, our slots do without
-  wrap __post_init__(self) asynchronous scheduling with our method, and our scheduler ⇒ supports_async_scheduling
+  wrap __post_init__(self) asynchronous scheduling with our method, and our scheduler
   field use_v2_model_runner which model runner the engine gets ⇒ custom_class
 config vllm.config.model:ModelConfig
   field is_hybrid whether layers keep recurrent states, which vLLM's CPU kernels lose beside drafts
   field is_attention_free the same
   field architecture whether drafts were run with such layers
 config vllm.config.vllm
-  global NgramGPUTypes the drafters that asynchronous scheduling is allowed with ⇒ supports_async_scheduling
+  global NgramGPUTypes the drafters that asynchronous scheduling is allowed with
 
 # The way of a prediction into the engine.
 inputs vllm.v1.engine.input_processor:InputProcessor
@@ -184,22 +184,22 @@ usage_v1 vllm.v1.outputs:ModelRunnerOutput
   field sampled_token_ids tokens that a step sampled
 usage_v1 v2 vllm.v1.core.sched.scheduler:Scheduler
   implement add_request(self,request) predictions print as their size, and know who may share them
-  implement update_from_output(self,scheduler_output,model_runner_output) count a step's drafts ⇒ output_headers
-  implement _update_request_with_output(self,request,new_token_ids) the last step in the cache ⇒ cache_last_step
-  field kv_cache_manager the prefix cache ⇒ cache_last_step
-  field requests request id → request ⇒ report
-  field running the requests of the next step ⇒ num_drafts
+  implement update_from_output(self,scheduler_output,model_runner_output) count a step's drafts
+  implement _update_request_with_output(self,request,new_token_ids) the last step in the cache
+  field kv_cache_manager the prefix cache
+  field requests request id → request ⇒ draft_lengths
+  field running the requests of the next step ⇒ draft_lengths
 usage_v1 v2 vllm.v1.request:Request
-  field num_tokens where a draft was made ⇒ report
-  field num_computed_tokens what may enter the prefix cache ⇒ cache_last_step
+  field num_tokens where a draft was made ⇒ draft_lengths
+  field num_computed_tokens what may enter the prefix cache
   field status a preempted request has no blocks; whether an answer is whole
   field output_token_ids the answer, for the memory of earlier answers
   field cache_salt who may share the memory of equal predictions, and of earlier answers
-  field spec_token_ids a request's drafts ⇒ num_drafts
+  field spec_token_ids a request's drafts ⇒ draft_lengths
 usage_v1 v2 vllm.v1.core.kv_cache_manager:KVCacheManager
-  call cache_blocks(self,request,num_computed_tokens) enter tokens in the cache ⇒ cache_last_step
+  call cache_blocks(self,request,num_computed_tokens) enter tokens in the cache
 usage_v1 v2 vllm.config.scheduler:SchedulerConfig
-  field scheduler_cls the place for a scheduler ⇒ num_drafts
+  field scheduler_cls the place for a scheduler ⇒ draft_lengths
 
 # Drafting on the V1 model runner.
 v1 vllm.v1.worker.gpu_model_runner:GPUModelRunner
@@ -245,7 +245,7 @@ v2 vllm.v1.worker.gpu.model_runner:GPUModelRunner
   wrap add_requests(self,scheduler_output) rows of new and resumed requests, and their predictions ⇒ add_requests
   wrap _remove_request(self,req_id) which rows are free: finished, aborted, preempted ⇒ remove_request
   wrap finish_requests(self,scheduler_output) step logs of finished requests; preempted ones stay ⇒ finish_requests
-  wrap sample_tokens(self) the draft report leaves with the step's output ⇒ report
+  wrap sample_tokens(self) the draft report leaves with the step's output ⇒ draft_lengths
   field speculator find ours ⇒ add_requests
 v2 vllm.v1.worker.gpu.states:RequestState
   field req_id_to_index request → row, which is our slot ⇒ custom_class
@@ -266,18 +266,18 @@ v2 vllm.v1.worker.gpu.input_batch:InputBatch
   field num_draft_tokens_per_req the step log: drafts that this step verified ⇒ propose
   field idx_mapping_np the rows, on the host ⇒ propose
 v2 vllm.v1.core.sched.scheduler:Scheduler
-  implement update_draft_token_ids(self,draft_token_ids) cut the draft placeholders (synchronous) ⇒ num_drafts
+  implement update_draft_token_ids(self,draft_token_ids) cut the draft placeholders (synchronous) ⇒ draft_lengths
 v2 vllm.v1.core.sched.async_scheduler:AsyncScheduler
-  implement schedule(self) cut the draft placeholders (asynchronous) ⇒ num_drafts
+  implement schedule(self) cut the draft placeholders (asynchronous) ⇒ draft_lengths
 v2 vllm.config.speculative:SpeculativeConfig
   field enable_adaptive_verification whether vLLM trims drafts by our confidences
 v2 vllm.v1.request:Request
   field sampling_params whether it has a prediction ⇒ add_requests
   field max_tokens no drafts past the end ⇒ add_requests
-  field num_output_tokens no drafts past the end ⇒ num_drafts
+  field num_output_tokens no drafts past the end ⇒ draft_lengths
   field resumable `max_tokens` of such a request may fall ⇒ add_requests
 v2 vllm.v1.outputs:AsyncModelRunnerOutput
-  implement get_output(self) the device has sampled: the draft lengths are there, too ⇒ report
+  implement get_output(self) the device has sampled: the draft lengths are there, too ⇒ draft_lengths
 
 # vLLM's own drafter beside ours.
 inner vllm.config.speculative:SpeculativeConfig

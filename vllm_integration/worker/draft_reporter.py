@@ -248,4 +248,7 @@ def _async_output_class() -> Any:
             _tell(self._then, finished)
             return finished
 
+        def get_kv_connector_output(self) -> Any:  # asked for since vLLM 0.33, where `get_output` fails
+            return self._output.get_kv_connector_output()
+
     return OutputWithReport

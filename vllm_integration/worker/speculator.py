@@ -337,6 +337,8 @@ def _with_predictions(base: Hashable) -> Any:
             dummy_run = bool(kwargs.get("dummy_run"))
             models: torch.Tensor | None = None
             if not self.has_failed:
+                if num_speculative_tokens is not None:  # ours; 0 where no request can use a draft
+                    kwargs["num_speculative_tokens"] = min(num_speculative_tokens, self.num_speculative_steps)
                 try:
                     models = super().propose(*given, **kwargs)
                 except Exception as error:
@@ -349,7 +351,10 @@ def _with_predictions(base: Hashable) -> Any:
                         "gpu_align goes on without the model's drafter: %s", shown_error(error), exc_info=True
                     )
             return self.predicted.propose(
-                input_batch, num_sampled=num_sampled, dummy_run=dummy_run, models=models
+                input_batch,
+                num_sampled=num_sampled,
+                dummy_run=dummy_run,
+                models=None if num_speculative_tokens == 0 else models,
             )
 
     return WithPredictions

