@@ -219,10 +219,13 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
     assert len(pages) >= 10
     assert list(load("docs/_scripts/check_pages.py").findings(site)) == []
     loads = re.compile(
-        r"<(?:script|img|iframe)[^>]+src=\"?(https?:[^\s\">]+)|<link[^>]+href=\"?(https?:[^\s\">]+)"
+        r"<(?:script|img|iframe)[^>]+src=\"?(https?:[^\s\">]+)"
+        r"|<link(?! rel=\"canonical\")[^>]+href=\"?(https?:[^\s\">]+)"
     )
     for page in pages:
-        assert not loads.findall(page.read_text(encoding="utf-8")), page.name
+        text = page.read_text(encoding="utf-8")
+        assert not loads.findall(text), page.name
+        assert 'data-md-component="source"' not in text, f"{page.name} asks api.github.com"
 
 
 # --- stability.md says of every public name how stable it is, and of each once ---
@@ -259,7 +262,7 @@ def test_every_setting_metric_command_and_field_is_listed() -> None:
     from vllm_integration.frontend.metrics import SPECS
 
     settings = {PREFIX + name.upper() for name in Settings.model_fields}
-    documented = rows_of("docs/deploy.md", r"GPU_ALIGN_\w+")
+    documented = rows_of("docs/settings.md", r"GPU_ALIGN_\w+")
     assert documented >= settings
     assert listed(r"GPU_ALIGN_\w+") == Counter(settings | documented)
     metrics = [spec.name + ("_total" if spec.kind == "Counter" else "") for spec in SPECS.values()]

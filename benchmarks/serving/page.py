@@ -19,7 +19,7 @@ RULES = {
     "plugin, late by 1": "the plugin's default, asynchronous scheduling",
     "plugin, without credit": "synchronous, without what it learns of each request",
 }
-#: The rule of the table in docs/tuning.md, as vLLM schedules by default.
+#: The rule of the table in docs/worth-it.md, as vLLM schedules by default.
 SHOWN_RULE = "plugin, late by 1"
 #: Rules whose gains the pages list; the JSON has all.
 GRID = re.compile(r"fixed 32|budget (64|256|1024)|fill (64|128)(, sure 0\.[59])?")
@@ -145,7 +145,7 @@ def assumptions(results: Results) -> str:
 
 #: Page → its blocks by name.
 PAGES: dict[Path, dict[str, Callable[[Results], str]]] = {
-    tables.DOCS / "tuning.md": {"gains": gains},
+    tables.DOCS / "worth-it.md": {"gains": gains},
     tables.DOCS / "developer" / "serving-rules.md": {
         "edit": one_setup,
         "budgets": budgets,

@@ -134,7 +134,7 @@ def by_num_draft_tokens(numbers: dict[str, Any]) -> str:
     peers = {
         OURS: "gpu_align",
         "suffix_decoding_4_deep": "suffix decoding",
-        "prompt_lookup_vllm": "vLLM's n-gram",
+        "prompt_lookup_vllm_v2": "vLLM's n-gram (V2)",
     }
     rows = []
     for size in sorted({run["num_draft_tokens"] for run in numbers["runs"]}):
@@ -158,10 +158,31 @@ def more_drafters(numbers: dict[str, Any]) -> str:
     )
 
 
+#: The rows of docs/worth-it.md, the best prediction first, and what they are. docs/quality.md has the others.
+PREDICTIONS = {
+    "bad_diff": "the new file, its diff applied badly",
+    "draft_05": "a first draft with 5 % wrong lines",
+    "original": "the version before the change",
+    "draft_20": "a first draft with 20 % wrong lines",
+    "older": "an older version",
+    "draft_40": "a first draft with 40 % wrong lines",
+    "draft_60": "a first draft with 60 % wrong lines",
+    "sibling": "another file of the package",
+}
+
+
+def predictions(numbers: dict[str, Any]) -> str:
+    """What the quality of the prediction does: tokens a step, rejected per accepted."""
+    found = [[says, *_ratios(numbers["rows"][label]["runs"][OURS])] for label, says in PREDICTIONS.items()]
+    return tables.table(["the prediction is", "tokens a step", "rejected per accepted"], found)
+
+
 def rows(numbers: dict[str, Any]) -> str:
-    """Kinds of text and qualities of the prediction: ours, a peer, and the least lead over any peer at K = 64."""
+    """Kinds of text: ours, a peer, and the least lead over any peer at K = 64."""
     found = []
     for label, row in numbers["rows"].items():
+        if label in PREDICTIONS:
+            continue
         leads = [lead for lead in row["leads"] if lead["num_draft_tokens"] == K]
         [named] = [lead for lead in leads if lead["peer"] == NAMED_PEER]
         speeds = (" at ".join(_ratios(row["runs"][name])) for name in (OURS, NAMED_PEER))
@@ -423,6 +444,7 @@ def _us(cycles: float) -> str:
 #: Page → its blocks by name.
 PAGES = {
     DOCS.parent / "README.md": {"headline": headline, MAIN_BLOCK: front_page},
+    DOCS / "worth-it.md": {"predictions": predictions},
     DOCS / "agents.md": {"agents": agents, "agents-learned": agents_learned},
     DOCS / "tuning.md": {"choose-k": by_num_draft_tokens},
     DOCS / "developer" / "compiled-kernels.md": {

@@ -9,6 +9,8 @@ from typing import Any
 
 #: What the theme loads so that the search works from disk, and what this site has for it.
 _SHIM, _OWN = "https://unpkg.com/iframe-worker/shim", "worker_from_disk.js"
+#: With this attribute the theme's script counts the stars of `repo_url` at api.github.com.
+_ASKS_GITHUB = 'data-md-component="source"'
 _ROOT = Path(__file__).parents[2]
 
 
@@ -29,10 +31,10 @@ def commits_since(commit: str) -> str:
 
 
 def on_post_page(output: str, *, page: Any, **_: Any) -> str:
-    """Put our own script, which lies beside the front page, in the place of the theme's."""
-    return output.replace(_SHIM, "../" * page.url.count("/") + _OWN)
+    """Load our own script, which lies beside the front page, and ask GitHub for nothing."""
+    return output.replace(_SHIM, "../" * page.url.count("/") + _OWN).replace(_ASKS_GITHUB, "")
 
 
 def on_post_template(output_content: str, **_: Any) -> str:
-    """The same for the page of a server that finds none."""
-    return output_content.replace(_SHIM, "/" + _OWN)
+    """The same for the error page."""
+    return output_content.replace(_SHIM, "/" + _OWN).replace(_ASKS_GITHUB, "")

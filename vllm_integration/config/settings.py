@@ -77,7 +77,7 @@ def _count(of: str, *, least: int = 1) -> Any:
 
 
 class Settings(BaseModel):
-    """The `GPU_ALIGN_*` environment variables; docs/deploy.md has a table of them.
+    """The `GPU_ALIGN_*` environment variables; docs/settings.md has a table of them.
 
     `GPU_ALIGN_RECIPES` is a list, separated by commas, of `base`, `name` or `name@version` of the registry, and
     paths. White space around a value counts for nothing, and an empty value is the default.
