@@ -141,16 +141,23 @@ def resolve_backend(backend: str, t: torch.Tensor) -> Literal["triton", "referen
     """Say which implementation runs: "auto" is Triton on CUDA tensors and the reference on CPU tensors.
 
     "triton" on CPU tensors is for tests: it needs Triton's interpreter (TRITON_INTERPRET=1, set before the kernels
-    are imported). ValueError for an unknown backend, or one that cannot read tensors on this device.
+    are imported). ValueError for an unknown backend, or one that cannot read tensors on this device;
+    ImportError for "triton" where Triton is not installed: the reference runs without it.
     """
     if backend not in _BACKENDS:
         raise ValueError(f"backend: expected one of {_BACKENDS}, found {backend!r}")
     if backend == "auto":
-        return "triton" if t.device.type == "cuda" else "reference"
+        backend = "triton" if t.device.type == "cuda" else "reference"
     if backend == "reference" and t.device.type != "cpu":
         raise ValueError(f"backend: 'reference' expects CPU tensors, found device {t.device}")
     if backend == "triton" and t.device.type == "cpu" and os.environ.get("TRITON_INTERPRET", "0") != "1":
         raise ValueError("backend: 'triton' expects CUDA tensors (or TRITON_INTERPRET=1), found device cpu")
+    if backend == "triton":
+        try:
+            import triton  # noqa: F401
+        except ImportError as error:
+            found = "expected Triton, which has wheels for Linux on x86_64 and aarch64, found none"
+            raise ImportError(f"backend: {found}; device='cpu' drafts without it") from error
     return cast(Literal["triton", "reference"], backend)
 
 

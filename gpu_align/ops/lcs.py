@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
-import triton
 
 from .backend import Backend, check_tensor, resolve_backend
 from .constants import DELETE, INSERT, KEEP
@@ -116,10 +115,10 @@ def lcs_row_words(max_prediction_len: int) -> int:
 
 def _workspace_shapes(B: int, M: int, N: int, block_words: int) -> list[tuple[torch.dtype, list[int]]]:
     """Dtype and shape of every tensor of an `LcsWorkspace`."""
-    panels = max(triton.cdiv(lcs_row_words(N), block_words), 1)
+    panels = max(-(-lcs_row_words(N) // block_words), 1)
     return [
         (torch.int32, [B, panels, 2 * 32 * block_words]),
-        (torch.int64, [B, panels, triton.cdiv(M, 4)]),
+        (torch.int64, [B, panels, -(-M // 4)]),
         (torch.int32, [B, panels, (32 * block_words - 1).bit_length(), block_words]),
     ]
 
@@ -379,8 +378,8 @@ def _launch(
     if B == 0:
         return
     # One request a program on a GPU, a whole batch under the interpreter.
-    block = 1 if context.is_cuda else min(triton.next_power_of_2(B), _INTERPRETER_REQUESTS)
-    programs = triton.cdiv(B, block)
+    block = 1 if context.is_cuda else min(1 << (B - 1).bit_length(), _INTERPRETER_REQUESTS)
+    programs = -(-B // block)
     table, codes, planes = workspace
     num_panels, num_planes, num_words = planes.shape[1:]
     block_tokens = min(1 << num_planes, _MAX_BLOCK_TOKENS)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import triton
 
 from . import constants
 from .draft import Draft, SurvivalTables
@@ -110,6 +109,8 @@ def compile_options(K: int) -> dict[str, int]:
     options = {"num_warps": 1 if K <= 128 else 4}
     if torch.version.hip:
         return options
+    import triton  # here: it is missing where there is no GPU backend, see `backend.resolve_backend`
+
     version = tuple(int(part) for part in triton.__version__.split(".")[:2])
     return {**options, "maxnreg": 128 if K > 128 or version >= (3, 9) else 248}
 

@@ -173,11 +173,11 @@ def examine() -> Iterator[Finding]:
         yield Finding("python", platform.python_version(), detail=True)
         yield Finding("gpu-align", version_of("gpu-align") or f"not installed, runs from {ROOT}")
         core = []
-        for name in ("torch", "triton", "numpy"):
-            core.append(_core(name))
+        for name in ("torch", "numpy", "triton"):
+            core.append(_core(name, needed=name != "triton" or has_gpu()))
             yield core[-1]
-        if any(finding.ok is False for finding in core):
-            return
+            if name != "torch" and any(finding.ok is False for finding in core):
+                return
         yield _gpu()
         yield _kernels()
         yield _references()
@@ -193,10 +193,12 @@ def examine() -> Iterator[Finding]:
             yield checked("cuda")
 
 
-def _core(name: str) -> Finding:
+def _core(name: str, needed: bool) -> Finding:
     try:
         module = importlib.import_module(name)
     except Exception as error:  # a broken install fails in many ways; each is a finding
+        if isinstance(error, ModuleNotFoundError) and not needed:
+            return Finding(name, "not installed; kernels need it, drafting on the CPU does not")
         return Finding(name, one_line(error), ok=False, fix=install_package(name))
     version = str(getattr(module, "__version__", "installed"))
     fit = fits(name, version)

@@ -137,11 +137,12 @@ def test_a_torchvision_that_does_not_fit_is_to_be_removed(
 
 def test_a_core_package_out_of_range(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "required", lambda package: ">=99,<100")
-    finding = doctor._core("numpy")
+    finding = doctor._core("numpy", needed=True)
     assert finding.ok is False
     assert finding.found.endswith(", expected >=99,<100")
     assert finding.fix == doctor.pip("install 'numpy>=99,<100'")
-    assert doctor._core("no_such_module").ok is False
+    assert doctor._core("no_such_module", needed=True).ok is False
+    assert doctor._core("no_such_module", needed=False).ok is None
 
 
 @pytest.mark.parametrize(
