@@ -113,9 +113,8 @@ def main(argv: list[str] | None = None) -> int:
     if failed := tasks.ensure(tasks.DEFAULT_OUT):
         return failed
     found = measure(tasks.DEFAULT_OUT, lambda line: print(line, flush=True))
-    for name, block in page.BLOCKS.items():
-        if name != "memory":  # of `benchmarks.recipes.memory`
-            print(f"\n{block(found)}")
+    for block in page.PRINTED.values():
+        print(f"\n{block(found)}")
     if options.write:
         page.update(**found)
     return 0

@@ -1,4 +1,4 @@
-"""What was measured, as a JSON file and as the tables of docs/developer/recipes-measured.md."""
+"""What was measured, as a JSON file, on the terminal and as the two tables of docs/recipes.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks import tables
 from benchmarks.tables import ratio, signed
 
 RESULTS = tables.RESULTS / "recipes.json"
-PAGE = tables.DOCS / "developer" / "recipes-measured.md"
+PAGE = tables.DOCS / "recipes.md"
 Results = dict[str, Any]
 
 #: Coverage, accuracy and speed-up of the tasks here that recipe speculative decoding was published with.
@@ -68,32 +68,30 @@ def rejected_a_token(counts: dict[str, Any], source: str | None = None) -> float
     return float(rejected / counts["output_tokens"])
 
 
+#: What the page shows of `DRAFTERS`, by the heads of its columns.
+SHOWN = {
+    "drafter_without_pack": "tokens a step, base pack",
+    "drafter_with_pack": "its own pack",
+    "suffix_decoding_4_samples": "suffix decoding, its samples",
+}
+
+
 def tasks_table(results: Results) -> str:
-    """Coverage, accuracy and speed of each task's pack beside the published ones; what it was learned from."""
+    """Each task's pack: coverage and accuracy beside the published ones, tokens a step with and without it."""
     rows = []
     for name, task in results["tasks"].items():
-        report, pack, published = task["report"], task["pack"], PUBLISHED_AS.get(name)
-        coverage, accuracy, speed = PUBLISHED.get(published or "", (0, 0, 0))
+        published = PUBLISHED_AS.get(name)
+        coverage, accuracy, _ = PUBLISHED.get(published or "", (0, 0, 0))
+        accurate, covered, _ = _figures(task["report"])
+        runs = (task["runs"][run] for run in SHOWN)
         rows.append(
             [
-                name, f"{published}: {coverage:.0%}, {accuracy:.1%}, {speed:.1f}×" if published else "–",
-                *_figures(report), task["groups"],
-                f"{task['sample_tokens']:,}", f"{pack['literal']:,} + {pack['shape']:,}",
-                f"{pack['bytes'] / 1024:.0f}, {pack['gzipped'] / 1024:.0f} KiB", task["outputs"],
-                f"{task['output_tokens']:,}",
+                name, f"{published}: {coverage:.0%}, {accuracy:.1%}" if published else "–", covered, accurate,
+                *(f"{per_step(c):.2f} at {ratio(c['rejected'], c['accepted'])}" for c in runs),
             ]
         )  # fmt: skip
-    heads = [
-        "task",
-        "published: coverage, accuracy, speed",
-        "accuracy",
-        "coverage",
-        "tokens a step",
-        "groups",
-        "tokens of samples",
-        "entries: literal + shape",
-    ]
-    return tables.table([*heads, "size, gzipped", "outputs", "tokens"], rows)
+    heads = ["task", "published: coverage, accuracy", "coverage", "accuracy", *SHOWN.values()]
+    return tables.table(heads, rows, "llrrrrr")
 
 
 def drafters_table(results: Results) -> str:
@@ -126,37 +124,16 @@ def _figures(report: dict[str, Any]) -> list[str]:
 
 
 def memory_table(results: Results) -> str:
-    """Steps with response memory beside those without, and whether that was wanted: a row a case, each K."""
+    """Tokens a step and rejected drafts a token, without and with earlier answers, at the least K."""
     rows = []
     for name, sizes in results["memory"].items():
-        cells: list[list[str]] = [[] for _ in range(5)]
-        for counts in sizes.values():
-            memory, other = counts["memory"], counts.get("prediction", counts["without"])
-            change = more_steps(memory, other)
-            cells[0].append(f"{per_step(other):.2f} → {per_step(memory):.2f}")
-            cells[1].append(f"÷ {1 / (1 + change):.2f}" if change < -0.3 else signed(change))
-            cells[2] += [
-                wanted if holds else f"**not {wanted}**" for wanted, holds in _wanted_of_memory(name, counts)
-            ]
-            cells[3].append(f"{rejected_a_token(memory, 'memory'):.3f}")
-            cells[4].append(f"{rejected_a_token(other):.2f} → {rejected_a_token(memory):.2f}")
-        rows.append([CASES[name], *("; ".join(dict.fromkeys(cell)) for cell in cells)])
-    heads = ["earlier answers", "tokens a step", "steps", "wanted", "rejected from memory", "rejected in all"]
-    return tables.table(heads, rows, "lrrlrr")
-
-
-def _wanted_of_memory(name: str, counts: dict[str, Any]) -> list[tuple[str, bool]]:
-    """What was wanted of a case of response memory, and whether it holds."""
-    memory, change = counts["memory"], more_steps(counts["memory"], counts["without"])
-    if name == "next_version":
-        return [("≤ +5 %", more_steps(memory, counts["prediction"]) <= 0.05)]
-    if name.startswith("form: "):
-        return [("÷ ≥ 3", counts["without"]["steps"] / memory["steps"] >= 3)]
-    if name == "same_package":
-        return [("≤ −7 %", change <= -0.07)]
-    if name == "unrelated":
-        return [("≤ +1 %", change <= 0.01), ("≤ 0.02 rejected", rejected_a_token(memory, "memory") <= 0.02)]
-    return []
+        counts = next(iter(sizes.values()))
+        memory, other = counts["memory"], counts.get("prediction", counts["without"])
+        speeds, rejected = (
+            " → ".join(f"{of(found):.2f}" for found in (other, memory)) for of in (per_step, rejected_a_token)
+        )
+        rows.append([CASES[name], speeds, rejected])
+    return tables.table(["earlier answers", "tokens a step", "rejected a token"], rows)
 
 
 def checks_table(results: Results) -> str:
@@ -190,12 +167,14 @@ def _checks(results: Results) -> Iterable[tuple[str, str, str, bool]]:
     yield "accuracy after a merge, the best", f"{max(reach):.2%}", "≥ 99.9 %", max(reach) >= 0.999
 
 
-BLOCKS: dict[str, Callable[[Results], str]] = {
+#: The blocks of the page.
+BLOCKS: dict[str, Callable[[Results], str]] = {"tasks": tasks_table, "memory": memory_table}
+#: What the command prints of the tasks.
+PRINTED: dict[str, Callable[[Results], str]] = {
     "checks": checks_table,
     "tasks": tasks_table,
     "drafters": drafters_table,
     "merged": merged_table,
-    "memory": memory_table,
 }
 
 

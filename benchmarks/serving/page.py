@@ -148,7 +148,6 @@ PAGES: dict[Path, dict[str, Callable[[Results], str]]] = {
     tables.DOCS / "worth-it.md": {"gains": gains},
     tables.DOCS / "developer" / "serving-rules.md": {
         "edit": one_setup,
-        "budgets": budgets,
         "graphs": graphs,
         "assumptions": assumptions,
     },

@@ -198,22 +198,18 @@ def _lead(lead: dict[str, Any]) -> str:
 
 
 def confidence(numbers: dict[str, Any]) -> str:
-    """The reliability of our confidence, a row a decile that holds drafts."""
-    drafts = sum(decile["drafts"] for decile in numbers["reliability"])
-    rows = [
-        [
-            f"{decile['low']:.1f}–{decile['low'] + 0.1:.1f}",
-            f"{decile['drafts'] / drafts:.1%}",
-            f"{decile['confidence']:.3f}",
-            f"{decile['accepted']:.3f}",
-        ]
-        for decile in numbers["reliability"]
-        if decile["drafts"]
-    ]
-    heads = ["confidence", "share of drafts", "promised", "accepted"]
-    return tables.table(heads, rows) + f"\n\n{drafts:,} drafts were put to the test."
+    """How far our confidence is from the share that was accepted."""
+    deciles = [found for found in numbers["reliability"] if found["drafts"]]
+    drafts = sum(found["drafts"] for found in deciles)
+    off = sum(abs(found["confidence"] - found["accepted"]) * found["drafts"] for found in deciles) / drafts
+    [worst] = [check["value"].split()[0] for check in numbers["checks"] if check["name"] == WORST_DECILE]
+    return (
+        f"Of {drafts:,} draft tokens it is off by {off:.3f} on average, and by {worst} in the worst decile."
+    )
 
 
+#: The check of the confidence, over all texts.
+WORST_DECILE = "confidence: worst |accepted - promised| of a decile"
 #: A check of one K over one peer: its K, and the factor that was found.
 PEER_CHECK = re.compile(r"K=(\d+): over (.+)")
 KIND_CHECK = re.compile(r"(\w+)(?:, K=(\d+): over every peer|: confidence, worst decile)")
@@ -242,24 +238,6 @@ def checks(numbers: dict[str, Any]) -> str:
 def _factor(check: dict[str, Any]) -> float:
     factor = re.search(r"x (\d+\.\d+)", check["value"])
     return float(factor[1]) if factor else 0.0
-
-
-def kind_checks(numbers: dict[str, Any]) -> str:
-    """The same by kind of text and quality of the prediction, bold where it does not hold."""
-    rows: dict[str, list[str]] = {}
-    wanted: dict[str, str] = {}
-    for check in numbers["checks"]:
-        match = KIND_CHECK.fullmatch(check["name"])
-        if match and match[2] and int(match[2]) != K:  # docs/quality.md has the lead at K and the confidence
-            strong = "" if check["passed"] else "**"
-            value = check["value"].removeprefix("x ").split(" over ")[0]
-            rows.setdefault(match[1], []).append(f"{strong}{value}{strong}")
-            wanted[match[2]] = check["wanted"]
-    heads = [f"K = {size} ({says})" for size, says in wanted.items()]
-    holds = [check["passed"] for check in numbers["checks"] if KIND_CHECK.fullmatch(check["name"])]
-    return tables.table(["", *heads], ([kind, *cells] for kind, cells in rows.items())) + (
-        f"\n\nWith those at K = {K} and of the confidence {sum(holds)} of {len(holds)} checks hold."
-    )
 
 
 def ablation(numbers: dict[str, Any]) -> str:
@@ -342,9 +320,8 @@ def planted(numbers: dict[str, Any]) -> str:
 AGENT_COLUMNS = {
     "gpu_align": "`gpu_align`",
     "gpu_align, views": "with the forms",
-    "suffix_decoding_4_deep": "suffix decoding, spec factor 4",
-    "suffix_decoding_4_deep, views": "with the forms",
-    "prompt_lookup_vllm_v2": "n-gram as vLLM has it",
+    "suffix_decoding_4_deep, views": "suffix decoding, with the forms",
+    "prompt_lookup_vllm_v2": "vLLM's n-gram",
 }
 #: Of each collection the cases that the page shows: as it is, and as tool calls.
 AGENT_CALLS = tuple(
@@ -367,39 +344,25 @@ def _at_equal_rejections(rows: dict[str, Any], peer_views: str, ours: str = "gpu
 def agents(numbers: dict[str, Any]) -> str:
     """What drafts save of agents' edits, by collection and form, from benchmarks/results/agents.json."""
     stored = tables.read("agents")
-    rows, ahead, fewer = [], 0, 0
-    calls: dict[bool, list[float]] = {True: [], False: []}  # aider's, others'
+    rows = []
     for case in stored["cases"]:
-        found = {name: _ratios(case["rows"][name]) for name in AGENT_COLUMNS}
-        ours, peer = (
-            [float(r) for r in found[f"{name}, views"]] for name in ("gpu_align", "suffix_decoding_4_deep")
-        )
-        ahead += ours[0] >= peer[0]
-        fewer += ours[1] <= peer[1]
-        if case["written"].endswith("call") and case["read"] != "JSON":
-            calls[case["collection"] == "aider"].append(_at_equal_rejections(case["rows"], ""))
         if case["written"] not in ("as written", *AGENT_CALLS) or case["read"] in ("raw", "JSON"):
             continue
         as_read = "" if case["read"] == "as shown" else f"{case['read']} → "
-        cells = (" @ ".join(pair).replace(" ", "\u00a0") for pair in found.values())
+        pairs = (" @ ".join(_ratios(case["rows"][name])) for name in AGENT_COLUMNS)
+        cells = (pair.replace(" ", "\u00a0") for pair in pairs)
         rows.append([case["collection"], as_read + case["written"], *cells])
-    heads = ["", "read → written", *AGENT_COLUMNS.values()]
     alone, beside = (
         [_at_equal_rejections(case["rows"], with_) for case in stored["cases"]] for with_ in ("", ", views")
     )
-    others, aider = (f"{min(calls[key]):.2f} to {max(calls[key]):.2f}" for key in (False, True))
     behind, passed = (
-        f"{sum(lead < 1 for lead in leads)} cases, by at most {100 - 100 * min(leads):.1f} %"
+        f"in {sum(lead < 1 for lead in leads)} of {len(leads)} cases, by at most {100 - 100 * min(leads):.1f} %"
         for leads in (alone, beside)
     )
-    return tables.table(heads, rows, "llrrrrr") + (
-        f"\n\nTokens a step @ rejected per accepted, K = {stored['num_draft_tokens']}. With the forms, "
-        f"`gpu_align` takes no more steps than suffix decoding in {ahead} of {len(stored['cases'])} cases, and "
-        f"rejects no more per accepted in {fewer}; benchmarks/results/agents.json has them all.\n\n"
-        f"At equal rejections (between spec factors 1 and 4) it makes {others} times the tokens a step of suffix "
-        "decoding without the forms in tool calls of what was read as text or numbered; aider's transcripts, "
-        f"without the files, {aider}. It is behind in {behind}: answers that edit nothing, and thoughts. Suffix "
-        f"decoding with the same forms is ahead in {passed}."
+    return tables.table(["", "read → written", *AGENT_COLUMNS.values()], rows, "llrrrr") + (
+        f"\n\nTokens a step @ rejected per accepted, K = {stored['num_draft_tokens']}. At equal rejections "
+        f"`gpu_align` with the forms is behind suffix decoding without them {behind}; with them, {passed}. "
+        "benchmarks/results/agents.json has all cases."
     )
 
 
@@ -413,26 +376,20 @@ LEARNED_COLUMNS = {
 
 
 def agents_learned(numbers: dict[str, Any]) -> str:
-    """What earlier answers bring: a row for what models wrote themselves, and a sentence on all cases."""
+    """What earlier answers bring: a row a collection, and a sentence on all cases."""
     cases = tables.read("agents")["cases"]
     own, cached = list(LEARNED_COLUMNS)[1::2]
     rows = []
     for case in cases:
-        if case["written"] in ("as written", "thoughts"):
+        if case["written"] == "as written":
             found = (" @ ".join(_ratios(case["rows"][name])) for name in LEARNED_COLUMNS)
-            rows.append(
-                [case["collection"], case["written"], *(cell.replace(" ", "\u00a0") for cell in found)]
-            )
-    leads = [_at_equal_rejections(case["rows"], "", own) for case in cases]
-    calls = [lead for lead, case in zip(leads, cases, strict=True) if case["written"].endswith("call")]
+            rows.append([case["collection"], *(cell.replace(" ", "\u00a0") for cell in found)])
     pairs = [[list(map(float, _ratios(case["rows"][name]))) for name in (own, cached)] for case in cases]
     tokens, rejected = ([ours[i] / theirs[i] for ours, theirs in pairs] for i in (0, 1))
-    return tables.table(["", "written", *LEARNED_COLUMNS.values()], rows, "llrrrr") + (
-        f"\n\nAt equal rejections it then makes {min(leads):.2f} to {max(leads):.2f} times the tokens a step of "
-        f"suffix decoding without forms and answers in all {len(cases)} cases, in tool calls at least "
-        f"{min(calls):.2f}. Beside suffix decoding with the same answers it makes {min(tokens):.2f} to "
-        f"{max(tokens):.2f} times the tokens a step, and rejects {min(rejected):.2f} to {max(rejected):.2f} "
-        "times as many per accepted."
+    return tables.table(["", *LEARNED_COLUMNS.values()], rows, "lrrrr") + (
+        f"\n\nAll answers as written. Over all {len(cases)} cases and beside suffix decoding with the same "
+        f"answers, it makes {min(tokens):.2f} to {max(tokens):.2f} times the tokens a step at {min(rejected):.2f} "
+        f"to {max(rejected):.2f} times the rejections per accepted."
     )
 
 
@@ -456,7 +413,6 @@ PAGES = {
     DOCS / "developer" / "mechanisms.md": {"ablation": ablation},
     DOCS / "developer" / "quality-checks.md": {
         "checks": checks,
-        "kinds": kind_checks,
         "drafters": more_drafters,
     },
 }

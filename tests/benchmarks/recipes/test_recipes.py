@@ -70,5 +70,6 @@ def test_the_page_is_made_from_the_results() -> None:
     assert tables.fill(text, page.BLOCKS, found) == text, "run: python -m benchmarks.recipes --write"
     assert list(found["tasks"]) == list(tasks.TASKS)
     assert list(found["memory"]) == list(page.CASES)
-    with pytest.raises(ValueError, match="checks:begin"):
+    assert all(block(found).startswith("| ") for block in page.PRINTED.values())
+    with pytest.raises(ValueError, match="tasks:begin"):
         tables.fill("no markers", page.BLOCKS, found)
