@@ -82,6 +82,7 @@ GROUPS: dict[str, Group] = {
     "dump": Group("dump", "vllm.logging_utils.dump_input", ("vllm_integration.scheduler.schedulers",)),
     "v1": Group("plugin", "", ("vllm_integration.worker.proposer_v1",)),
     "usage_v1": Group("usage", "", ("vllm_integration.worker.request_drafter",)),
+    "seeds": Group("caller", "", ("vllm_integration.worker.proposer_v1",)),
     "v2_start": Group("plugin", "vllm.v1.worker.gpu.model_runner", ("vllm_integration.plugin",)),
     "v2": Group(
         "plugin", "", ("vllm_integration.worker.speculator", "vllm_integration.worker.request_drafter")
@@ -233,6 +234,14 @@ v1 vllm.v1.sample.logits_processor.state:LogitsProcessors
 v1 vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder
   wrap apply_to_logits(self,logits,predict_bonus_token,spec_token_ids) it ends the thinking of another request
   field in_spec_mode whether it counts rows by drafts
+
+# Requests with a seed, on the V1 model runner and a CPU.
+seeds vllm.v1.worker.gpu_model_runner:GPUModelRunner
+  wrap _bookkeeping_sync(self,scheduler_output) ends the engine where a prompt comes in parts
+  field discard_request_mask rows whose prompt has not ended
+  field input_batch the rows of the batch
+seeds vllm.v1.worker.gpu_input_batch:InputBatch
+  field generators row → generator
 
 # Sampling parameters that vLLM refuses on any server that drafts.
 parameters vllm.sampling_params:SamplingParams
