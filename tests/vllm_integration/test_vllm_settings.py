@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -162,6 +163,19 @@ def test_the_configuration_fails_before_a_worker_starts_and_only_with_our_drafte
     assert len(post_init("ngram")) == 1
     with pytest.raises(ValueError, match="GPU_ALIGN_MAX_BODY_BYTES: expected a positive number of bytes"):
         post_init("custom_class")
+
+
+@pytest.mark.usefixtures("plugin_on")
+def test_settings_travel_with_the_configuration_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPU_ALIGN_FILL_TOKENS", "7")
+    (made,) = post_init("custom_class")
+    sent = pickle.loads(pickle.dumps(made.speculative_config))
+    monkeypatch.setenv("GPU_ALIGN_FILL_TOKENS", "9")  # on another machine, or none there
+    assert Settings.of(SimpleNamespace(speculative_config=sent)).fill_tokens == 7
+    assert Settings.here().fill_tokens == 7
+    engine_config.post_init(lambda _: None, made)  # a copy of the configuration, made by a worker
+    assert Settings.of(made).fill_tokens == 7
+    assert Settings.of(config()).fill_tokens == 9
 
 
 @pytest.mark.usefixtures("plugin_on")

@@ -10,15 +10,14 @@ import copy
 import functools
 import json
 import logging
-import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Literal
 
 from ..seams import source_probe
 from ..seams.install import are_whole, install, seam, shown_reason
 from ..seams.table import CONFIG
-from ..wire import request as wire
 from .in_use import INNER, RUN, drafts_predictions, inner_tokens, names_ours, note_engine
 from .settings import Settings, warn_of_unknown_names
 
@@ -138,10 +137,10 @@ def post_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
     """
     if not drafts_predictions(self):
         return original(self, *args, **kwargs)
-    Settings.from_env()  # raises here, where the start fails with one line, and not in a worker
-    warn_of_unknown_names()
-    _warn_of_rust_front_end()
-    _take_inner_drafter(self)
+    settings = Settings.of(self)  # raises here, where the start fails with one line, and not in a worker
+    warn_of_unknown_names(settings)
+    _take_inner_drafter(self, settings.drafter)
+    settings.travel_with(self)
     if self.use_v2_model_runner:
         # vLLM pads a request whose prompt is cached but for one token to 1 + K tokens. Where no batch has room for
         # so many, it would wait for ever. On V1 our scheduler does not pad.
@@ -170,22 +169,18 @@ def post_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
     return result
 
 
-def _take_inner_drafter(vllm_config: Any) -> None:
+def _take_inner_drafter(vllm_config: Any, given: str | None) -> None:
     """Where `GPU_ALIGN_DRAFTER` names a drafter of vLLM's, configure the engine as for that one, with our K: vLLM
     makes its cache, its inputs and its graphs then. What cannot be made ends the start with vLLM's own error."""
-    given = Settings.from_env().drafter
     speculative = vllm_config.speculative_config
     if given is None or not names_ours(speculative):
         return
-    try:
+    fields = None
+    with suppress(ValueError):
         fields = json.loads(given)
-        if not isinstance(fields, dict) or fields.get("method") in (None, "custom_class"):
-            raise ValueError
-    except ValueError:
-        raise ValueError(
-            "GPU_ALIGN_DRAFTER: expected a speculative configuration of vLLM's as JSON, "
-            f'{{"method": "mtp", …}}, got {shown_reason(given, 60)!r}'
-        ) from None
+    if not isinstance(fields, dict) or fields.get("method") in (None, "custom_class"):
+        expected = 'a speculative configuration of vLLM\'s as JSON, {"method": "mtp", …}'
+        raise ValueError(f"GPU_ALIGN_DRAFTER: expected {expected}, got {shown_reason(given, 60)!r}")
     if not vllm_config.use_v2_model_runner:
         raise ValueError("GPU_ALIGN_DRAFTER: expected vLLM's V2 model runner, the engine uses V1")
     if unknown := install("inner"):
@@ -236,17 +231,6 @@ def has_cpu_kernels() -> bool:
     from vllm.platforms import current_platform
 
     return bool(current_platform.is_cpu())
-
-
-@functools.cache
-def _warn_of_rust_front_end() -> None:
-    """One WARNING a process where vLLM's Rust front end, which drops unknown fields, may serve."""
-    if os.environ.get("VLLM_USE_RUST_FRONTEND", "0").strip() not in ("", "0"):
-        logger.warning(
-            "VLLM_USE_RUST_FRONTEND is set: that front end drops the `prediction` field of requests. "
-            "Clients can send the token ids of a prediction in vllm_xargs.%s",
-            wire.KEY,
-        )
 
 
 def _cap_draft_tokens(vllm_config: Any, most: int, why: str) -> None:

@@ -1,4 +1,5 @@
-"""What an operator can set: environment variables, because they reach every process of a vLLM server."""
+"""What an operator can set: environment variables, read where vLLM makes an engine's configuration. The settings
+travel with it, as one object, to the scheduler and to the workers, also to those on other machines."""
 
 from __future__ import annotations
 
@@ -8,12 +9,15 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from gpu_align.arena import tokens_for_all
 from gpu_align.ops.constants import MAX_MATCH
+
+from ..seams.install import shown_reason
+from ..wire.request import KEY
 
 if TYPE_CHECKING:
     from gpu_align import RecipePack
@@ -40,8 +44,10 @@ SHOWN_HASH = len("sha256:") + 12
 #: Packs that a drafter can tell apart.
 MAX_PACKS = 31
 
-#: What can ask for drafts where there is no prediction.
-_WITHOUT_PREDICTION = ("RECIPES", "MEMORY_TOKENS", "DRAFT_WITHOUT_PREDICTION")
+#: Attribute of a `SpeculativeConfig`: the settings. `additional_config`, vLLM's place for such, is part of the key
+#: of its compiled models: another log directory would have them compiled again.
+_ATTRIBUTE = "gpu_align_settings"
+_here: Settings | None = None
 
 _FALSE = ("0", "false", "no", "off")
 _MAX_SHOWN = 60
@@ -116,6 +122,23 @@ class Settings(BaseModel):
     survival_table: Annotated[str | None, Field(description="a file")] = None
 
     @classmethod
+    def of(cls, vllm_config: Any) -> Settings:
+        """Those of an engine; the variables of this process where its configuration brings none."""
+        speculative = getattr(vllm_config, "speculative_config", None)
+        return getattr(speculative, _ATTRIBUTE, None) or cls.from_env()
+
+    @classmethod
+    def here(cls) -> Settings:
+        """Those of the engine whose configuration was made last in this process; else its variables."""
+        return _here or cls.from_env()
+
+    def travel_with(self, vllm_config: Any) -> None:
+        """Be the settings of the engine of this configuration."""
+        global _here
+        setattr(vllm_config.speculative_config, _ATTRIBUTE, self)
+        _here = self
+
+    @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
         """Read the variables. Raises one `ValueError` that tells, of each that cannot be read, its name, what was
         expected and what it held."""
@@ -129,10 +152,8 @@ class Settings(BaseModel):
 
     @classmethod
     def _explain(cls, field: str, value: str) -> str:
-        shown = (
-            repr(value) if len(value) <= _MAX_SHOWN else f"{value[:_MAX_SHOWN]!r}… of {len(value)} characters"
-        )
-        return f"{PREFIX}{field.upper()}: expected {cls.model_fields[field].description}, got {shown}"
+        expected = cls.model_fields[field].description
+        return f"{PREFIX}{field.upper()}: expected {expected}, got {shown_reason(value, _MAX_SHOWN)!r}"
 
     @property
     def packs(self) -> tuple[str, ...]:
@@ -158,38 +179,35 @@ class Settings(BaseModel):
 
 
 def drafts_without_prediction(recipes: Sequence[str] | None = None, memory: bool | None = None) -> bool:
-    """Whether a request is drafted for that brings no prediction; a microsecond where nothing asks for it. A pack
-    that is none asks for nothing.
+    """Whether a request is drafted for that brings no prediction. A pack that is none asks for nothing.
 
     recipes: the packs that it names itself, or None. memory: False where it takes no part in the memory.
     """
-    if recipes is None and not any(PREFIX + name in os.environ for name in _WITHOUT_PREDICTION):
-        return False
-    settings = Settings.from_env()
+    settings = Settings.here()
     if settings.draft_without_prediction or (settings.memory_tokens and memory is not False):
         return True
     if recipes is not None:
         return bool(recipes)
     own = (pack for pack in settings.packs if pack != SHIPPED_RECIPES)
-    return any(_pack(pack, settings.recipe_registry).may_be_used for pack in own)
-
-
-def drafts_from_conversation() -> bool:
-    """Whether a request without a prediction drafts from its own messages, if it does not say so itself."""
-    return f"{PREFIX}CONVERSATION" in os.environ and Settings.from_env().conversation
+    return any(_pack(pack, settings.recipe_registry)[2] for pack in own)
 
 
 @functools.cache
-def warn_of_unknown_names() -> None:
-    """WARNINGs, once a process: the `GPU_ALIGN_*` variables that mean nothing, with what may be meant, and one
-    that has no effect without another."""
+def warn_of_unknown_names(settings: Settings) -> None:
+    """WARNINGs, once a process: the `GPU_ALIGN_*` variables that mean nothing, with what may be meant, one that
+    has no effect without another, and vLLM's Rust front end, which drops unknown fields."""
     known = [PREFIX + field.upper() for field in Settings.model_fields]
     for name in sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known):
         nearest = difflib.get_close_matches(name, known, n=1, cutoff=0)
         logger.warning("%s is not a setting of gpu_align; the nearest one is %s", name, nearest[0])
-    settings = Settings.from_env()
     if settings.debug_live and settings.debug_dir is None:
         logger.warning("GPU_ALIGN_DEBUG_LIVE has no effect: there is no GPU_ALIGN_DEBUG_DIR")
+    if os.environ.get("VLLM_USE_RUST_FRONTEND", "0").strip() not in ("", "0"):
+        logger.warning(
+            "VLLM_USE_RUST_FRONTEND is set: that front end drops the `prediction` field of requests. "
+            "Clients can send the token ids of a prediction in vllm_xargs.%s",
+            KEY,
+        )
 
 
 def load_pack(entry: str, registry: str | None) -> tuple[str, RecipePack]:
@@ -217,20 +235,13 @@ def packs_of(settings: Settings) -> tuple[tuple[str, str | None], ...]:
     return tuple(_pack(entry, settings.recipe_registry)[:2] for entry in settings.packs)
 
 
-class _Pack(NamedTuple):
-    """may_be_used: False where it is no pack. What cannot be found here, the worker may find."""
-
-    name: str
-    content_hash: str | None
-    may_be_used: bool = True
-
-
 @functools.cache
-def _pack(entry: str, registry: str | None) -> _Pack:
+def _pack(entry: str, registry: str | None) -> tuple[str, str | None, bool]:
+    """Name and content hash of a pack, and whether it may be used: a worker may find what is not found here."""
     from gpu_align.recipes import PackError
 
     try:
         name, pack = load_pack(entry, registry)
     except Exception as error:  # the worker tells what is wrong with a pack
-        return _Pack(entry, None, not isinstance(error, PackError))
-    return _Pack(name, pack.content_hash)
+        return entry, None, not isinstance(error, PackError)
+    return name, pack.content_hash, True

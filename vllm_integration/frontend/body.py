@@ -164,7 +164,7 @@ def _to_be_read(scope: Scope) -> _Body | None:
         return None
     if not drafts_predictions(engine_client.vllm_config):
         return None
-    settings = Settings.from_env()
+    settings = Settings.here()
     length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
     shortest = min(settings.max_body_bytes, settings.max_body_items)
     if not unsupported and length.isdigit() and int(length) <= shortest:

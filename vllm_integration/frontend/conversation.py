@@ -18,7 +18,7 @@ import numpy as np
 
 from gpu_align import views
 
-from ..config.settings import drafts_from_conversation
+from ..config.settings import Settings
 from ..seams.install import strict
 from ..wire import request as wire
 from .prediction import (
@@ -175,7 +175,7 @@ def _arguments(item: Any) -> Iterator[str]:
 def asked_for(value: object) -> bool:
     """Whether a request drafts from its conversation. value: what it says itself, if anything."""
     if value is None:
-        return drafts_from_conversation()
+        return Settings.here().conversation
     # vLLM makes 0 and 1 of JSON's booleans.
     if not isinstance(value, (bool, int)) or value not in (0, 1):
         raise FieldError(f"{CONVERSATION}: expected a boolean, got something else", parameter=CONVERSATION)

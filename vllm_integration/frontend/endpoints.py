@@ -203,7 +203,7 @@ async def take(
     if switch is not None:
         choices.setdefault(wire.SWITCH_KEY, switch.strip().lower())
     if choices:
-        choices = await asyncio.to_thread(choices_of, choices, Settings.from_env())
+        choices = await asyncio.to_thread(choices_of, choices, Settings.here())
     for given, known in ((request.model_extra or {}, (FIELD,)), (xargs, (wire.KEY, CONVERSATION, *KEYS))):
         for key in given.keys() - known:
             tell_misspelt(key, known)
@@ -225,7 +225,7 @@ async def take(
             count_refused("conversation", "dropped")
             serve_without_prediction("A conversation", error)
     if prediction is None:
-        if not choices and not (drafts_without_prediction() and Settings.from_env().usage_details):
+        if not choices and not (drafts_without_prediction() and Settings.here().usage_details):
             return None
         prediction = wire.Prediction(token_ids=b"")
     # One name for its usage, unique among all front ends.
@@ -333,7 +333,7 @@ def _prepared(processor: Any, params: Any) -> Any:
     extra_args = getattr(params, "extra_args", None) or {}
     prediction = _with_token_ids(processor, extra_args[wire.KEY]) if wire.KEY in extra_args else None
     if any(key in extra_args for key in KEYS):
-        choices = choices_of(extra_args, Settings.from_env())
+        choices = choices_of(extra_args, Settings.here())
         prediction = replace(prediction or wire.Prediction(token_ids=b""), **choices)
     if extra_args.get(CONVERSATION):
         message = f"{CONVERSATION}: expected over HTTP; offline the texts can be the prediction"
@@ -347,7 +347,7 @@ def _prepared(processor: Any, params: Any) -> Any:
         and (given.drafts or drafts_without_prediction(given.recipes, given.memory))
     )
     kept = given if is_drafted_for and given.drafts is not False else None
-    if given.drafts is False and Settings.from_env().draft_without_prediction:
+    if given.drafts is False and Settings.here().draft_without_prediction:
         kept = wire.Prediction(token_ids=b"", drafts=False, memory=False)
     # Where nothing is drafted for a request, its answer may still be one that is not to be remembered.
     apart = kept is None and given.memory is False

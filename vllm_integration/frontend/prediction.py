@@ -64,7 +64,7 @@ class Limits:
 
     @classmethod
     def of(cls, vllm_config: Any) -> Limits:
-        settings = Settings.from_env()
+        settings = Settings.of(vllm_config)
         return cls(settings.prediction_capacity(vllm_config.model_config.max_model_len), settings)
 
     @property

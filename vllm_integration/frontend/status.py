@@ -38,7 +38,7 @@ def server_facts(engine: EngineFacts) -> dict[str, Any]:
     which may take a second; one that cannot be read here has no hash. settings: those not at their defaults."""
     import vllm
 
-    settings = Settings.from_env()
+    settings = Settings.here()
     return {
         "version": gpu_align.__version__,
         "vllm": str(vllm.__version__),

@@ -122,7 +122,7 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         self.guard.run(_ALL, self._begin)
 
     def _begin(self) -> None:
-        settings = Settings.from_env()
+        settings = Settings.of(self.vllm_config)
         self._use(settings)
         if settings.memory_tokens:
             most = settings.prediction_capacity(int(self.vllm_config.model_config.max_model_len))

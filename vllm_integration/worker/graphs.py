@@ -38,7 +38,7 @@ def initialize_kv_cache(original: Callable[..., Any], self: Any, *args: Any, **k
     if drafts_predictions(self.vllm_config) and self.speculator is not None:
         adaptive.without_manager(self)
         try:
-            name, detail = add_graphs(self) if Settings.from_env().cuda_graphs else ("off", "")
+            name, detail = add_graphs(self) if Settings.of(self.vllm_config).cuda_graphs else ("off", "")
         except Exception as error:
             if strict():
                 raise

@@ -42,7 +42,7 @@ class RequestDrafter:
     a `ValueError`; whatever else fails turns drafting off, with one ERROR line; but see `DraftingGuard`."""
 
     def __init__(self, vllm_config: Any, max_context_len: int, guard: DraftingGuard) -> None:
-        self.settings = Settings.from_env()
+        self.settings = Settings.of(vllm_config)
         self.guard = guard
         self.num_draft_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
         self.vocab_size = int(vllm_config.model_config.get_vocab_size())
