@@ -243,6 +243,26 @@ def test_where_ranks_could_part_the_engine_ends_as_without_us(num_ranks: int, du
     assert predicted.reporter.model_fails is (num_ranks == 1 and not dummy_run)
 
 
+@pytest.mark.parametrize(("asked", "told"), [(None, None), (0, 0), (INNER - 1, INNER - 1), (K, INNER)])
+def test_vllms_drafter_hears_how_many_of_its_drafts_can_be_used(asked: int | None, told: int | None) -> None:
+    """None where all requests read their prompts, or write their last token: it does not work for nothing."""
+    from vllm_integration.worker.speculator import with_predictions
+
+    models, heard = torch.zeros((1, INNER)), []
+
+    class Drafts:
+        num_speculative_steps = INNER
+
+        def propose(self, *_: Any, num_speculative_tokens: int | None = None) -> torch.Tensor:
+            heard.append(num_speculative_tokens)
+            return models
+
+    predicted: Any = SimpleNamespace(propose=lambda *_, **given: given["models"])
+    drafts = with_predictions(Drafts(), predicted).propose(*[None] * 6, num_speculative_tokens=asked)
+    assert heard == [told]
+    assert drafts is (None if asked == 0 else models)
+
+
 @EACH_DRAFTER
 def test_preempted_requests_resume_where_they_were(
     method: str, asynchronous: bool, start_beside: Start, greedy: Greedy
