@@ -193,7 +193,7 @@ def stand_in_for_the_top_k_kernel() -> None:
     """By vLLM's own function for where there is no Triton: the interpreter refuses the kernel for an integer."""
     from vllm.v1.sample.ops import topk_topp_sampler as module
 
-    def apply(logits: Any, k: Any, p: Any) -> Any:
+    def apply(logits: Any, k: Any, p: Any, **_: Any) -> Any:
         return module.apply_top_k_top_p_pytorch(logits, k, p, allow_cpu_sync=True)
 
     module.apply_top_k_top_p_triton = apply

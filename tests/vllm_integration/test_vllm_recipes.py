@@ -406,6 +406,7 @@ def test_all_ranks_get_what_the_first_one_made(
 def model_of(directory: Path, **more: Any) -> Any:
     """As much of a `ModelConfig` as vLLM reads to load a tokenizer."""
     return {
+        "model": str(directory),
         "tokenizer": str(directory),
         "runner_type": "generate",
         "tokenizer_mode": "auto",

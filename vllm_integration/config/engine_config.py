@@ -139,7 +139,7 @@ def post_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
         return original(self, *args, **kwargs)
     settings = Settings.of(self)  # raises here, where the start fails with one line, and not in a worker
     warn_of_unknown_names(settings)
-    _take_inner_drafter(self, settings.drafter)
+    _take_inner_drafter(self)
     settings.travel_with(self)
     if self.use_v2_model_runner:
         # vLLM pads a request whose prompt is cached but for one token to 1 + K tokens. Where no batch has room for
@@ -169,10 +169,10 @@ def post_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
     return result
 
 
-def _take_inner_drafter(vllm_config: Any, given: str | None) -> None:
+def _take_inner_drafter(vllm_config: Any) -> None:
     """Where `GPU_ALIGN_DRAFTER` names a drafter of vLLM's, configure the engine as for that one, with our K: vLLM
     makes its cache, its inputs and its graphs then. What cannot be made ends the start with vLLM's own error."""
-    speculative = vllm_config.speculative_config
+    given, speculative = Settings.of(vllm_config).drafter, vllm_config.speculative_config
     if given is None or not names_ours(speculative):
         return
     fields = None
