@@ -11,7 +11,7 @@ JOBS   ?= 2
 # The release of vLLM that `test` and `test-vllm` run beside the installed one, and whose names `probe` looks up.
 VLLM   ?= 0.33.0
 # What runs with it: engines of both model runners, servers, and the tests of the plugin in one process.
-RELEASE_TESTS := tests/vllm tests/vllm_integration
+RELEASE_TESTS := tests/vllm tests/vllm_integration --ignore-glob='*_demo*' --ignore-glob='*_server_bench*'
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 # PyPI's torchvision, torchaudio and torchcodec are built for a CUDA torch. Beside a CPU build they fail at
 # import, and with them transformers and vLLM, which use them where they are found; text models need none.
