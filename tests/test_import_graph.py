@@ -246,10 +246,10 @@ def test_what_is_imported(modules: dict[str, str], expected: list[tuple[str, str
     assert imports(modules) == expected
 
 
-def test_rooms_of_the_groups_exist() -> None:
+def test_modules_of_the_groups_exist() -> None:
     """They are named in a table and imported by name, which no import statement shows."""
     from vllm_integration.seams.table import GROUPS
 
     for group in GROUPS.values():
-        for room in group.rooms:
+        for room in group.modules:
             assert importlib.util.find_spec(room) is not None, room

@@ -20,13 +20,14 @@ from gpu_align.tools.doctor import (
 
 from .config.in_use import RUN, RUN_BESIDE
 from .seams import source_probe
-from .seams.table import SeamStatus
+from .seams.install import namesakes
+from .seams.table import GROUPS, SeamStatus
 from .wire.reports import GRAPHS
 
 #: Missing names that the summary lists.
 _SHOWN = 5
-#: Groups of `seams.table` that drafting on vLLM's V2 model runner needs.
-_V2_GROUPS = frozenset({"config", "v2_start", "v2"})
+#: Groups of `seams.table` that drafting on each model runner needs, beside the rest of the core.
+_V1_GROUPS, _V2_GROUPS = frozenset({"v1"}), frozenset({"config", "v2_start", "v2", "scheduler"})
 
 
 def examine(has_gpu: bool) -> Iterator[Finding]:
@@ -65,6 +66,8 @@ def examine(has_gpu: bool) -> Iterator[Finding]:
     except Exception as error:  # a probe that fails is a name that would fail too
         yield Finding("vLLM names", one_line(error), ok=False, fix=fix)
         return
+    if differs := source_probe.difference(statuses):
+        yield Finding("vLLM version", differs, caveat=differs if differs.startswith("not run") else "")
     yield from names(statuses, fix, start_line(has_gpu))
 
 
@@ -72,6 +75,8 @@ def plugin() -> Finding:
     """Whether vLLM will load the plugin."""
     group, name = "vllm.general_plugins", "gpu_align"
     found = f"entry point {group}: {name}"
+    if several := namesakes():
+        return Finding("vllm plugin", f"several are called {name}: {', '.join(several)}", ok=False)
     if any(each.name == name for each in entry_points(group=group)):
         return Finding("vllm plugin", found, ok=True)
     fix = install_extra(options="--no-deps")
@@ -108,32 +113,40 @@ def names(statuses: Sequence[SeamStatus], fix: str, start: str = "") -> Iterator
     """Each private name of vLLM that the plugin uses, how many were found, and which model runner is left."""
     for status in statuses:
         detail = f": {status.detail}" if status.detail else ""
-        found = f"{status.state}, {status.seam.module}.{status.seam.attribute}{detail}"
-        yield Finding(f"seam {status.seam.name}", found, ok=status.state == "found", detail=True)
+        found = f"{status.state}, {status.seam.place}{detail}"
+        is_core = any(not GROUPS[group].costs for group in status.seam.groups)
+        ok = True if status.state == "found" else False if is_core else None
+        yield Finding(f"seam {status.seam.name}", found, ok=ok, detail=True)
     bad = [status for status in statuses if status.state != "found"]
-    gone = [f"{s.seam.module}.{s.seam.attribute} ({s.state})" for s in bad]
+    gone = [f"{s.seam.place} ({s.state})" for s in bad]
     found = f"{len(statuses) - len(bad)} of {len(statuses)} vLLM names found"
     if gone:
         found += f"; not: {', '.join(gone[:_SHOWN])}"
     if len(gone) > _SHOWN:
         found += f" and {len(gone) - _SHOWN} more (-v shows them)"
-    yield Finding("vLLM names", found, ok=not bad, fix=fix if bad else "")
+    for status in source_probe.compared(statuses, source_probe.version_of())[1]:
+        yield Finding(f"body {status.seam.name}", f"differs, {status.seam.place}", detail=True)
+    lost = {group for status in bad for group in status.seam.groups if not GROUPS[group].costs}
+    yield Finding("vLLM names", found, ok=not lost, fix=fix if bad else "")
 
-    groups = {status.seam.group for status in bad}
-    v1, v2 = "v1" not in groups, not groups & _V2_GROUPS
+    groups = {group for status in bad for group in status.seam.groups}
+    for group in sorted(groups):
+        if costs := GROUPS[group].costs:
+            yield Finding(f"without {group}", f"gpu_align {costs}; drafts go on")
+    core = {group for group in groups if not GROUPS[group].costs} - _V1_GROUPS - _V2_GROUPS
+    v1, v2 = not (core | groups & _V1_GROUPS), not (core | groups & _V2_GROUPS)
     runner = {
         (True, True): "V2 (drafts on the GPU) where vLLM uses it, V1 elsewhere",
         (True, False): "V1 only: vLLM falls back to it, drafts are made on the CPU",
         (False, True): "V2 only: without a GPU there are no drafts",
         (False, False): "none: vLLM serves without predicted outputs",
     }[v1, v2]
-    proves = "vLLM drafts from predictions here"
     usable = v1 and v2
     yield Finding(
         "model runner",
         runner,
         ok=usable,
         fix="" if usable else fix,
-        proves=proves,
+        proves="vLLM drafts from predictions here",
         start=start if usable else "",
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .config.in_use import drafts_predictions
-from .seams.install import seam, watch
+from .seams.install import namesakes, seam, tell, watch
 
 
 def register() -> None:
@@ -16,6 +16,8 @@ def register() -> None:
     the engine makes our drafter: an engine that does not draft from predictions never sees it.
     """
     watch()
+    if points := namesakes():
+        tell(f"{len(points)} plugins are called gpu_align, vLLM loads the last one: {', '.join(points)}")
 
 
 @seam("v2_start.init_speculator")

@@ -48,6 +48,7 @@ class Finding:
     detail: bool = False  #: shown with ``-v`` only
     proves: str = ""  #: what works here if no finding is False, for the verdict
     start: str = ""  #: the command that starts it, shown below that verdict
+    caveat: str = ""  #: why nothing is proven if no finding is False: it stands in the verdict instead
 
 
 def verdict(findings: Sequence[Finding]) -> tuple[str, list[Finding]]:
@@ -55,6 +56,8 @@ def verdict(findings: Sequence[Finding]) -> tuple[str, list[Finding]]:
     failed = [finding for finding in findings if finding.ok is False]
     if problems := [finding for finding in failed if not finding.detail] or failed:
         return f"not usable: {counted(len(problems), 'problem')}", problems
+    if caveat := next(filter(None, (finding.caveat for finding in findings)), ""):
+        return caveat, []
     return f"usable: {next(filter(None, (f.proves for f in findings)), 'the library drafts here')}", []
 
 

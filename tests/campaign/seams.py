@@ -12,6 +12,7 @@ import copy
 import importlib
 import inspect
 import logging
+import os
 import re
 import sys
 import types
@@ -21,18 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.campaign.campaign import Campaign, Row, Tally, main
+from vllm_integration.seams import guard, source_probe
 from vllm_integration.seams import install as installer
-from vllm_integration.seams import source_probe
 from vllm_integration.seams.table import GROUPS, SEAMS, Seam
 
-#: What the table of docs/developer/faults.md says a missing name costs, by `turns_off`: the one ERROR line.
-LINES = {
-    "plugin": "gpu_align is off, vLLM serves without predicted outputs: ",
-    "usage": "gpu_align reports no usage: ",
-    "dump": "gpu_align does not keep draft tokens out of vLLM's crash dump: ",
-    "parameters": "gpu_align leaves min_p and logit_bias to vLLM, which refuses them: ",
-    "caller": "",
-}
+#: The one ERROR line where a name of the core is missing.
+OFF = "gpu_align is off, vLLM serves without predicted outputs: "
 OTHER = "spelt_differently"
 #: What has an attribute, and its name.
 Place = tuple[Any, str]
@@ -60,8 +55,8 @@ def run(c: Campaign) -> Iterator[Row]:
 
 def _in_process(tally: Tally, changes: list[tuple[Seam, str]]) -> None:
     for group in GROUPS.values():
-        for room in group.rooms:
-            importlib.import_module(room)
+        for module in group.modules:
+            importlib.import_module(module)
     places = {seam: _owner(seam) for seam in SEAMS}
     originals = {seam: inspect.getattr_static(*places[seam]) for seam in SEAMS if seam.kind == "wrap"}
 
@@ -77,29 +72,30 @@ def _in_process(tally: Tally, changes: list[tuple[Seam, str]]) -> None:
     installer.logger.propagate = False
     for seam, how in changes:
         wrong = []
+        own = seam.groups[0]
         with _as_it_was(originals, places), _edited(seam, how, places) as touched:
             lines.clear()
-            reason = installer.install(seam.group)
+            reason = installer.install(own)
             state = "missing" if how == "renamed" else "changed"
-            same_place = [s for s in SEAMS if s.group == seam.group and touched(s)]
+            same_place = [s for s in SEAMS if own in s.groups and touched(s)]
             reported = re.findall(r"(vllm[\w.]*) is (missing|changed): ", reason)
-            expected = [(f"{s.module}.{s.attribute}", state) for s in same_place]
+            expected = [(s.place, state) for s in same_place]
             if (
                 not reported
                 or reported != expected[: len(reported) if reason.endswith(" characters") else None]
             ):
                 wrong.append(f"reported {reported}")
-            if any(is_wrapped(s) for s in originals if s.group == seam.group):
+            if any(is_wrapped(s) for s in originals if own in s.groups):
                 wrong.append("something of the group is wrapped")
-            turns_off = GROUPS[seam.group].turns_off
-            if [line.startswith(LINES[turns_off]) for line in lines] != [True] * bool(LINES[turns_off]):
+            costs = GROUPS[own].costs
+            if [line.startswith(f"gpu_align {costs}: " if costs else OFF) for line in lines] != [True]:
                 wrong.append(f"lines {lines}")
-            if (installer.off_reason() is not None) != (turns_off == "plugin"):
+            if (installer.off_reason() is not None) != (not costs):
                 wrong.append(f"off: {installer.off_reason()}")
             for name in GROUPS:
-                if any(touched(s) for s in SEAMS if s.group == name):
+                if any(touched(s) for s in SEAMS if name in s.groups):
                     continue
-                wrapped = [s for s in originals if s.group == name]
+                wrapped = [s for s in originals if name in s.groups]
                 if installer.install(name) or not all(map(is_wrapped, wrapped)):
                     wrong.append(f"{name} is not whole")
         tally.check(not wrong, case={"seam": seam.name, "how": how, "wrong": wrong, "reason": reason})
@@ -109,12 +105,15 @@ def _in_process(tally: Tally, changes: list[tuple[Seam, str]]) -> None:
 
 @contextmanager
 def _as_it_was(originals: dict[Seam, Any], places: dict[Seam, Place]) -> Iterator[None]:
-    """The plugin on and nothing wrapped, before and after."""
+    """The plugin on, nothing wrapped and nothing told, before and after."""
     installer._off_reason = None
+    os.environ.pop(guard._TOLD, None)
+    source_probe.probe_installed.cache_clear()
     try:
         yield
     finally:
         installer._off_reason = None
+        source_probe.probe_installed.cache_clear()
         for seam, original in originals.items():
             if inspect.getattr_static(*places[seam]) is not original:
                 setattr(*places[seam], original)

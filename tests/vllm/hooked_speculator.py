@@ -12,7 +12,7 @@ from typing import Any
 
 from vllm_integration.scheduler.draft_budget import DraftBudget, DraftedRequests
 from vllm_integration.scheduler.verification_ledger import VerificationLedger
-from vllm_integration.wire.reports import take
+from vllm_integration.wire.reports import DraftReport, take
 from vllm_integration.worker import speculator
 
 speculator._make_dense = lambda *_: None  # vLLM has made it so, by the class attribute
@@ -90,7 +90,7 @@ class HookedSpeculator(speculator.PredictedOutputsSpeculator):
 
     def _granted(self, output: Any, scheduled: Mapping[str, int]) -> dict[str, int]:
         """How many drafts of each request are worth verifying."""
-        report = take(output)
+        report = take(output) or DraftReport()
         for drafts in report.drafts:
             if drafts.age:  # this step has verified those of the one before
                 self._note(drafts)

@@ -20,6 +20,7 @@ from gpu_align.ops.draft import Draft
 from gpu_align.step_log import read_step_log
 from tests.campaign.distribution import MOST_ERRORS, Draws, judge, written
 from tests.campaign.sampling_oracle import Filters, Oracle
+from vllm_integration.seams.guard import Guard
 
 pytestmark = pytest.mark.vllm
 
@@ -232,7 +233,7 @@ def test_where_ranks_could_part_the_engine_ends_as_without_us(num_ranks: int, du
         def propose(self, *_: Any, **__: Any) -> None:
             raise RuntimeError("out of luck")
 
-    predicted: Any = SimpleNamespace(num_ranks=num_ranks, reporter=Mock(model_fails=False))
+    predicted: Any = SimpleNamespace(num_ranks=num_ranks, inner=Guard("inner drafter", "uses none"))
     predicted.propose = lambda *_, **given: given["models"]
     speculator = with_predictions(Fails(), predicted)
     if num_ranks > 1 or dummy_run:
@@ -240,7 +241,7 @@ def test_where_ranks_could_part_the_engine_ends_as_without_us(num_ranks: int, du
             speculator.propose(*[None] * 6, dummy_run=dummy_run)
     else:
         assert speculator.propose(*[None] * 6) is None
-    assert predicted.reporter.model_fails is (num_ranks == 1 and not dummy_run)
+    assert predicted.inner.is_off is (num_ranks == 1 and not dummy_run)
 
 
 @pytest.mark.parametrize(("asked", "told"), [(None, None), (0, 0), (INNER - 1, INNER - 1), (K, INNER)])
@@ -292,7 +293,7 @@ def test_the_models_drafter_fails_in_a_step(start_beside: Start, greedy: Greedy)
     run = engine.run(requests)
     assert run.outputs == [greedy(request.prompt, N) for request in requests]
     (line,) = engine.warnings()
-    assert "gpu_align goes on without the model's drafter: RuntimeError: out of luck" in line
+    assert "gpu_align uses no drafter of the model's any more: RuntimeError at " in line
     assert run.verification_steps(1) <= 4
     assert run.verification_steps(0) > N // (INNER + 1) + 5
     late = run.of(0)[12:]
@@ -335,10 +336,11 @@ def test_one_launch_more_beside_a_drafter_of_vllms(monkeypatch: pytest.MonkeyPat
     batch = SimpleNamespace(req_ids=["a", "b", "c"], idx_mapping=torch.arange(3))
     draft = Draft(ours, torch.zeros(3), torch.zeros(0), torch.zeros(3))
     vars(speculator).update(
-        _num_occupied=1, reporter=Mock(), miss_log=None, log=None, _occupied=np.ones(4, bool)
+        _held={0: None}, reporter=Mock(), miss_log=None, log=None, _occupied=np.ones(4, bool)
     )
     vars(speculator).update(_speculative=Mock(enable_adaptive_verification=False), req_states=Mock())
-    vars(speculator).update(drafter=Mock(propose=lambda *_: draft), run=lambda step, *given: step(*given))
+    vars(speculator).update(drafter=Mock(propose=lambda *_: draft), guard=Guard("drafting", ""))
+    vars(speculator).update(_steps=0, _starts_over=False)
     batch.idx_mapping_np = np.arange(3)
     counted = []
     for models in (None, torch.zeros((3, INNER), dtype=torch.int64)):

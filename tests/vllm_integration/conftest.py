@@ -18,6 +18,7 @@ from tiny_llama import build, build_bytes
 from vllm_harness import Server
 
 from vllm_integration.config import settings
+from vllm_integration.seams import guard
 from vllm_integration.seams import install as compat
 
 
@@ -29,8 +30,10 @@ def settings_are_those_of_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def plugin_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plugin on before the test, and in its old state after it."""
+    """The plugin and all of its parts on before the test, and in their old state after it."""
     monkeypatch.setattr(compat, "_off_reason", None)
+    monkeypatch.setattr(guard, "_faults", {})
+    monkeypatch.delenv(guard._TOLD, raising=False)
 
 
 @contextmanager

@@ -159,7 +159,8 @@ def test_a_batch_is_settled_as_each_of_its_requests_alone(seed: int) -> None:
         refused = {name: "cut" for name in batch if draw.random() < 0.1}
         graphs = 5 if now and number >= 3 else 0
         graphs_told = graphs or graphs_told
-        drafted.take(DraftReport([drafts_of(now)] if now else [], {}, refused, now_off, graphs=graphs))
+        drafted.off |= now_off
+        drafted.take(DraftReport([drafts_of(now)] if now else [], {}, refused, graphs=graphs))
         for name, oracle in known.items():
             oracle.drafts = ([now[name]] if name in now else []) + oracle.drafts
             oracle.refused = refused.get(name, oracle.refused)

@@ -247,7 +247,7 @@ def test_a_vllm_whose_refusals_cannot_be_caught_is_not_asked(
 ) -> None:
     changed = [replace(seam, parameters=("changed",)) for seam in compat.SEAMS if seam.name == GONE]
     assert changed
-    monkeypatch.setattr(compat, "SEAMS", changed)
+    monkeypatch.setattr(compat, "SEAMS", tuple(changed))
     monkeypatch.delenv("GPU_ALIGN_STRICT", raising=False)
     engine_config.prepare(config_of(asked=False))
     assert plugin_log == []

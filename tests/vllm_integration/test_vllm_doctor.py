@@ -18,7 +18,7 @@ from gpu_align.tools import doctor as library
 from gpu_align.tools.bench.servers import PLUGIN_DRAFTS
 from vllm_integration import doctor
 from vllm_integration.seams import source_probe
-from vllm_integration.seams.table import SEAMS, SeamStatus
+from vllm_integration.seams.table import GROUPS, SEAMS, Seam, SeamStatus
 
 
 @pytest.mark.parametrize(
@@ -124,14 +124,22 @@ def test_a_probe_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> Non
     assert finding.fix.startswith(library.pip("install"))
 
 
-def test_every_name_that_is_gone_makes_it_unusable() -> None:
+def is_core(seam: Seam) -> bool:
+    return any(not GROUPS[group].costs for group in seam.groups)
+
+
+def test_a_name_that_is_gone_makes_it_unusable_where_it_is_of_the_core() -> None:
     for changed in SEAMS:
         statuses = [SeamStatus(each, "missing" if each is changed else "found") for each in SEAMS]
-        *_, finding, _ = doctor.names(statuses, "fix")
-        assert finding.ok is False
-        assert f"{changed.module}.{changed.attribute} (missing)" in finding.found
-    *_, all_gone, _ = doctor.names([SeamStatus(each, "missing") for each in SEAMS], "fix")
-    assert f"and {len(SEAMS) - 5} more" in all_gone.found
+        findings = [f for f in doctor.names(statuses, "fix") if not f.detail]
+        (names,) = (f for f in findings if f.what == "vLLM names")
+        assert names.ok is not is_core(changed)
+        assert f"{changed.place} (missing)" in names.found
+        assert (findings[-1].ok is False) == is_core(changed)
+        lost = {f.what for f in findings if f.what.startswith("without ")}
+        assert lost == {f"without {group}" for group in changed.groups if GROUPS[group].costs}
+    all_gone = [*doctor.names([SeamStatus(each, "missing") for each in SEAMS], "fix")]
+    assert any(f"and {len(SEAMS) - 5} more" in finding.found for finding in all_gone)
 
 
 @pytest.mark.parametrize(
@@ -143,14 +151,17 @@ def test_every_name_that_is_gone_makes_it_unusable() -> None:
         (["config"], "V1 only"),
         (["v1"], "V2 only"),
         (["v1", "config"], "none"),
+        (["inputs"], "none"),
+        (["usage", "graphs", "memory"], "V2 (drafts on the GPU) where vLLM uses it"),
     ],
 )
 def test_which_model_runner_is_left(gone: list[str], words: str) -> None:
-    statuses = [SeamStatus(each, "missing" if each.group in gone else "found") for each in SEAMS]
+    statuses = [SeamStatus(each, "missing" if {*each.groups} <= {*gone} else "found") for each in SEAMS]
     *_, finding = doctor.names(statuses, "fix")
     assert finding.found.startswith(words)
-    assert finding.ok is (not gone)
-    assert bool(finding.fix) is bool(gone)
+    left = not any(not GROUPS[group].costs for group in gone)
+    assert finding.ok is left
+    assert bool(finding.fix) is not left
 
 
 def test_the_line_that_starts_a_server() -> None:

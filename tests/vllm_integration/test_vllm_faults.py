@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +18,11 @@ from vllm_fakes import FakeEngine, config, sampling, v1_alone
 
 from gpu_align import Drafter
 from vllm_integration.frontend import endpoints, prediction, usage
-from vllm_integration.seams import install as compat
+from vllm_integration.seams import guard
 from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire import reports
 from vllm_integration.wire import request as wire
+from vllm_integration.wire.reports import DRAFTING
 from vllm_integration.wire.request import PredictedOutputParams
 from vllm_integration.worker import draft_reporter, proposer_v1, request_drafter
 from vllm_integration.worker import requests as request_state
@@ -62,23 +64,28 @@ LOG = [
     (debug_log.os, "open"),
 ]
 
-# What is broken, and whether all drafts are lost.
+# What is broken, and what that costs: all drafts for good ("start") or for a minute ("pause"), those of a request,
+# or none.
 V1 = [
-    *[((request_drafter, name), True) for name in ("Drafter", "open_request")],
-    ((proposer_v1, "_Request"), True),
-    *[((Drafter, name), True) for name in ("remove", "propose")],
-    ((Drafter, "add"), False),
-    ((request_state.StopRule, "room"), True),
-    ((PredictedOutputs, "_draft"), True),
-    ((proposer_v1, "StepDrafts"), True),
-    *[(place, False) for place in LOG],
+    ((request_drafter, "Drafter"), "start"),
+    ((request_drafter, "load_recipes"), "start"),
+    ((request_drafter, "open_request"), "request"),
+    ((proposer_v1, "_Request"), "request"),
+    ((Drafter, "remove"), ""),
+    ((Drafter, "propose"), "pause"),
+    ((Drafter, "add"), "request"),
+    ((request_state.StopRule, "room"), "request"),
+    ((PredictedOutputs, "_draft"), "pause"),
+    ((proposer_v1, "StepDrafts"), "pause"),
+    ((request_drafter, "open_log"), ""),
+    *[(place, "") for place in LOG],
 ]
 
 
-@pytest.mark.parametrize(("place", "ends_drafts"), V1, ids=named)
+@pytest.mark.parametrize(("place", "costs"), V1, ids=named)
 def test_v1_goes_on(
     place: tuple[Any, str],
-    ends_drafts: bool,
+    costs: str,
     monkeypatch: pytest.MonkeyPatch,
     plugin_log: list[str],
     tmp_path: Path,
@@ -102,21 +109,48 @@ def test_v1_goes_on(
         if not engine.rows:
             break
     assert {name: engine.written[name] for name in texts} == texts
-    if ends_drafts:
-        assert compat.off_reason() is not None
-        assert engine.report.off, "so that the scheduler grants no slots any more"
-        # With the next output of a request: what fails when the last one ends waits for that.
-        assert engine.told_off or place[1] == "remove", "so that the status says it"
-        assert not any(engine.drafts.values())
-    else:
-        assert compat.off_reason() is None
-        assert not engine.told_off
-    lines = [line for line in plugin_log if "writes the texts of requests" not in line]
-    assert len(lines) == (2 if place[1] == "add" else 1), "one a request where each request fails by itself"
-    assert all(r"injected\nfault" in line for line in lines)
-    if place in LOG:
-        assert "writes no step logs any more" in lines[0]
-        assert sum(usage.accepted for usage in engine.usage.values()) > 20, "drafts go on"
+    check_log(plugin_log, place, costs)
+    assert (DRAFTING in engine.report.faults) == (costs in ("start", "pause")), "so that there are no slots"
+    assert (
+        sum(usage.accepted for usage in engine.usage.values()) == 0
+        if costs
+        else sum(usage.accepted for usage in engine.usage.values()) > 20
+    )
+
+
+def check_log(lines: list[str], place: tuple[Any, str], costs: str) -> None:
+    """Where the fault was and of which type, and nothing of its message."""
+    assert not any("injected" in line for line in lines)
+    told = [line for line in lines if "RuntimeError at " in line]
+    expected = {"pause": [" in this step: ", " for 60 s: "], "start": ["drafts nothing any more: "]}
+    if place in LOG or place[1] in ("open_log", "stop_rule", "Proposal"):
+        expected = {"": ["writes no step logs any more: "]}
+    words = expected.get(costs, [""] * (2 if place[1] == "add" else 1))
+    assert [word in line for word, line in zip(words, told, strict=True)] == [True] * len(words), told
+    assert all(re.search(r"RuntimeError at tests/\S+py:\d+ broken, \S+\.py:\d+ \S+", line) for line in told)
+
+
+def test_drafting_goes_on_after_a_minute(monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]) -> None:
+    """And at once after two faults. What the drafter knew of requests is given to it again."""
+    clock = [0.0]
+    monkeypatch.setattr(guard.time, "monotonic", lambda: clock[0])
+    v1_alone(monkeypatch)
+    engine = FakeEngine(PredictedOutputs(config()))
+    text = list(range(10, 60))
+    engine.submit("a", [1, 2], text, sampling(PredictedOutputParams(token_ids=text).to_extra_args()))
+    for faults, seconds, drafts_in_between in ((2, 0.0, True), (3, 59.0, False), (0, 2.0, True)):
+        with monkeypatch.context() as patch:
+            break_at(patch, Drafter, "propose")
+            for _ in range(faults):
+                engine.step()
+                assert not engine.drafts["a"]
+        clock[0] += seconds
+        engine.step()
+        engine.step()
+        assert bool(engine.drafts["a"]) == drafts_in_between, (faults, seconds)
+        assert (DRAFTING in engine.report.faults) is not drafts_in_between
+    assert engine.written["a"] == text[: len(engine.written["a"])]
+    assert "works again" in plugin_log[-1]
 
 
 @pytest.mark.parametrize("place", [(PredictedOutputs, "report"), (proposer_v1, "attach")])
@@ -126,34 +160,38 @@ def test_v1_an_output_leaves_without_its_report(
     v1_alone(monkeypatch)
     runner = SimpleNamespace(drafter=PredictedOutputs(config()))
     break_at(monkeypatch, *place)
-    for output in (SimpleNamespace(), SimpleNamespace()):
+    for number in range(4):
         runner.drafter.requests["r"] = object()  # somebody is drafted for
         sample_tokens = wrapped_by(request_drafter.sample_tokens)(lambda self, sampled: sampled)
+        output = SimpleNamespace()
         assert sample_tokens(runner, output) is output
-        assert reports.take(output).off
-    assert len(plugin_log) == 1
+        report = reports.take(output)
+        assert (report is not None and "draft reports" in report.faults) == (number >= 2)
+    assert [" in this step: " in line for line in plugin_log] == [True, False]
+    assert " reports no drafts for 60 s: RuntimeError at " in plugin_log[1]
 
 
 # "module" is `worker.speculator`, which imports vLLM.
-V2: list[tuple[tuple[Any, str], bool]] = [
-    *[(("module", name), True) for name in ("_make_dense", "DraftReporter")],
-    *[((request_drafter, name), True) for name in ("Drafter", "open_log", "open_request")],
-    (("Drafter", "warm_up"), True),
-    (("Drafter", "add"), False),
-    *[(("Drafter", name), True) for name in ("remove", "propose")],
-    *[
-        ((draft_reporter.DraftReporter, name), True)
-        for name in ("begin_step", "copy", "attach", "_arrived_by")
-    ],
-    *[((debug_log, name), False) for name in ("stop_rule", "Proposal")],
-    *[(place, False) for place in LOG],
+V2: list[tuple[tuple[Any, str], str]] = [
+    *[(("module", name), "start") for name in ("_make_dense", "DraftReporter")],
+    ((request_drafter, "Drafter"), "start"),
+    (("Drafter", "warm_up"), "start"),
+    ((request_drafter, "open_log"), ""),
+    ((request_drafter, "open_request"), "request"),
+    (("Drafter", "add"), "request"),
+    (("Drafter", "remove"), ""),
+    (("Drafter", "propose"), "pause"),
+    *[((draft_reporter.DraftReporter, name), "pause") for name in ("begin_step", "copy")],
+    *[((draft_reporter.DraftReporter, name), "reports") for name in ("attach", "_arrived_by")],
+    *[((debug_log, name), "") for name in ("stop_rule", "Proposal")],
+    *[(place, "") for place in LOG],
 ]
 
 
-@pytest.mark.parametrize(("place", "ends_drafts"), V2, ids=named)
+@pytest.mark.parametrize(("place", "costs"), V2, ids=named)
 def test_v2_goes_on(
     place: tuple[Any, str],
-    ends_drafts: bool,
+    costs: str,
     monkeypatch: pytest.MonkeyPatch,
     plugin_log: list[str],
     tmp_path: Path,
@@ -172,13 +210,13 @@ def test_v2_goes_on(
     speculator = runner.speculator
     speculator.init_cudagraph_manager(None)
     if name == "propose":
-        assert compat.off_reason() is None
         break_at(monkeypatch, owner, name)
     texts = {0: list(range(100, 130)), 1: list(range(300, 330))}
     params = {row: SimpleNamespace(**vars(params_of(text)), **STOP) for row, text in texts.items()}
     new = [SimpleNamespace(req_id=f"r{row}", row=row, sampling_params=params[row]) for row in texts]
-    assert runner.add_requests(SimpleNamespace(scheduled_new_reqs=new)) == "added"
-    for length in (1, 5, 9):
+    plan = SimpleNamespace(scheduled_new_reqs=new, finished_req_ids=set())
+    assert runner.add_requests(plan) == "added"
+    for length in (1, 5, 9, 13):
         for row, text in texts.items():
             write(speculator, row, [7, 8, *text[:length]])
         drafts = propose(speculator, [0, 1])
@@ -186,24 +224,43 @@ def test_v2_goes_on(
         assert 0 <= int(drafts.min()) <= int(drafts.max()) < 1000
         output = SimpleNamespace()
         assert runner.sample_tokens(output) is output
-    for row in texts:
-        assert runner.finish_requests(SimpleNamespace(finished_req_ids={f"r{row}"})) == "finished"
-        assert runner._remove_request(f"r{row}") is True
-    after = SimpleNamespace()
-    runner.sample_tokens(after)
-    if ends_drafts:
-        assert compat.off_reason() is not None
-        assert reports.take(after).off, "so that the scheduler grants no slots any more"
-        assert propose(speculator, [0, 1]).tolist() == [[0] * K] * 2
-        assert not bool(speculator.draft_token_confidence_probs[:2].any())
+    found = reports.take(output)
+    assert (found is not None and DRAFTING in found.faults) == (costs in ("start", "pause"))
+    assert (found is not None and "draft reports" in found.faults) == (costs == "reports")
+    if costs in ("", "reports"):
+        assert [draft[0] for draft in drafts.tolist()] == [113, 313], "drafts go on"
     else:
-        assert compat.off_reason() is None
-        assert not reports.take(after).off
-    if place in LOG or place[0] is debug_log:
-        assert [draft[0] for draft in drafts.tolist()] == [109, 309], "drafts go on"
-    lines = [line for line in plugin_log if "writes the texts of requests" not in line]
-    assert len(lines) == (2 if name == "add" else 1), "one a request where each request fails by itself"
-    assert all(r"injected\nfault" in line for line in lines)
+        assert drafts.tolist() == [[0] * K] * 2
+        assert not bool(speculator.draft_token_confidence_probs[:2].any())
+    plan = SimpleNamespace(scheduled_new_reqs=[], finished_req_ids={f"r{row}" for row in texts})
+    assert runner.add_requests(plan) == "added"
+    assert not speculator._held
+    check_log(plugin_log, place, "pause" if costs == "reports" else costs)
+
+
+def test_v2_drafts_again_from_what_it_held(monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]) -> None:
+    """On ranks that draft alike the minute is counted in steps."""
+    from vllm_integration.worker import speculator as module
+
+    monkeypatch.setattr(module, "PAUSE_STEPS", 5)
+    speculator = speculators(monkeypatch)(0, 2)
+    text = list(range(100, 130))
+    speculator.add_request("r0", 0, 2, params_of(text))
+    found = []
+    for length in range(1, 12):
+        write(speculator, 0, [7, 8, *text[:length]])
+        with monkeypatch.context() as patch:
+            if length <= 3:
+                patch.setattr(speculator.drafter, "propose", lambda *_: [].index(1))  # the same on all ranks
+            found.append(propose(speculator, [0]).tolist()[0][0] == text[length])
+        if length == 5:  # in the pause one comes and one goes
+            write(speculator, 1, [7, 8, 300])
+            speculator.add_request("r1", 1, 2, params_of([300, 301, 302]))
+            speculator.add_request("r2", 2, 2, params_of([300, 301, 302]))
+            speculator.remove_slot(2)
+    assert found == [False] * 7 + [True] * 4
+    assert propose(speculator, [1]).tolist()[0][0] == 301
+    assert guard.faults() == {}
 
 
 STOP = {"stop_token_ids": [], "eos_token_id": None, "max_tokens": None, "min_tokens": 0}

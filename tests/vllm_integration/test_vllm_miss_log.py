@@ -149,7 +149,7 @@ def test_what_is_new_is_appended_a_few_at_a_time(
     def write(tokens: range, said: int) -> bytes:
         for token in tokens:
             log._new.count(Miss((token,), (), 11, said))
-        log.run(log._write)
+        log.guard.run(log._write)
         return path.read_bytes()
 
     first = write(range(500), 99)
@@ -188,8 +188,9 @@ def test_a_full_disk_costs_the_counts_and_one_line(
         log.close()
     assert not log.on
     [line] = plugin_log
-    assert line.startswith("gpu_align counts no recipe misses any more (GPU_ALIGN_RECIPE_MISSES=")
-    assert "No space left" in line
+    assert line.startswith(
+        "gpu_align counts no recipe misses any more: OSError (No space left on device) at "
+    )
 
 
 def test_the_proposer_of_v1_counts(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import sys
 from types import FrameType, SimpleNamespace
@@ -14,11 +15,11 @@ from vllm_fakes import config, report_of, request_of
 
 from vllm_integration import scheduler as package
 from vllm_integration.config.settings import Settings
-from vllm_integration.seams import install as compat
+from vllm_integration.seams import guard
 from vllm_integration.wire import reports
 from vllm_integration.wire import steps as steps_module
 from vllm_integration.wire.reports import DraftReport, survival_levels
-from vllm_integration.wire.steps import HEADER, decode
+from vllm_integration.wire.steps import FAULTS
 from vllm_integration.worker import draft_reporter
 from vllm_integration.worker.draft_reporter import DraftReporter, StepCopies
 
@@ -59,8 +60,8 @@ def scheduler_of(name: str, *running: Any, fill: int = 128) -> Any:
     scheduler = object.__new__(getattr(pytest.importorskip("vllm_integration.scheduler.schedulers"), name))
     scheduler.vllm_config, scheduler.running = config(K=K), list(running)
     scheduler.requests = {request.request_id: request for request in running}
-    scheduler.guard, scheduler._scored, scheduler.num_spec_tokens = compat.Guard("any more"), set(), K
-    scheduler._use(Settings(fill_tokens=fill, max_draft_tokens=1000))
+    scheduler.num_spec_tokens = K
+    scheduler._begin(Settings(fill_tokens=fill, max_draft_tokens=1000))
     for request in running:
         scheduler.drafted_requests.add(request)
     return scheduler
@@ -128,7 +129,7 @@ def step(reporter: DraftReporter, lengths: list[int], confidence: float, **more:
     total_len = torch.arange(10, 14, dtype=torch.int32)
     reporter.copy(req_ids, rows, drafts_of(lengths, confidence), total_len, **more)
     draft_reporter.when_it_leaves(output, lambda left: reporter.attach(left, reporter.step))
-    return reports.take(output)
+    return reports.take(output) or DraftReport()
 
 
 def test_lengths_and_survival_arrive() -> None:
@@ -173,7 +174,7 @@ def test_an_output_tells_nothing_of_later_steps() -> None:
         outputs.append((SimpleNamespace(), reporter.step))
     for output, started in outputs:
         reporter.attach(output, started)
-    told = [reports.take(output).drafts for output, _ in outputs]
+    told = [(reports.take(output) or DraftReport()).drafts for output, _ in outputs]
     assert [[drafts.length.tolist() for drafts in one] for one in told] == [[[3]], [[5]]]
 
 
@@ -190,7 +191,7 @@ def test_a_step_without_drafts_reports_nothing() -> None:
     output = SimpleNamespace()
     reporter.begin_step()
     draft_reporter.when_it_leaves(output, lambda left: reporter.attach(left, reporter.step))
-    assert reports.take(output) == DraftReport()
+    assert reports.take(output) is None
     assert not vars(output)
     reporter.attach(None, reporter.step)
 
@@ -208,7 +209,7 @@ def test_they_travel_between_processes_with_vllms_own_output() -> None:
     assert (drafts.req_ids, drafts.length.tolist(), drafts.position.tolist()) == (["a"], [2], [2])
     assert (there.refused, there.graphs) == ({"b": "cut"}, 3)
     empty = outputs.ModelRunnerOutput(req_ids=[], req_id_to_index={})
-    assert reports.take(empty) == DraftReport()
+    assert reports.take(empty) is None
 
 
 def test_a_report_is_taken_once() -> None:
@@ -216,18 +217,7 @@ def test_a_report_is_taken_once() -> None:
     empty = SimpleNamespace()
     reports.attach(empty, DraftReport(refused={"r": "cut"}))
     assert reports.take(empty).refused == {"r": "cut"}
-    assert reports.take(empty) == DraftReport()
-
-
-def test_a_report_that_cannot_be_made_costs_the_drafts_and_not_the_output(
-    monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
-) -> None:
-    monkeypatch.delenv("GPU_ALIGN_STRICT", raising=False)
-    reporter = DraftReporter(4, K, torch.device("cpu"))
-    monkeypatch.setattr(draft_reporter, "_read", lambda step, now: 1 / 0)
-    assert step(reporter, [3], 1.0) == DraftReport(off=True)
-    assert "ZeroDivisionError" in str(compat.off_reason())
-    assert len(plugin_log) == 1
+    assert reports.take(empty) is None
 
 
 @pytest.mark.parametrize(
@@ -268,7 +258,7 @@ def test_no_drafts_beside_a_request_that_the_samplers_of_drafts_do_not_answer(
 
 
 @pytest.mark.parametrize("name", ["PredictedOutputsScheduler", "PredictedOutputsAsyncScheduler"])
-def test_no_slots_where_the_worker_drafts_no_more(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_slots_while_the_worker_drafts_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sync = pytest.importorskip("vllm.v1.core.sched.scheduler")
     monkeypatch.setattr(sync.Scheduler, "update_draft_token_ids", lambda *_: None)
     monkeypatch.setattr(sync.Scheduler, "schedule", lambda *_: None)
@@ -277,19 +267,28 @@ def test_no_slots_where_the_worker_drafts_no_more(name: str, monkeypatch: pytest
     plan = scheduler.schedule if "Async" in name else lambda: scheduler.update_draft_token_ids(None)
     plan()
     assert len(request.spec_token_ids) == K
-    scheduler.drafted_requests.take(DraftReport(off=True))
+    for off in ({"drafting": "an error"}, {"draft reports": "an error"}):
+        scheduler._worker_faults = off
+        scheduler._take(DraftReport(faults=off), None)
+        plan()
+        assert request.spec_token_ids == []
+    scheduler._worker_faults, request.spec_token_ids = {"step log": "an error"}, [-1] * K
+    scheduler._take(DraftReport(), None)
     plan()
-    assert request.spec_token_ids == []
+    assert len(request.spec_token_ids) == K
 
 
 BREAKING = "begin settle take grant keep_only forget report short _settle _cut_to_slots"
 
 
 @pytest.mark.parametrize("broken", BREAKING.split())
-def test_a_failure_of_ours_costs_usage_or_drafts_and_never_the_engine(
+def test_a_failure_of_ours_costs_usage_or_slots_and_never_the_engine(
     broken: str, monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
 ) -> None:
+    """Usage for good; slots for a step, after three in a row for a minute. The front end hears of it."""
     sync = pytest.importorskip("vllm.v1.core.sched.scheduler")
+    clock = [0.0]
+    monkeypatch.setattr(guard.time, "monotonic", lambda: clock[0])
     request = running("a", [])
     scheduler = scheduler_of("PredictedOutputsScheduler", request)
     request.num_tokens = 10
@@ -305,41 +304,51 @@ def test_a_failure_of_ours_costs_usage_or_drafts_and_never_the_engine(
     monkeypatch.setattr(sync.Scheduler, "update_draft_token_ids", update_draft_token_ids)
     parts = {"grant": scheduler.draft_budget, "take": scheduler.drafted_requests}
     parts |= {"keep_only": scheduler.drafted_requests, "_settle": scheduler, "_cut_to_slots": scheduler}
-    if broken == "report":
-        scheduling = pytest.importorskip("vllm_integration.scheduler.schedulers")
-        monkeypatch.setattr(scheduling.reports, "take", lambda _: 1 / 0)
-    elif broken == "short":  # slots of another number of requests than there are
-        monkeypatch.setattr(scheduler.draft_budget, "grant", lambda *_, **__: [])
-    else:
-        monkeypatch.setattr(parts.get(broken, scheduler.ledger), broken, lambda *_, **__: 1 / 0)
     scheduled = SimpleNamespace(scheduled_spec_decode_tokens={}, num_invalid_spec_tokens=None)
-    for _ in range(2):
+
+    def step() -> tuple[int, dict[str, str]]:
+        """The slots of the request, and the headers of its output."""
         output = SimpleNamespace(req_ids=["a"], req_id_to_index={"a": 0}, sampled_token_ids=[[5]])
         reports.attach(output, report_of({"a": (0.99, 0.98)}))
         (client,) = scheduler.update_from_output(scheduled, output).values()
         scheduler.update_draft_token_ids(None)
-    counts = broken in ("grant", "short", "_cut_to_slots")
-    drafts = broken in ("begin", "settle", "_settle")
-    headers = client.outputs[0].trace_headers
-    assert (headers is not None) == counts
-    if counts:
-        assert decode([headers[HEADER]]).off.tolist() == [1], "so that the status says it"
-    assert len(request.spec_token_ids) == (2 if drafts else 0)
-    assert len(plugin_log) == 1
-    assert ("ValueError" if broken == "short" else "ZeroDivisionError") in plugin_log[0]
+        return len(request.spec_token_ids), client.outputs[0].trace_headers or {}
+
+    with monkeypatch.context() as patch:
+        if broken == "report":
+            scheduling = pytest.importorskip("vllm_integration.scheduler.schedulers")
+            patch.setattr(scheduling.reports, "take", lambda _: {}["gone"])
+        elif broken == "short":  # slots of another number of requests than there are
+            patch.setattr(scheduler.draft_budget, "grant", lambda *_, **__: [])
+        else:
+            patch.setattr(parts.get(broken, scheduler.ledger), broken, lambda *_, **__: 1 / 0)
+        is_usage = broken in ("begin", "settle", "forget", "_settle")
+        found = [step() for _ in range(4)]
+        assert [slots for slots, _ in found] == [2 if is_usage else 0] * 4
+        told = [json.loads(headers[FAULTS]) for _, headers in found if FAULTS in headers]
+        (fault,) = told
+        assert list(fault) == ["usage" if is_usage else "draft slots"]
+        assert " at " in str(fault)
+        assert "division" not in str(fault)
+        assert len(plugin_log) == (1 if is_usage else 2), "one of the step, and one for the minute"
+        assert (" any more: " if is_usage else " for 60 s: ") in plugin_log[-1]
+    clock[0] = 61.0
+    slots, headers = [step() for _ in range(2)][-1]
+    assert slots == 2
+    if not is_usage:
+        assert json.loads(headers[FAULTS]) == {}
+        assert "works again" in plugin_log[-1]
 
 
-def test_a_step_enters_the_prefix_cache_as_far_as_it_has_run(
+def test_an_answer_enters_the_prefix_cache_as_far_as_it_has_run(
     monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
 ) -> None:
-    """Not its last token, nothing of a preempted request, and in asynchronous scheduling vLLM does it."""
+    """Not its last token, nothing of an aborted request, and nothing where vLLM does it itself."""
     sync = pytest.importorskip("vllm.v1.core.sched.scheduler")
-    asynchronous = pytest.importorskip("vllm.v1.core.sched.async_scheduler")
+    scheduling = pytest.importorskip("vllm_integration.scheduler.schedulers")
     status = pytest.importorskip("vllm.v1.request").RequestStatus
-    if "_update_request_with_output" not in vars(asynchronous.AsyncScheduler):
-        pytest.skip("since 0.33 vLLM's Scheduler.update_from_output does it")
-    for module in (sync.Scheduler, asynchronous.AsyncScheduler):
-        monkeypatch.setattr(module, "_update_request_with_output", lambda *_, **__: ([5], True))
+    monkeypatch.setattr(sync.Scheduler, "_free_request", lambda *_, **__: "freed")
+    monkeypatch.setattr(scheduling.PredictedOutputsV1Scheduler, "_caches_each_step", False)
     cached: list[int] = []
     request = running("a", [])
     request.num_computed_tokens = 33
@@ -350,16 +359,19 @@ def test_a_step_enters_the_prefix_cache_as_far_as_it_has_run(
     ):
         scheduler = scheduler_of(name, request)
         scheduler.kv_cache_manager = SimpleNamespace(cache_blocks=lambda _, count: cached.append(count))
-        for request.num_tokens, request.status in ((30, status.RUNNING), (30, status.PREEMPTED)):
-            assert scheduler._update_request_with_output(request, [5], is_stale=False) == ([5], True)
+        for request.num_tokens, request.status in (
+            (30, status.FINISHED_STOPPED),
+            (30, status.FINISHED_ABORTED),
+        ):
+            assert scheduler._free_request(request, delay_free_blocks=False) == "freed"
     assert cached == [29, 29]
 
     scheduler = scheduler_of("PredictedOutputsScheduler", request)
-    request.status = status.RUNNING  # and no cache to be found
+    request.status = status.FINISHED_STOPPED  # and no cache to be found
     for _ in range(2):
-        assert scheduler._update_request_with_output(request, [5]) == ([5], True)
+        assert scheduler._free_request(request) == "freed"
     (line,) = plugin_log
-    assert line.startswith("gpu_align enters no last tokens in the prefix cache any more: AttributeError")
+    assert line.startswith("gpu_align enters no last tokens in the prefix cache any more: AttributeError at ")
 
 
 def test_a_scheduler_that_cannot_be_set_up_schedules_as_vllm_without_drafts(
@@ -367,16 +379,17 @@ def test_a_scheduler_that_cannot_be_set_up_schedules_as_vllm_without_drafts(
 ) -> None:
     scheduling = pytest.importorskip("vllm_integration.scheduler.schedulers")
     sync = pytest.importorskip("vllm.v1.core.sched.scheduler")
-    monkeypatch.setattr(sync.Scheduler, "__init__", lambda self: None)
+    nothing = SimpleNamespace(speculative_config=None)
+    monkeypatch.setattr(sync.Scheduler, "__init__", lambda self: setattr(self, "vllm_config", nothing))
     monkeypatch.setattr(sync.Scheduler, "update_from_output", lambda *_: "outputs")
     monkeypatch.setattr(sync.Scheduler, "update_draft_token_ids", lambda *_: None)
-    scheduler = scheduling.PredictedOutputsScheduler()  # without even a configuration
+    scheduler = scheduling.PredictedOutputsScheduler()  # without a configuration of drafts
     scheduler.running, scheduler.requests = [running("a", [-1] * K)], {}
     assert scheduler.update_from_output(SimpleNamespace(), SimpleNamespace()) == "outputs"
     scheduler.update_draft_token_ids(None)
     assert scheduler.running[0].spec_token_ids == []
     (line,) = plugin_log
-    assert line.startswith("gpu_align counts no usage and schedules no drafts any more: AttributeError")
+    assert line.startswith("gpu_align schedules no drafts any more: AttributeError at ")
 
 
 def test_the_scheduler_learns_from_its_steps_while_they_are_counted(

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+from vllm_integration import doctor, plugin
 from vllm_integration.config import engine_config
 from vllm_integration.seams import install as compat
 from vllm_integration.seams import source_probe
 from vllm_integration.seams.install import wrapped_by
 from vllm_integration.seams.source_probe import installed_root
-from vllm_integration.seams.table import SEAMS, SeamStatus
+from vllm_integration.seams.table import GROUPS, SEAMS, SeamStatus
 
 
 def installed() -> Path:
@@ -40,7 +46,8 @@ def test_the_command_looks_into_a_directory_and_into_a_wheel(
 ) -> None:
     root, wheel = installed(), tmp_path / "vllm-9.9.9-py3-none-any.whl"
     assert source_probe.main([str(root)]) == 0
-    assert f"{len(SEAMS)} of {len(SEAMS)} seams found" in capsys.readouterr().out
+    found = capsys.readouterr().out
+    assert f"{len(SEAMS)} of {len(SEAMS)} seams found" in found
     runner = "vllm/v1/worker/gpu/model_runner.py"
     with zipfile.ZipFile(wheel, "w") as archive:
         text = (root / runner).read_text()
@@ -48,13 +55,14 @@ def test_the_command_looks_into_a_directory_and_into_a_wheel(
         text = text.replace("def _remove_request(self, req_id", "def _remove_request(self, name")
         archive.writestr(runner, text)
     assert source_probe.main([str(wheel)]) == 1
-    *lines, last = capsys.readouterr().out.splitlines()
-    found = {name: state for state, name, *_ in map(str.split, lines)}
-    assert len(found) == len(SEAMS)
-    names = ("finish_requests", "add_requests", "_remove_request")
-    assert [found[f"v2.{name}"] for name in names] == ["found", "missing", "changed"]
+    *lines, last, _ = capsys.readouterr().out.splitlines()
+    states = {name: state for state, name, *_ in map(str.split, lines) if state != "differs"}
+    assert len(states) == len(SEAMS)
+    names = ("speculator", "add_requests", "_remove_request")
+    assert [states[f"v2.{name}"] for name in names] == ["found", "missing", "changed"]
     assert f" of {len(SEAMS)} seams found" in last
-    assert source_probe.main([]) == 2
+    with pytest.raises(SystemExit):
+        source_probe.main([])
 
 
 class Config:
@@ -65,28 +73,285 @@ class Config:
 
     @wrapped_by(engine_config.unsupported_features)
     def unsupported(self) -> list[str]:
-        return ["speculative method 'custom_class'", "something else"]
+        speculative = [] if self.speculative_config is None else ["a speculative method"]
+        return [*speculative, "something else"]
 
 
-@pytest.mark.usefixtures("plugin_on")
+@functools.cache
+def shared_sources() -> source_probe.Sources:
+    """Those of the installed vLLM, parsed once."""
+    return source_probe.Sources(installed())
+
+
+@pytest.fixture
+def as_at_the_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing looked up, nothing told."""
+    monkeypatch.delenv("GPU_ALIGN_STRICT", raising=False)
+    looked_up = source_probe.probe_installed
+    looked_up.cache_clear()
+    engine_config._warn_once.cache_clear()
+    yield
+    looked_up.cache_clear()
+
+
+@pytest.mark.usefixtures("plugin_on", "as_at_the_start")
 def test_v2_takes_our_class_only_when_it_is_whole(
     monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
 ) -> None:
-    monkeypatch.delenv("GPU_ALIGN_STRICT", raising=False)
-    compat.are_whole.cache_clear()
     ours = Config("vllm_integration.PredictedOutputs")
     assert ours.unsupported() == ["something else"]
-    assert Config("somebody.Else").unsupported() == ["speculative method 'custom_class'", "something else"]
+    assert Config("somebody.Else").unsupported() == ["a speculative method", "something else"]
 
-    gone = SeamStatus(next(seam for seam in SEAMS if seam.group == "v2"), "missing", "no such thing")
-    monkeypatch.setattr(source_probe, "probe_sources", lambda **_: [gone])
-    compat.are_whole.cache_clear()
-    assert ours.unsupported() == ["speculative method 'custom_class'", "something else"]
-    assert ours.unsupported() == ["speculative method 'custom_class'", "something else"]
-    assert len(plugin_log) == 1
-    assert "no such thing" in plugin_log[0]
-    compat.are_whole.cache_clear()
+    gone = SeamStatus(next(seam for seam in SEAMS if seam.groups[0] == "v2"), "missing", "no such thing")
+    monkeypatch.setattr(source_probe, "probe_installed", lambda *_: (gone,))
+    for _ in range(2):
+        assert ours.unsupported() == ["a speculative method", "something else"]
+    (line,) = plugin_log
+    assert "no such thing" in line
     monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
     with pytest.raises(compat.SeamError, match="no such thing"):
         ours.unsupported()
-    compat.are_whole.cache_clear()
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A change in a copy of vLLM's sources, and what is then said of it.
+
+    group: that is not whole; "" where all are. drafts: whether the runners that are left draft. says: in the lines
+    of the probe's command.
+    """
+
+    name: str
+    module: str
+    old: str
+    new: str
+    says: str
+    group: str = ""
+    runners: str = "V2 (drafts on the GPU)"
+    differs: bool = False
+
+
+RUNNER, SCHEDULER = "vllm.v1.worker.gpu.model_runner", "vllm.v1.core.sched.scheduler"
+PLANTED = [
+    Planted(
+        "an abstract method more",
+        "vllm.v1.worker.gpu.spec_decode.speculator",
+        "    @abstractmethod\n    def capture(self)",
+        "    @abstractmethod\n    def warm(self): ...\n\n    @abstractmethod\n    def capture(self)",
+        "changed v2.propose",
+        "v2",
+        "V1 only",
+    ),
+    Planted(
+        "the body of a function that is not wrapped",
+        RUNNER,
+        "        finished_req_ids = scheduler_output.finished_req_ids\n",
+        "        finished_req_ids = set(scheduler_output.finished_req_ids)\n",
+        "0 bodies differ",
+    ),
+    Planted(
+        "the body of a function that is wrapped",
+        RUNNER,
+        "            assert new_req_data.prefill_token_ids is not None\n",
+        "            pass\n",
+        "differs v2.add_requests",
+        differs=True,
+    ),
+    Planted(
+        "a comment in it",
+        RUNNER,
+        "            assert new_req_data.prefill_token_ids is not None\n",
+        "            # not without them\n            assert new_req_data.prefill_token_ids is not None\n",
+        "0 bodies differ",
+    ),
+    Planted(
+        "a parameter renamed",
+        RUNNER,
+        "def add_requests(self, scheduler_output",
+        "def add_requests(self, output",
+        "changed v2.add_requests",
+        "v2",
+        "V1 only",
+    ),
+    Planted(
+        "a field that only another class has",
+        "vllm.v1.worker.gpu.states",
+        "self.prefill_len = ",
+        "self.other.prefill_len = ",
+        "missing v2.prefill_len",
+        "v2",
+        "V1 only",
+    ),
+    Planted(
+        "a file that cannot be read",
+        "vllm.v1.worker.gpu.cudagraph_utils",
+        "class CudaGraphManager",
+        "class class",
+        "missing graphs._init_candidates",
+        "graphs",
+    ),
+    *(
+        Planted(
+            f"a name of {group} gone",
+            module,
+            old,
+            f"{old}_gone",
+            f"missing {seam}",
+            group,
+            runners,
+        )
+        for group, seam, module, old, runners in (
+            (
+                "config",
+                "config.use_v2_model_runner",
+                "vllm.config.vllm",
+                "def use_v2_model_runner",
+                "V1 only",
+            ),
+            (
+                "inputs",
+                "inputs.process_inputs",
+                "vllm.v1.engine.input_processor",
+                "def process_inputs",
+                "none",
+            ),
+            ("scheduler", "scheduler.running", SCHEDULER, "self.running", "V1 only"),
+            ("v1", "v1._update_states", "vllm.v1.worker.gpu_model_runner", "def _update_states", "V2 only"),
+            ("v2_start", "v2_start.init_speculator", RUNNER, "init_speculator", "V1 only"),
+            ("v2", "v2.total_len", "vllm.v1.worker.gpu.states", "self.total_len", "V1 only"),
+        )
+    ),
+    *(
+        Planted(f"a name of {group} gone", module, old, f"{old}_gone", f"missing {seam}", group)
+        for group, seam, module, old in (
+            ("usage", "usage.trace_headers", "vllm.v1.engine", "    trace_headers"),
+            ("usage_v1", "usage_v1.sample_tokens", "vllm.v1.worker.gpu_model_runner", "def sample_tokens"),
+            ("graph_modes", "graph_modes.runtime_mode", "vllm.compilation.cuda_graph", "    runtime_mode"),
+            (
+                "step_log",
+                "step_log.num_draft_tokens_per_req",
+                "vllm.v1.worker.gpu.input_batch",
+                "    num_draft_tokens_per_req",
+            ),
+            ("memory", "memory.output_token_ids", "vllm.v1.request", "output_token_ids"),
+            ("cache", "cache.kv_cache_manager", SCHEDULER, "self.kv_cache_manager"),
+            (
+                "dump",
+                "dump._dump_engine_exception",
+                "vllm.logging_utils.dump_input",
+                "_dump_engine_exception",
+            ),
+            (
+                "parameters",
+                "parameters._validate_spec_decode",
+                "vllm.sampling_params",
+                "_validate_spec_decode",
+            ),
+            (
+                "parameters_v1",
+                "parameters_v1.BUILTIN_LOGITS_PROCESSORS",
+                "vllm.v1.sample.logits_processor",
+                "BUILTIN_LOGITS_PROCESSORS",
+            ),
+            ("graphs", "graphs.separate_routine", "vllm.config.compilation", "def separate_routine"),
+            (
+                "adaptive_check",
+                "adaptive_check._validate_adaptive_verification",
+                "vllm.config.vllm",
+                "def _validate_adaptive_verification",
+            ),
+            ("adaptive", "adaptive.cu_num_logits", "vllm.v1.worker.gpu.input_batch", "    cu_num_logits"),
+            ("inner", "inner.target_model_config", "vllm.config.speculative", "    target_model_config"),
+            ("recipes", "recipes.get_tp_group", "vllm.distributed.parallel_state", "def get_tp_group"),
+        )
+    ),
+]
+
+
+def test_a_name_is_planted_of_each_group() -> None:
+    """But of those of the front end that are installed alike."""
+    assert {each.group for each in PLANTED} >= {"", *GROUPS} - FRONT_END
+
+
+FRONT_END = {"chat", "completions", "responses", "batch", "messages", "app"}
+
+
+@pytest.mark.usefixtures("plugin_on", "as_at_the_start")
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)
+def test_what_is_planted_is_said_and_costs_its_group_alone(
+    planted: Planted,
+    monkeypatch: pytest.MonkeyPatch,
+    plugin_log: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = shared_sources().text(planted.module)
+    assert text is not None
+    assert planted.old in text
+    try:
+        tree = ast.parse(text.replace(planted.old, planted.new))
+    except SyntaxError:
+        tree = None
+    monkeypatch.setattr(source_probe, "Sources", lambda _: shared_sources())
+    monkeypatch.setitem(shared_sources()._trees, planted.module, tree)
+    # The command.
+    source_probe.main([str(installed())])
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert any(line.startswith(planted.says) for line in lines), [
+        x for x in lines if not x.startswith("found")
+    ]
+    # The doctor.
+    statuses = source_probe.probe_sources()
+    findings = [*doctor.names(statuses, "fix", "start")]
+    bad = {group for s in statuses if s.state != "found" for group in s.seam.groups}
+    assert planted.group in bad or not (planted.group or bad)
+    is_core = not GROUPS[planted.group].costs if planted.group else False
+    assert findings[-1].found.startswith(planted.runners)
+    assert findings[-1].ok is not is_core
+    # The start: an extra costs itself, the core the runner or the plugin, and each one line.
+    runs = Config("vllm_integration.PredictedOutputs").unsupported() == ["something else"]
+    assert runs is not bool(bad & {"v2_start", "v2", "scheduler"})
+    assert planted.group or bool(source_probe.difference()) is planted.differs
+    plugin_log.clear()
+    if planted.group in GROUPS and GROUPS[planted.group].costs:
+        reason = compat.missing(planted.group)
+        monkeypatch.setattr(compat.importlib, "import_module", lambda name: None)
+        assert compat.install(planted.group) == reason
+        assert compat.install(planted.group) == reason
+        assert plugin_log == [f"gpu_align {GROUPS[planted.group].costs}: {reason}"]
+        assert compat.off_reason() is None
+
+
+@pytest.mark.usefixtures("plugin_on", "as_at_the_start")
+@pytest.mark.parametrize(
+    ("version", "off", "says"),
+    [
+        ("0.31.2", True, "vLLM 0.31.2 is older than "),
+        ("0.99.0", False, "not run with this version, 0.99.0, but with "),
+        ("", False, "not run with this version, unknown, but with "),
+    ],
+)
+def test_a_version_that_was_not_run_is_said_once(
+    version: str, off: bool, says: str, monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
+) -> None:
+    monkeypatch.setattr(source_probe, "version_of", lambda *_: version)
+    for group in ("config", "v1", "usage"):
+        assert bool(compat.install(group)) is off
+    assert (compat.off_reason() is not None) is off
+    if off:
+        assert compat.off_reason() is not None
+        (line,) = plugin_log
+        assert says in line
+    else:
+        assert source_probe.difference().startswith(says)
+        *_, verdict = (f for f in doctor.examine(False) if f.what == "vLLM version")
+        assert verdict.caveat.startswith("not run with this version")
+
+
+@pytest.mark.usefixtures("plugin_on", "as_at_the_start")
+def test_two_plugins_of_this_name_are_said(monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]) -> None:
+    points = [metadata.EntryPoint("gpu_align", value, "vllm.general_plugins") for value in ("a:b", "c:d")]
+    monkeypatch.setattr(compat, "entry_points", lambda **_: points)
+    for _ in range(2):
+        plugin.register()
+    assert plugin_log == ["2 plugins are called gpu_align, vLLM loads the last one: a:b of ?, c:d of ?"]
+    assert doctor.plugin().ok is False

@@ -16,6 +16,7 @@ import torch
 
 from gpu_align import Recipes
 from vllm_integration.seams import install as compat
+from vllm_integration.seams.guard import Guard
 from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import DRAFT_MODEL, take
@@ -112,10 +113,10 @@ def reported_by(speculator: Any) -> dict[str, tuple[int, int, int]]:
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
     speculator.reporter.attach(output := SimpleNamespace(), step)
-    found = take(output).drafts
-    if not found:
+    found = take(output)
+    if found is None:
         return {}
-    (drafts,) = found
+    (drafts,) = found.drafts
     columns = (column.tolist() for column in (drafts.length, drafts.source, drafts.position))
     return dict(zip(drafts.req_ids, zip(*columns, strict=True), strict=True))
 
@@ -130,6 +131,8 @@ def runner_of(speculator: Any) -> Any:
 
         @wrapped_by(module.add_requests)
         def add_requests(self, scheduler_output: Any) -> str:
+            for req_id in scheduler_output.finished_req_ids:
+                self._remove_request(req_id)
             for new in scheduler_output.scheduled_new_reqs:
                 self._remove_request(new.req_id)
                 self.req_states.req_id_to_index[new.req_id] = new.row
@@ -139,10 +142,6 @@ def runner_of(speculator: Any) -> Any:
         @wrapped_by(module.remove_request)
         def _remove_request(self, req_id: str) -> bool:
             return self.req_states.req_id_to_index.pop(req_id, None) is not None
-
-        @wrapped_by(module.finish_requests)
-        def finish_requests(self, scheduler_output: Any) -> str:
-            return "finished"
 
         @wrapped_by(request_drafter.sample_tokens)
         def sample_tokens(self, output: Any) -> Any:
@@ -207,7 +206,11 @@ def test_the_drafter_reads_the_runners_row_numbers(speculator: Any, monkeypatch:
 def test_a_step_log_shows_the_drafts_that_the_device_kept(speculator: Any) -> None:
     settled: list[Any] = []
     speculator.log = SimpleNamespace(
-        on=True, add=lambda *_: None, proposed=lambda *_: None, settle=lambda *given: settled.append(given)
+        on=True,
+        guard=Guard("step log", ""),
+        add=lambda *_: None,
+        proposed=lambda *_: None,
+        settle=lambda *given: settled.append(given),
     )
     for row in range(3):
         speculator.add_request(f"r{row}", row, 0, params_of([5, 6]))

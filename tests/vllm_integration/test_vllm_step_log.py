@@ -141,8 +141,7 @@ def test_what_cannot_be_written_turns_the_log_off_and_leaves_no_half_file(
     assert not log.on
     assert broken == "the directory" or list(directory.iterdir()) == []
     (line,) = plugin_log
-    assert "writes no step logs any more" in line
-    assert "GPU_ALIGN_DEBUG_DIR" in line
+    assert "writes no step logs any more: " in line
 
 
 def test_the_log_follows_no_link(tmp_path: Path) -> None:

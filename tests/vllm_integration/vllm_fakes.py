@@ -161,7 +161,7 @@ class FakeEngine:
         scheduler_output.num_invalid_spec_tokens = None
         output = SimpleNamespace(req_ids=self.rows, req_id_to_index=index, sampled_token_ids=sampled)
         left = self.proposer.leaves(SimpleNamespace())
-        report = self.report = reports.take(left)
+        report = self.report = reports.take(left) or DraftReport()
         begun = self.ledger.begin(self.requests, scheduler_output, output, report.trimmed)
         self.drafted_requests.take(report)
         outputs = [

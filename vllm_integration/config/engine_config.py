@@ -16,7 +16,8 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from ..seams import source_probe
-from ..seams.install import are_whole, install, seam, shown_reason
+from ..seams.guard import shown_reason, strict
+from ..seams.install import SeamError, install, missing, seam
 from ..seams.table import CONFIG
 from .in_use import INNER, RUN, drafts_predictions, inner_tokens, names_ours, note_engine
 from .settings import Settings, warn_of_unknown_names
@@ -44,9 +45,8 @@ def prepare(vllm_config: Any) -> None:
     """Called before the model is loaded: CUDA graphs will be added, refusals of adaptive verification caught.
     Where vLLM's names are not as known, its own graphs are used, without adaptive verification; with
     `GPU_ALIGN_STRICT=1` this raises `SeamError`."""
-    if unknown := install("graphs"):
-        logger.warning("gpu_align leaves CUDA graphs to vLLM: %s", shown_reason(unknown))
-    if is_on(vllm_config) and (reason := unknown or install("adaptive")):
+    without_graphs = install("graphs")
+    if is_on(vllm_config) and (reason := without_graphs or install("adaptive")):
         do_without(vllm_config, reason)
 
 
@@ -60,7 +60,7 @@ def _or_without(vllm_config: Any, original: Callable[[], Any]) -> Any:
         do_without(vllm_config, error)
 
 
-@seam("config._validate_adaptive_verification")
+@seam("adaptive_check._validate_adaptive_verification")
 def validate(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """`VllmConfig._validate_adaptive_verification`, which refuses LoRA, pipeline parallelism and graphs that
     are not full."""
@@ -116,13 +116,23 @@ MAX_SPEC_LEN = 128
 
 @seam("config._get_v2_model_runner_unsupported_features")
 def unsupported_features(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> list[str]:
-    """`VllmConfig._get_v2_model_runner_unsupported_features`, without our own class in the list."""
-    unsupported = list(original(self, *args, **kwargs))
-    if drafts_predictions(self) and are_whole(
-        ("v2_start", "v2"), "gpu_align does not know this vLLM's V2 model runner"
-    ):
-        return [feature for feature in unsupported if "'custom_class'" not in feature]
-    return unsupported
+    """`VllmConfig._get_v2_model_runner_unsupported_features`, which of our class finds what it finds of an engine
+    without a drafter."""
+    if not drafts_predictions(self):
+        return list(original(self, *args, **kwargs))
+    if reason := missing("v2_start", "v2", "scheduler"):
+        if strict():
+            raise SeamError(reason)
+        _warn_once("gpu_align does not know this vLLM's V2 model runner: " + reason)
+        return list(original(self, *args, **kwargs))
+    without = copy.copy(self)
+    without.speculative_config = None
+    return list(original(without, *args, **kwargs))
+
+
+@functools.cache
+def _warn_once(line: str) -> None:
+    logger.warning("%s", line)
 
 
 @seam("config.__post_init__")
@@ -160,9 +170,14 @@ def post_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
             do_without(self, "the V1 model runner has none")
         _cap_draft_tokens(self, MAX_SPEC_LEN, "the most that vLLM's V1 sampler verifies")
         result = original(self, *args, **kwargs)
-        counts = are_whole(("usage_v1",), "gpu_align reports no usage with the V1 model runner")
-        if counts and not self.scheduler_config.async_scheduling:
+        if reason := missing("scheduler"):
+            _warn_once("gpu_align reports no usage with the V1 model runner: " + reason)
+        elif not self.scheduler_config.async_scheduling:
             _use_our_scheduler(self.scheduler_config, V1_SCHEDULER)
+    if differs := source_probe.difference():
+        _warn_once(
+            f"gpu_align: this vLLM was {differs}" if differs.startswith("not") else f"gpu_align: {differs}"
+        )
     if reason := refused_layers(self):
         raise ValueError(f"{reason}: start this model without speculative_config")
     note_engine(self)
@@ -183,8 +198,8 @@ def _take_inner_drafter(vllm_config: Any) -> None:
         raise ValueError(f"GPU_ALIGN_DRAFTER: expected {expected}, got {shown_reason(given, 60)!r}")
     if not vllm_config.use_v2_model_runner:
         raise ValueError("GPU_ALIGN_DRAFTER: expected vLLM's V2 model runner, the engine uses V1")
-    if unknown := install("inner"):
-        raise ValueError(f"GPU_ALIGN_DRAFTER: not with this vLLM: {shown_reason(unknown)}")
+    if install("inner"):
+        return
     if getattr(speculative, "enable_adaptive_verification", False):
         # vLLM would learn from what becomes of our drafts how likely its own are.
         do_without(vllm_config, "not beside GPU_ALIGN_DRAFTER")

@@ -74,6 +74,7 @@ class DraftedRequests:
         refused    index of REFUSALS; 0 when the front end knows of it
         ours       whether it is ours, and not the model's own drafter's
 
+    off: whether the worker drafts nothing.
     `reports` counts reports: a draft is as new as can be where `made == reports`.
     """
 
@@ -105,7 +106,6 @@ class DraftedRequests:
         """Take in what came with a step's output, once a step, be it nothing. req_ids, rows: of the step, if
         somebody has looked them up: the drafts of that very step come with the same list."""
         self.reports += 1
-        self.off |= report.off
         self.graphs = report.graphs or self.graphs
         table = self.table
         for drafts in report.drafts:

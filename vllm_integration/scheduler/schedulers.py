@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import compress
 from typing import Any
@@ -18,10 +18,12 @@ from gpu_align.memory import ResponseMemory
 
 from ..config.in_use import drafts_predictions, inner_tokens
 from ..config.settings import SURE, SURE_LATE, Settings
-from ..seams.install import Guard, seam, strict
+from ..seams.guard import Guard, faults, shown_fault, strict
+from ..seams.install import install, missing, seam
 from ..wire import reports
 from ..wire import request as wire
-from ..wire.reports import DraftReport
+from ..wire.reports import DRAFTING, INNER_DRAFTER, REPORTS, SLOTS, DraftReport
+from ..wire.steps import tell_faults
 from .draft_budget import DraftBudget, DraftedRequests
 from .verification_ledger import VerificationLedger
 
@@ -89,13 +91,10 @@ def _prompt_of(request: Any) -> list[int]:
 
 logger = logging.getLogger("vllm.gpu_align")
 
-#: What ends when it fails, and what the log then says.
-_USAGE, _DRAFTS = "counts no usage", "schedules no drafts"
-_CACHE = "enters no last tokens in the prefix cache"
-_MEMORY = "remembers no answers"
 #: How a request ends that has written its answer.
 _ANSWERED = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
-_ALL = (_USAGE, _DRAFTS)
+#: Whether vLLM enters a step's tokens in the prefix cache when the step ends, as all its schedulers since 0.33.
+_CACHES_EACH_STEP = "cache_blocks" in Scheduler.update_from_output.__code__.co_names
 
 
 class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is not typed for us
@@ -107,26 +106,45 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
     draft_budget: DraftBudget | None = None
     #: Draft tokens of vLLM's own drafter for each request that is not ours.
     _inner_tokens = 0
-    #: Whether vLLM enters a step's tokens in the prefix cache when the step ends.
-    _caches_each_step = "_update_request_with_output" not in vars(AsyncScheduler)  # since 0.33
+    #: Whether a request's last step is entered in the prefix cache without us.
+    _caches_each_step = _CACHES_EACH_STEP
     #: The memory of earlier answers, where there is one.
     _recall: Recall | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.guard = Guard("any more")
+        self._begin(Settings.of(self.vllm_config))
+
+    def _begin(self, settings: Settings) -> None:
+        #: Drafts and their lengths, and the extras.
+        self.slots = Guard(SLOTS, "schedules no drafts", core=True)
+        self.usage = Guard("usage", "counts no usage")
+        self.memory = Guard("response memory", "remembers no answers")
+        self.cache = Guard("last-step cache", "enters no last tokens in the prefix cache")
+        #: Whether the table of this step may be wrong.
+        self._failed = False
+        #: Parts that are off in the worker, and what each front end was told.
+        self._worker_faults: Mapping[str, str] = {}
+        self._told: dict[int, dict[str, str]] = {}
         #: Requests that have `logprob_token_ids`.
         self._scored: set[str] = set()
         #: Where there are none, a step is vLLM's but for this test.
         self.drafted_requests = DraftedRequests(False)
-        self.guard.run(_ALL, self._begin)
+        self.ledger = VerificationLedger(self.drafted_requests)
+        try:
+            self._use(settings)
+        except Exception as error:
+            self.slots.end(error)
+        if reason := missing("usage"):
+            self.usage.end(reason)
+        if not self._caches_each_step and (reason := install("cache")):
+            self.cache.end(reason)
+        if settings.memory_tokens and not install("memory"):
+            self.memory.run(self._remember, settings)
 
-    def _begin(self) -> None:
-        settings = Settings.of(self.vllm_config)
-        self._use(settings)
-        if settings.memory_tokens:
-            most = settings.prediction_capacity(int(self.vllm_config.model_config.max_model_len))
-            self._recall = Recall(settings.memory_tokens, most)
+    def _remember(self, settings: Settings) -> None:
+        most = settings.prediction_capacity(int(self.vllm_config.model_config.max_model_len))
+        self._recall = Recall(settings.memory_tokens, most)
 
     def _use(self, settings: Settings) -> None:
         """The budget of a batch is `GPU_ALIGN_MAX_DRAFT_TOKENS`, or half of what a step may hold: the other half
@@ -161,12 +179,12 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
             if strict():
                 raise
             # It is served without its prediction: what cannot be made printable must not be printed.
-            logger.error("gpu_align cannot pass a prediction on: %s", type(error).__name__)
+            logger.error("gpu_align cannot pass a prediction on: %s", shown_fault(error))
             request.sampling_params = wire.with_extra_args(request.sampling_params, {wire.KEY: None})
         if self._recall is not None:
-            self.guard.run(_MEMORY, self._recall.give, request)
+            self.memory.run(self._recall.give, request)
         super().add_request(request)
-        self.guard.run(_ALL, self.drafted_requests.add, request)
+        self._attempt(self.drafted_requests.add, request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """No drafts in a step that may hold a request with `logprob_token_ids`: the samplers that verify drafts
@@ -189,30 +207,53 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
             self.num_spec_tokens = placeholders
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        if not self.drafted_requests and not hasattr(model_runner_output, reports.ATTRIBUTE):
+        if not (self.drafted_requests or self._told or hasattr(model_runner_output, reports.ATTRIBUTE)):
             return super().update_from_output(scheduler_output, model_runner_output)
-        report = self.guard.run(_ALL, reports.take, model_runner_output) or DraftReport()
+        self._failed = False
+        if (report := self._attempt(reports.take, model_runner_output)) is not None:
+            self._worker_faults = report.faults
+        report = report or DraftReport()
         step = scheduler_output, model_runner_output, report.trimmed
-        begun = self.guard.run(_USAGE, lambda: self.ledger.begin(self.requests, *step))
-        self.guard.run(_ALL, self._take, report, begun)
+        begun = self.usage.run(self.ledger.begin, self.requests, *step)
+        self._attempt(self._take, report, begun)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        self.guard.run(_USAGE, self._settle, begun, outputs)
-        self.guard.run(_ALL, lambda: self.ledger.forget(self.drafted_requests.keep_only(self.requests)))
+        if begun is not None:
+            self.usage.run(self._settle, begun, outputs)
+        self._attempt(self._forget)
+        if not (self._pads or self._failed):  # nothing else is done with the table
+            self.slots.succeeded()
+        self._tell_faults(outputs)
         return outputs
 
-    def _update_request_with_output(
-        self, request: Any, new_token_ids: Any, *args: Any, **kwargs: Any
-    ) -> tuple[Any, bool]:
-        runs = request.status == RequestStatus.RUNNING
-        updated: tuple[Any, bool] = super()._update_request_with_output(
-            request, new_token_ids, *args, **kwargs
-        )
-        _, has_ended = updated
-        if runs and has_ended and not self._caches_each_step:
-            self.guard.run(_CACHE, self._cache_tokens, request)
-        if has_ended and self._recall is not None and request.status in _ANSWERED:
-            self.guard.run(_MEMORY, self._recall.keep, request)
-        return updated
+    def _attempt(self, step: Callable[..., Any], *args: Any) -> Any:
+        """A step of the table that drafts are scheduled by; where it fails, nobody gets slots in the next step."""
+        try:
+            return step(*args)
+        except Exception as error:
+            self._failed = True
+            self.slots.fail(error)
+
+    def _forget(self) -> None:
+        self.usage.run(self.ledger.forget, self.drafted_requests.keep_only(self.requests))
+
+    def _tell_faults(self, outputs: Mapping[int, Any]) -> None:
+        """Tell each front end which parts are off and why, with an output, when that has changed."""
+        found = {**self._worker_faults, **faults()}
+        if found or self._told:
+            for client, of_client in outputs.items():
+                if of_client.outputs and self._told.get(client, {}) != found:
+                    tell_faults(of_client.outputs[0], found)
+                    self._told[client] = found
+                if not self._told.get(client, True):
+                    del self._told[client]
+
+    def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        if request.status in _ANSWERED:
+            if not self._caches_each_step:
+                self.cache.run(self._cache_tokens, request)
+            if self._recall is not None:
+                self.memory.run(self._recall.keep, request)
+        return super()._free_request(request, *args, **kwargs)
 
     def _cache_tokens(self, request: Any) -> None:
         """Enter a request's last step in the prefix cache, but for its last token, which has no keys: synchronous
@@ -220,7 +261,9 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         self.kv_cache_manager.cache_blocks(request, min(request.num_computed_tokens, request.num_tokens - 1))
 
     def _take(self, report: DraftReport, begun: Any) -> None:
-        if report.model_fails:
+        off = not self._worker_faults.keys().isdisjoint((DRAFTING, REPORTS))
+        self.drafted_requests.off = off
+        if INNER_DRAFTER in self._worker_faults:
             self._inner_tokens = 0
         known = () if begun is None else (begun.req_ids, begun.columns[0])
         self.drafted_requests.take(report, *known)
@@ -233,18 +276,17 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
             self.draft_budget.settle(rows, slots, sampled)
 
     def _settle(self, begun: Any, outputs: Any) -> None:
-        self.drafted_requests.off |= self.guard.has_ended(_DRAFTS)
         self.ledger.settle(begun, [output for client in outputs.values() for output in client.outputs])
 
     def _cut(self, *, exact: bool) -> None:
-        """Cut the placeholders of running requests to their slots; to none where nobody drafts any more."""
-        if not self.drafted_requests or not self.guard.run(_DRAFTS, self._cut_to_slots, exact):
+        """Cut the placeholders of running requests to their slots; to none where nobody drafts."""
+        if not self.drafted_requests or self._failed or not self.slots.run(self._cut_to_slots, exact):
             for request in self.running:
                 if request.spec_token_ids:
                     request.spec_token_ids = request.spec_token_ids[: self._inner_tokens]
 
     def _cut_to_slots(self, exact: bool) -> bool:
-        """False where the worker drafts no more."""
+        """False where the worker drafts nothing."""
         if self.drafted_requests.off or self.draft_budget is None:
             return False
         requests = [request for request in self.running if request.spec_token_ids]

@@ -1,5 +1,4 @@
-"""The installer of all seams: looks a group up in vLLM's sources, then wraps all of it or nothing. And what
-happens where something of ours fails."""
+"""The installer of all seams: looks a group up in vLLM's sources, then wraps all of it or nothing."""
 
 from __future__ import annotations
 
@@ -9,43 +8,21 @@ import importlib.abc
 import importlib.machinery
 import inspect
 import logging
-import os
 import sys
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 from . import source_probe
-from .table import GROUPS, SEAMS, TESTED, Seam
+from .guard import Function, first_to_tell, shown_error, shown_id, shown_reason, strict
+from .table import GROUPS, SEAMS
 
-#: Characters that are shown of an id, and of an error message.
-_LONGEST_ID, _LONGEST_MESSAGE = 100, 400
+logger = logging.getLogger("vllm.gpu_align")
 
-
-def shown_id(req_id: object) -> str:
-    """A request id for a log line, which a client may have chosen: what does not print becomes escapes,
-    backslashes are doubled, and what is longer than 100 characters ends in "…" and its length."""
-    return shown_reason(str(req_id).replace("\\", "\\\\"), _LONGEST_ID)
-
-
-def shown_error(error: BaseException) -> str:
-    """`Type: message` of an exception in one line, up to 400 characters of the message."""
-    try:
-        message = str(error)
-    except Exception:  # a __str__ of somebody else's
-        message = ""
-    return f"{type(error).__name__}: {shown_reason(message)}"
-
-
-def shown_reason(reason: object, longest: int = _LONGEST_MESSAGE) -> str:
-    """The message of an error without its type, or what stands for one, in the same way."""
-    text = str(reason)
-    head = "".join(
-        c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode("ascii")
-        for c in text[:longest]
-    )
-    return head if len(text) <= longest else f"{head}… of {len(text)} characters"
+#: Set on every replacement: the name of its seam.
+MARK = "__gpu_align_seam__"
 
 
 def when_imported(module: str, callback: Callable[[], object]) -> None:
@@ -91,14 +68,6 @@ _pending: dict[str, list[Callable[[], object]]] = {}
 _finder = _AfterImport()
 
 
-logger = logging.getLogger("vllm.gpu_align")
-
-#: Set on every replacement: the name of its seam.
-MARK = "__gpu_align_seam__"
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
 class SeamError(RuntimeError):
     """A group could not be installed; the message names each seam and what was found."""
 
@@ -116,7 +85,7 @@ def turn_off(reason: str) -> None:
     with _lock:
         if _off_reason is None:
             _off_reason = reason
-            logger.error("gpu_align is off, vLLM serves without predicted outputs: %s", reason)
+            tell(f"gpu_align is off, vLLM serves without predicted outputs: {reason}")
 
 
 def off_reason() -> str | None:
@@ -124,98 +93,16 @@ def off_reason() -> str | None:
     return _off_reason
 
 
-def strict() -> bool:
-    """Whether a missing seam shall raise. Read leniently: this must not fail while vLLM starts."""
-    return os.environ.get("GPU_ALIGN_STRICT", "").strip().lower() in ("1", "true", "yes", "on")
+def tell(line: str) -> None:
+    """An ERROR line, once a server: each of its processes finds the same."""
+    logger.log(logging.ERROR if first_to_tell(line) else logging.DEBUG, "%s", line)
 
 
-class Guard:
-    """Runs steps of ours so that none of them costs anybody an answer.
-
-        guard = Guard("any more")
-        guard.run("counts no usage", step, *args)    # what the step returns; None once that has ended
-
-    Where a step fails, what it serves ends: one ERROR line says so, "gpu_align counts no usage any more: …", and
-    steps that serve nothing else do not run again. With `GPU_ALIGN_STRICT=1` the error is raised instead.
-
-    told: stands behind what ends in that line. spared: types of errors that are never raised. retries: steps do
-    run again, only the line is not repeated. then: called behind the line.
-    """
-
-    def __init__(
-        self,
-        told: str,
-        *,
-        spared: tuple[type[Exception], ...] = (),
-        retries: bool = False,
-        then: Callable[[], object] = lambda: None,
-    ) -> None:
-        self._told, self._spared, self._retries, self._then = told, spared, retries, then
-        self.ended: set[str] = set()
-
-    def run(self, serves: str | tuple[str, ...], step: Callable[..., Any], *args: Any) -> Any:
-        if self.has_ended(serves):
-            return None
-        try:
-            return step(*args)
-        except Exception as error:
-            self.fail(serves, error)
-            return None
-
-    def has_ended(self, serves: str | tuple[str, ...]) -> bool:
-        return not self._retries and self.ended.issuperset(_each(serves))
-
-    def fail(self, serves: str | tuple[str, ...], error: Exception) -> None:
-        """Handle the failure of a step."""
-        if self.raises(error):
-            raise error
-        if ending := [each for each in _each(serves) if each not in self.ended]:
-            self.ended.update(ending)
-            logger.error("gpu_align %s %s: %s", " and ".join(ending), self._told, shown_error(error))
-            self._then()
-
-    def raises(self, error: Exception) -> bool:
-        """Whether going on would be wrong."""
-        return strict() and not isinstance(error, self._spared)
-
-
-def _each(serves: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (serves,) if isinstance(serves, str) else serves
-
-
-def guarded(method: Function) -> Function:
-    """A method of an object whose `run` is that of a guard: what it returns, None where it fails or has ended."""
-
-    @functools.wraps(method)
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.run(functools.partial(method, self, *args, **kwargs))
-
-    return run  # type: ignore[return-value]
-
-
-class DraftingGuard(Guard):
-    """The same where drafting itself fails: the plugin is off in this process.
-
-    num_ranks: tensor-parallel ranks that verify the drafts which each made itself. A rank without drafts beside
-    others with them would compute another sequence, and the output would be wrong. A `TypeError` or `ValueError`
-    comes from arguments, which are the same on all ranks; others may come from the machine, and are raised.
-    """
-
-    def __init__(self, num_ranks: int = 1, *, then: Callable[[], object] = lambda: None) -> None:
-        super().__init__("", then=then)
-        self._num_ranks = num_ranks
-
-    def has_ended(self, serves: str | tuple[str, ...]) -> bool:
-        return off_reason() is not None
-
-    def raises(self, error: Exception) -> bool:
-        return strict() or (self._num_ranks > 1 and not isinstance(error, (TypeError, ValueError)))
-
-    def fail(self, serves: str | tuple[str, ...], error: Exception) -> None:
-        if self.raises(error):
-            raise error
-        turn_off(f"{serves}, {shown_error(error)}")
-        self._then()
+def namesakes() -> list[str]:
+    """Where the plugins come from that are called as this one, if there are several."""
+    points = entry_points(group="vllm.general_plugins", name="gpu_align")
+    found = sorted({f"{point.value} of {point.dist.name if point.dist else '?'}" for point in points})
+    return found if len(found) > 1 else []
 
 
 def seam(*names: str) -> Callable[[Function], Function]:
@@ -245,14 +132,6 @@ def wrapped_by(wrapper: Callable[..., Any]) -> Callable[[Callable[..., Any]], Ca
     return wrap
 
 
-#: What a missing seam costs, by `Group.turns_off`. Of "plugin" and "caller" somebody else says it.
-_COSTS = {
-    "usage": "reports no usage",
-    "dump": "does not keep draft tokens out of vLLM's crash dump",
-    "parameters": "leaves min_p and logit_bias to vLLM, which refuses them",
-}
-
-
 def watch() -> None:
     """Have each group with a vLLM module installed when vLLM imports it. Imports nothing; again is harmless."""
     for name, group in GROUPS.items():
@@ -262,9 +141,12 @@ def watch() -> None:
 
 
 def install(name: str) -> str:
-    """Install a group, whole or not at all; why it is not, empty when it is. Again is harmless. A group that
-    is not installed costs what its `turns_off` says; when strict this raises `SeamError`."""
+    """Install a group, whole or not at all; why it is not, empty when it is. Again is harmless. One ERROR line
+    says what that costs: an extra itself, the core the plugin. When strict this raises `SeamError`."""
     group = GROUPS[name]
+    if source_probe.too_old(version := source_probe.version_of()):
+        turn_off(f"vLLM {version} is older than {source_probe.run_with()[0]}")
+        return _off_reason or ""
     try:
         with _lock:
             _install(name)
@@ -272,11 +154,11 @@ def install(name: str) -> str:
     except Exception as error:
         if strict():
             raise
-        reason = shown_error(error)
-        if group.turns_off == "plugin":
+        reason = str(error) if isinstance(error, SeamError) else shown_error(error)
+        if group.costs:
+            tell(f"gpu_align {group.costs}: {reason}")
+        else:
             turn_off(reason)
-        elif group.turns_off in _COSTS:
-            logger.error("gpu_align %s: %s", _COSTS[group.turns_off], reason)
         return reason
     return ""
 
@@ -287,15 +169,16 @@ def is_installed(name: str) -> bool:
 
 
 def _install(name: str) -> None:
-    for room in GROUPS[name].rooms:
-        importlib.import_module(room)
-    _check((name,))
+    for module in GROUPS[name].modules:
+        importlib.import_module(module)
+    if reason := missing(name):
+        raise SeamError(reason)
     undo: list[tuple[Any, str, Any]] = []
     try:
         for member in SEAMS:
-            if member.group != name or member.kind != "wrap":
+            if name not in member.groups or member.kind != "wrap":
                 continue
-            owner, leaf = _owner(member)
+            owner, leaf = _owner(member.module, member.attribute)
             original = inspect.getattr_static(owner, leaf)
             if hasattr(original, MARK):
                 continue
@@ -310,32 +193,50 @@ def _install(name: str) -> None:
         raise
 
 
-@functools.cache
-def are_whole(groups: tuple[str, ...], otherwise: str) -> bool:
-    """Whether the installed vLLM has every seam of these groups: the configuration is made long before their
-    modules are imported, maybe in another process. If not, one WARNING line says `otherwise` and what is missing;
-    when strict this raises `SeamError`."""
-    try:
-        _check(groups)
-    except SeamError as error:
-        if strict():
-            raise
-        logger.warning("%s: %s", otherwise, shown_reason(error))
-        return False
-    return True
+def missing(*groups: str) -> str:
+    """What the sources of vLLM do not have of these groups as it is known; empty where they have everything. The
+    configuration asks long before the modules are imported, maybe in another process."""
+    bad = [
+        status
+        for status in source_probe.probe_installed(source_probe.installed_root(), SEAMS)
+        if status.state != "found" and not set(groups).isdisjoint(status.seam.groups)
+    ]
+    what = "; ".join(f"{s.seam.place} is {s.state}: {s.detail}" for s in bad)
+    return f"{what} (run with vLLM {', '.join(source_probe.run_with())})" if bad else ""
 
 
-def _check(groups: Collection[str]) -> None:
-    """Raise `SeamError` where the sources of vLLM do not have every name of these groups as it is known."""
-    statuses = source_probe.probe_sources(seams=[seam for seam in SEAMS if seam.group in groups])
-    if bad := [status for status in statuses if status.state != "found"]:
-        what = "; ".join(f"{s.seam.module}.{s.seam.attribute} is {s.state}: {s.detail}" for s in bad)
-        raise SeamError(f"{what} (tested with vLLM {', '.join(TESTED)})")
-
-
-def _owner(seam: Seam) -> tuple[Any, str]:
-    owner: Any = importlib.import_module(seam.module)
-    *path, leaf = seam.attribute.split(".")
+def _owner(module: str, attribute: str) -> tuple[Any, str]:
+    owner: Any = importlib.import_module(module)
+    *path, leaf = attribute.split(".")
     for part in path:
         owner = getattr(owner, part)
     return owner, leaf
+
+
+class FrontEndGuard:
+    """The front end's: a step that fails is told once and tried again."""
+
+    def __init__(self, told: str, *, retries: bool = True) -> None:
+        self._told, self.ended = told, set[str]()
+
+    def run(self, serves: str, step: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return step(*args)
+        except Exception as error:
+            if strict():
+                raise
+            if serves not in self.ended:
+                self.ended.add(serves)
+                logger.error("gpu_align %s %s: %s", serves, self._told, shown_error(error))
+            return None
+
+
+Guard = FrontEndGuard
+
+
+def are_whole(groups: tuple[str, ...], otherwise: str) -> bool:
+    """Whether nothing is `missing`."""
+    return not missing(*groups)
+
+
+__all__ = ["Guard", "shown_error", "shown_id", "shown_reason", "strict"]

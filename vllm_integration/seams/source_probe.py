@@ -1,23 +1,30 @@
 """Looks every seam up in vLLM's sources, without importing them: another version's, or before a GPU is touched.
 
-python -m vllm_integration.seams.source_probe WHEEL_OR_DIRECTORY
+python -m vllm_integration.seams.source_probe WHEEL_OR_DIRECTORY [--record VERSION]
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import functools
+import hashlib
+import json
 import re
-import sys
 import zipfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .table import SEAMS, Seam, SeamStatus
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _MAX_IMPORTS = 8  # a name is followed through that many modules
+#: Version that was run → place of a function that is wrapped or stood in for → digest of its statements.
+_BODIES = Path(__file__).with_name("bodies.json")
+#: Digits of a digest, and functions that a line names.
+_DIGITS, _SHOWN = 12, 5
 
 
 class _Found(NamedTuple):
@@ -44,10 +51,13 @@ class Sources:
         return None
 
     def tree(self, module: str) -> ast.Module | None:
-        """The module's syntax tree, or None when there is no such file."""
+        """The module's syntax tree, or None when there is no such file, or it cannot be read."""
         if module not in self._trees:
-            text = self.text(module)
-            self._trees[module] = None if text is None else ast.parse(text)
+            try:
+                text = self.text(module)
+                self._trees[module] = None if text is None else ast.parse(text)
+            except (OSError, ValueError, SyntaxError):
+                self._trees[module] = None
         return self._trees[module]
 
     def find(self, module: str, name: str, imports_left: int = _MAX_IMPORTS) -> _Found | None:
@@ -88,14 +98,45 @@ class Sources:
 
 
 def probe_sources(root: Path | zipfile.Path | None = None, seams: Sequence[Seam] = SEAMS) -> list[SeamStatus]:
-    """Look every seam up below `root`, the directory or the wheel of vLLM; None: that of the installed one."""
+    """Look every seam up below `root`, the directory or the wheel of vLLM; None: that of the installed one. Of a
+    class that we derive from, a method that it leaves abstract and we do not implement is a change."""
     sources = Sources(root or installed_root() or Path())
-    return [_probe_one(sources, seam) for seam in seams]
+    statuses = [_probe_one(sources, seam) for seam in seams]
+    implemented = {seam.place for seam in seams if seam.kind == "implement"}
+    first_of: dict[str, int] = {}
+    for index, seam in enumerate(seams):
+        if seam.kind == "implement":
+            first_of.setdefault(seam.place.rpartition(".")[0], index)
+    for place, index in first_of.items():
+        seam, state = seams[index], statuses[index]
+        left = [name for name in _abstract(sources, seam) if f"{place}.{name}" not in implemented]
+        if left and state.state == "found":
+            detail = f"the class has the abstract methods {', '.join(left)}, which ours does not implement"
+            statuses[index] = replace(state, state="changed", detail=detail)
+    return statuses
+
+
+@functools.cache
+def probe_installed(root: Path | None, seams: tuple[Seam, ...]) -> tuple[SeamStatus, ...]:
+    """The same of the installed vLLM, looked up once a process."""
+    return tuple(probe_sources(root, seams))
+
+
+def _abstract(sources: Sources, seam: Seam) -> list[str]:
+    """Methods that the class of a seam leaves abstract."""
+    found = sources.find(seam.module, seam.attribute.partition(".")[0])
+    states: dict[str, bool] = {}
+    for base in sources.classes(found) if found is not None else ():
+        for node in _body(base.node):
+            if isinstance(node, _Function):
+                is_abstract = any("abstract" in ast.dump(each) for each in node.decorator_list)
+                states.setdefault(node.name, is_abstract)
+    return [name for name, is_abstract in states.items() if is_abstract]
 
 
 def _probe_one(sources: Sources, seam: Seam) -> SeamStatus:
     if sources.tree(seam.module) is None:
-        return SeamStatus(seam, "missing", f"no module {seam.module}")
+        return SeamStatus(seam, "missing", f"no module {seam.module}, or one that cannot be read")
     name, _, member = seam.attribute.partition(".")
     found = sources.find(seam.module, name)
     if found is None:
@@ -106,29 +147,91 @@ def _probe_one(sources: Sources, seam: Seam) -> SeamStatus:
     if member and not bases:
         return SeamStatus(seam, "missing", f"{name} is no class")
     if seam.kind == "field":
-        if any(_sets(base.node, member) for base in bases):
+        if any(_has(base.node, member) for base in bases):
             return SeamStatus(seam, "found")
-        return SeamStatus(seam, "missing", f"{name} sets no {member}")
-    parameters = _parameters(found, bases, member)
+        return SeamStatus(seam, "missing", f"{name} has no {member}")
+    function = _method(bases, member) if member else found.node if isinstance(found.node, _Function) else None
+    body = digest(function) if function is not None and seam.kind in ("wrap", "implement") else ""
+    parameters = _of_function(function) if function is not None else None if member else _of_class(bases)
     if parameters is None:
         return SeamStatus(seam, "missing", f"no callable {member or name}")
     names, needed = parameters
     known, more = names[: len(seam.parameters)], names[len(seam.parameters) :]
     if tuple(known) != seam.parameters:
         expected = ", ".join(seam.parameters)
-        return SeamStatus(seam, "changed", f"expected parameters {expected}, got {', '.join(names)}")
+        return SeamStatus(seam, "changed", f"expected parameters {expected}, got {', '.join(names)}", body)
     if seam.kind == "call" and (more := [name for name in more if name in needed]):
-        return SeamStatus(seam, "changed", f"needs further parameters {', '.join(more)}")
-    return SeamStatus(seam, "found")
+        return SeamStatus(seam, "changed", f"needs further parameters {', '.join(more)}", body)
+    return SeamStatus(seam, "found", "", body)
 
 
-def _parameters(found: _Found, bases: list[_Found], member: str) -> tuple[list[str], set[str]] | None:
-    """Names of all parameters, and of those that need an argument; None when it cannot be called."""
-    if member:
-        function = _method(bases, member)
-        return None if function is None else _of_function(function)
-    if isinstance(found.node, _Function):
-        return _of_function(found.node)
+def digest(function: _Function) -> str:
+    """A digest of what a function does: comments, white space, its docstring and annotations do not count. Equal
+    on all versions of Python."""
+    body = function.body[ast.get_docstring(function, clean=False) is not None :]
+    return hashlib.sha256(repr(list(map(_shape, body))).encode()).hexdigest()[:_DIGITS]
+
+
+def _shape(node: object) -> Any:
+    if isinstance(node, ast.AST):
+        left_out = ("ctx", "kind", "type_comment", "type_params", "annotation", "returns")
+        fields = [(name, _shape(value)) for name, value in ast.iter_fields(node) if name not in left_out]
+        return type(node).__name__, [(name, value) for name, value in fields if value not in (None, [])]
+    return list(map(_shape, node)) if isinstance(node, list) else node
+
+
+@functools.cache
+def _bodies() -> dict[str, dict[str, str]]:
+    recorded: dict[str, dict[str, str]] = json.loads(_BODIES.read_text())
+    return recorded
+
+
+def run_with() -> tuple[str, ...]:
+    """The versions of vLLM that this package was run with, the oldest first."""
+    return tuple(_bodies())
+
+
+def compared(statuses: Sequence[SeamStatus], version: str) -> tuple[str, list[SeamStatus]]:
+    """A version that was run, this one or else the newest, and the functions that have another body in it."""
+    known = version if version in _bodies() else run_with()[-1]
+    bodies = _bodies()[known]
+    return known, [s for s in statuses if s.body and s.body != bodies.get(s.seam.place)]
+
+
+def version_of(root: Path | zipfile.Path | None = None) -> str:
+    """The version of vLLM below `root`, see `probe_sources`, without what its build adds; empty where it is not
+    known."""
+    text = Sources(root or installed_root() or Path()).text("vllm._version") or ""
+    found = re.search(r"^__version__ = (?:version = )?['\"](\d+(?:\.\d+)*)", text, re.M)
+    return found[1] if found else ""
+
+
+def too_old(version: str) -> bool:
+    """Whether a version is older than all that were run."""
+    return bool(version) and _numbers(version) < _numbers(run_with()[0])[:2]
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in version.split(".")]
+
+
+def difference(statuses: Sequence[SeamStatus] | None = None) -> str:
+    """How the installed vLLM differs from those that were run, in words; empty where it does not."""
+    version = version_of()
+    statuses = probe_installed(installed_root(), SEAMS) if statuses is None else statuses
+    known, differing = compared(statuses, version)
+    some = ", ".join(status.seam.name for status in differing[:_SHOWN])
+    more = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
+    bodies = f"{len(differing)} bodies differ from {known}: review {some}{more}" if differing else ""
+    if version in run_with():
+        return bodies
+    return f"not run with this version, {version or 'unknown'}, but with {', '.join(run_with())}" + (
+        f"; {bodies}" if bodies else ""
+    )
+
+
+def _of_class(bases: list[_Found]) -> tuple[list[str], set[str]] | None:
+    """Names of all parameters of a class's call, and of those that need an argument; None without a class."""
     if not bases:
         return None
     init = _method(bases, "__init__")
@@ -160,13 +263,22 @@ def _method(bases: list[_Found], name: str) -> _Function | None:
     return None
 
 
-def _sets(node: ast.stmt, name: str) -> bool:
-    """Whether a class declares the attribute, or any of its methods sets it on something."""
+def _has(node: ast.stmt, name: str) -> bool:
+    """Whether a class declares the attribute, or one of its methods sets it on its first argument."""
     for member in _body(node):
         if name in _assigned(member) or (isinstance(member, _Function) and member.name == name):
             return True
-        for inner in ast.walk(member) if isinstance(member, _Function) else ():
-            if isinstance(inner, ast.Attribute) and inner.attr == name and isinstance(inner.ctx, ast.Store):
+        if not isinstance(member, _Function) or not member.args.args:
+            continue
+        own = member.args.args[0].arg
+        for inner in ast.walk(member):
+            if (
+                isinstance(inner, ast.Attribute)
+                and inner.attr == name
+                and isinstance(inner.ctx, ast.Store)
+                and isinstance(inner.value, ast.Name)
+                and inner.value.id == own
+            ):
                 return True
     return False
 
@@ -223,21 +335,28 @@ def installed_root() -> Path | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the state of every seam; 0 when all are found."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if len(given) != 1:
-        print("usage: python -m vllm_integration.seams.source_probe WHEEL_OR_DIRECTORY", file=sys.stderr)
-        return 2
-    root = Path(given[0])
-    statuses = probe_sources(zipfile.Path(root) if root.suffix == ".whl" else root)
+    """Print the state of every seam and what differs from the version that was run last; 0 when all are found."""
+    parser = argparse.ArgumentParser(prog="python -m vllm_integration.seams.source_probe")
+    parser.add_argument("root", type=Path, help="a wheel, or the directory that contains vllm/")
+    parser.add_argument("--record", metavar="VERSION", help="this version was run: keep its bodies")
+    given = parser.parse_args(arguments)
+    root = zipfile.Path(given.root) if given.root.suffix == ".whl" else given.root
+    statuses = probe_sources(root)
     for status in statuses:
-        place = f"{status.seam.module}.{status.seam.attribute}"
         detail = f": {status.detail}" if status.detail else ""
-        print(f"{status.state:8}{status.seam.name:26}{place}{detail}")
+        print(f"{status.state:8}{status.seam.name:34} {status.seam.place}{detail}")
+    version, differing = compared(statuses, version_of(root))
+    for status in differing:
+        print(f"differs {status.seam.name:34} {status.seam.place}")
     bad = [status for status in statuses if status.state != "found"]
-    print(f"{given[0]}: {len(statuses) - len(bad)} of {len(statuses)} seams found")
+    print(f"{given.root}: {len(statuses) - len(bad)} of {len(statuses)} seams found")
+    print(f"{len(differing)} bodies differ from {version}" + (": review" if differing else ""))
+    if given.record:
+        bodies = {**_bodies(), given.record: {s.seam.place: s.body for s in statuses if s.body}}
+        in_order = dict(sorted(bodies.items(), key=lambda item: [int(n) for n in item[0].split(".")]))
+        _BODIES.write_text(json.dumps(in_order, indent=1) + "\n")
     return 1 if bad else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

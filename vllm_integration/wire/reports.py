@@ -13,6 +13,10 @@ from gpu_align.step_log import SOURCES
 
 #: The source of a draft that the model's own drafter made.
 DRAFT_MODEL = SOURCES.index("draft_model")
+#: Parts of the plugin without which nothing is drafted: the drafter, the reports, and the slots in the scheduler.
+DRAFTS = DRAFTING, REPORTS, SLOTS = "drafting", "draft reports", "draft slots"
+#: That of the model's own drafter.
+INNER_DRAFTER = "inner drafter"
 #: The attribute of vLLM's `ModelRunnerOutput` that carries a `DraftReport`.
 ATTRIBUTE = "gpu_align_draft_report"
 #: Why a prediction is not used, or not all of it. The scheduler passes the index of one of these on.
@@ -68,15 +72,14 @@ class StepDrafts(NamedTuple):
 
 class DraftReport(NamedTuple):
     """drafts: those whose copies have arrived on the host, the oldest first. trimmed: request → draft slots that
-    this very step verified, where the device trims them. refused: request → one of `REFUSALS`. off: the worker
-    drafts no more. model_fails: the model's own drafter does not. graphs: place in `GRAPHS`, which comes with
-    whatever else there is."""
+    this very step verified, where the device trims them. refused: request → one of `REFUSALS`. faults: part
+    of the plugin that is off in the worker → why. graphs: place in `GRAPHS`, which comes with whatever else
+    there is."""
 
     drafts: Sequence[StepDrafts] = ()
     trimmed: Mapping[str, int] = {}
     refused: Mapping[str, str] = {}
-    off: bool = False
-    model_fails: bool = False
+    faults: Mapping[str, str] = {}
     graphs: int = 0
 
 
@@ -86,12 +89,11 @@ def attach(model_runner_output: Any, report: DraftReport) -> None:
         setattr(model_runner_output, ATTRIBUTE, report)
 
 
-def take(model_runner_output: Any) -> DraftReport:
-    """Take the report, or an empty one, off an output: vLLM has one object for all its empty ones."""
+def take(model_runner_output: Any) -> DraftReport | None:
+    """Take the report off an output, if it has one: vLLM has one object for all its empty ones."""
     report: DraftReport | None = getattr(model_runner_output, ATTRIBUTE, None)
-    if report is None:
-        return DraftReport()
-    delattr(model_runner_output, ATTRIBUTE)
+    if report is not None:
+        delattr(model_runner_output, ATTRIBUTE)
     return report
 
 

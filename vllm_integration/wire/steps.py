@@ -3,7 +3,8 @@ so that it reaches whichever front end the request came from. On both sides a ba
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from operator import add
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,6 +13,8 @@ import numpy.typing as npt
 
 #: Key in that mapping; the front end takes it out again before vLLM's tracing reads the headers.
 HEADER = "x-gpu-align-steps"
+#: Another one, with an output after which other parts of the plugin are off: JSON, part → why.
+FAULTS = "x-gpu-align-faults"
 
 Ints = npt.NDArray[np.integer[Any]]
 Counts = TypeVar("Counts", int, Ints)
@@ -96,3 +99,8 @@ def decode(texts: Sequence[str]) -> Messages:
     last = np.cumsum(sizes) // _INT.itemsize - 1
     steps, flags = np.delete(numbers, last).reshape(-1, len(Steps._fields)), numbers[last]
     return Messages(Steps(*steps.T), counts, flags & 1, flags >> 1 & 1, flags >> 2 & 3, flags >> 4)
+
+
+def tell_faults(output: Any, faults: Mapping[str, str]) -> None:
+    """Let an `EngineCoreOutput` say which parts of the plugin are off in the engine, and why."""
+    output.trace_headers = {**(output.trace_headers or {}), FAULTS: json.dumps(faults)}

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..seams.install import DraftingGuard, off_reason
+from ..seams.guard import faults
 from ..wire.reports import DraftReport, Ints, StepDrafts, attach, survival_levels
 from .miss_log import MissLog
 
@@ -99,8 +98,6 @@ class DraftReporter:
         self.step = 0
         #: Place in `GRAPHS`, once the runner has decided.
         self.graphs = 0
-        #: Whether the model's own drafter has failed.
-        self.model_fails = False
         self.free = [StepCopies(columns, device) for _ in range(batches_in_flight + _SPARE)]
         self.in_flight: deque[StepCopies] = deque()  # the oldest first
         self._misses, self._device, self._lock = misses, device, threading.Lock()
@@ -169,8 +166,7 @@ class DraftReporter:
     def attach(self, model_runner_output: Any, step: int, refused: Mapping[str, str] | None = None) -> None:
         """Attach to the output of `step` what has arrived from it or from earlier ones."""
         drafts, trimmed = self._arrived_by(step)
-        off = off_reason() is not None
-        report = DraftReport(drafts, trimmed, refused or {}, off, self.model_fails, self.graphs)
+        report = DraftReport(drafts, trimmed, refused or {}, faults(), self.graphs)
         attach(model_runner_output, report)
 
     def _arrived_by(self, now: int) -> tuple[list[StepDrafts], dict[str, int]]:
@@ -191,7 +187,7 @@ class DraftReporter:
                 if self._misses is not None and "tails" in step.copied:
                     made, more = drafts[-1], (step.host("token_ids"), step.host("tails"))
                     columns = made.position, made.source, made.length, *more
-                    self._misses.run(self._misses.take, step.req_ids, *columns)
+                    self._misses.take(step.req_ids, *columns)
                 self._release()
         return drafts, trimmed
 
@@ -211,44 +207,16 @@ def _read(step: StepCopies, now: int) -> StepDrafts:
 
 def when_it_leaves(output: Any, then: Callable[[Any], None]) -> Any:
     """`output` of a step, for which `then(ModelRunnerOutput)` is called before it goes to the scheduler: at once,
-    or, where vLLM still waits for the device, in `get_output()`. Where `then` fails, drafting is turned off."""
-    if not hasattr(output, "get_output"):
-        _tell(then, output)
-        return output
-    try:
-        return _async_output_class()(output, then)
-    except Exception as error:
-        _guard.fail(_REPORTS, error)
-        return output
-
-
-_guard, _REPORTS = DraftingGuard(), "drafts are not reported"
-
-
-def _tell(then: Callable[[Any], None], output: Any) -> None:
-    try:
+    or, where vLLM still waits for the device, in its `get_output()`."""
+    get_output = getattr(output, "get_output", None)
+    if get_output is None:
         then(output)
-    except Exception as error:
-        _guard.fail(_REPORTS, error)
-        with suppress(Exception):  # so that the scheduler grants no slots any more
-            attach(output, DraftReport(off=True))
+        return output
 
+    def with_report(*args: Any, **kwargs: Any) -> Any:
+        finished = get_output(*args, **kwargs)
+        then(finished)
+        return finished
 
-@functools.cache
-def _async_output_class() -> Any:
-    """Made late: the rest of this module works without vLLM."""
-    from vllm.v1.outputs import AsyncModelRunnerOutput
-
-    class OutputWithReport(AsyncModelRunnerOutput):  # type: ignore[misc]  # vLLM is not typed for us
-        def __init__(self, output: Any, then: Callable[[Any], None]) -> None:
-            self._output, self._then = output, then
-
-        def get_output(self) -> Any:
-            finished = self._output.get_output()
-            _tell(self._then, finished)
-            return finished
-
-        def get_kv_connector_output(self) -> Any:  # asked for since vLLM 0.33, where `get_output` fails
-            return self._output.get_kv_connector_output()
-
-    return OutputWithReport
+    output.get_output = with_report
+    return output

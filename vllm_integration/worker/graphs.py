@@ -24,7 +24,8 @@ from vllm.v1.worker.gpu.attn_utils import get_varlen_cudagraph_unsupported_backe
 from ..config import engine_config as adaptive
 from ..config.in_use import drafts_predictions, inner_tokens
 from ..config.settings import Settings
-from ..seams.install import seam, shown_error, strict
+from ..seams.guard import shown_error, strict
+from ..seams.install import seam
 from ..wire.reports import GRAPHS
 
 logger = logging.getLogger("vllm.gpu_align")

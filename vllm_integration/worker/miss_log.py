@@ -27,7 +27,7 @@ from gpu_align.recipes import Misses, count_misses, fingerprint
 from gpu_align.recipes.pack import MAX_BYTES, Miss, line_of, write_at_once
 
 from ..config.settings import Settings
-from ..seams.install import Guard, guarded
+from ..seams.guard import guarded
 from ..wire.reports import Ints
 from .startup import WorkerLog, encoder_of, logs_here, tokenizer_of
 
@@ -75,22 +75,24 @@ class MissLog(WorkerLog):
         self._lock, self._writing = threading.Lock(), threading.Lock()
         self._closed = threading.Event()
         self._drafts = 0
+        setting = "GPU_ALIGN_RECIPE_MISSES"
         super().__init__(
-            "GPU_ALIGN_RECIPE_MISSES", path.parent, "counts no recipe misses", then=self._requests.clear
+            "recipe misses", "counts no recipe misses", setting, path.parent, then=self._requests.clear
         )
-        self.run(self._open)
+        self.guard.run(self._open)
         if self.on:
             threading.Thread(target=self._keep_writing, name="gpu_align-misses", daemon=True).start()
         # vLLM's workers are children of multiprocessing, which do not run what `atexit` knows.
         util.Finalize(None, self.close, exitpriority=10)
 
+    @guarded
     def add(self, req_id: str, prompt_len: int) -> None:
         """A request that is drafted for arrives, or returns."""
-        if self.on:
-            self._requests.setdefault(req_id, _FollowedMisses(prompt_len))
-            if len(self._requests) > _MAX_REQUESTS:
-                self._requests.popitem(last=False)
+        self._requests.setdefault(req_id, _FollowedMisses(prompt_len))
+        if len(self._requests) > _MAX_REQUESTS:
+            self._requests.popitem(last=False)
 
+    @guarded
     def finish(self, req_ids: Iterable[str]) -> None:
         """Requests have finished."""
         for req_id in req_ids:
@@ -101,6 +103,7 @@ class MissLog(WorkerLog):
         """[B, tail_len] the last tokens of these rows; of shorter ones anything first. None if the log is off."""
         return token_ids[rows[:, None], (total_len[rows][:, None] + self._back).clamp_(min=0)]
 
+    @guarded
     def take(
         self,
         req_ids: Sequence[str],
@@ -130,13 +133,13 @@ class MissLog(WorkerLog):
     def close(self) -> None:
         """Write what has been counted, for the last time."""
         self._closed.set()
-        self.run(self._write)
+        self.guard.run(self._write)
 
     def _keep_writing(self) -> None:
         written, seen = time.monotonic(), self._drafts
         while self.on and not self._closed.wait(min(EVERY, IDLE)):
             if self._drafts == seen or time.monotonic() - written >= EVERY:
-                self.run(self._write)
+                self.guard.run(self._write)
                 written = time.monotonic()
             seen = self._drafts
 
@@ -203,12 +206,8 @@ def open_miss_log(
     if not directory or recipes is None or not logs_here(vllm_config):
         return None
 
-    def make() -> MissLog:
-        path = Path(directory) / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.misses.json"
-        tokenizer = fingerprint(encoder_of(tokenizer_of(vllm_config.model_config)))
-        misses = Misses(tokenizer, shapes_only=shapes_only)
-        return MissLog(path, misses, recipes, num_draft_tokens, device)
-
-    told = Guard(f"(GPU_ALIGN_RECIPE_MISSES={directory!r})")
-    log: MissLog | None = told.run("counts no recipe misses", make)
-    return log if log is not None and log.on else None
+    path = Path(directory) / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.misses.json"
+    tokenizer = fingerprint(encoder_of(tokenizer_of(vllm_config.model_config)))
+    misses = Misses(tokenizer, shapes_only=shapes_only)
+    log = MissLog(path, misses, recipes, num_draft_tokens, device)
+    return log if log.on else None

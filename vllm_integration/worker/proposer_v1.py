@@ -18,10 +18,11 @@ import numpy.typing as npt
 import torch
 
 from ..config.in_use import drafts_predictions
-from ..seams.install import DraftingGuard, guarded, install, off_reason, seam, shown_reason, watch
+from ..seams.guard import faults
+from ..seams.install import install, seam, watch
 from ..wire.reports import DraftReport, StepDrafts, attach
 from ..wire.request import RequestContent
-from .request_drafter import DRAFTING, RequestDrafter, ours
+from .request_drafter import RequestDrafter, ours
 from .requests import StopRule, stop_rule, take_refusals
 
 logger = logging.getLogger("vllm.gpu_align")
@@ -52,12 +53,10 @@ class PredictedOutputsProposer(RequestDrafter):
 
     def __init__(self, vllm_config: Any) -> None:
         watch()  # harmless again; vLLM may have been told to load other plugins only
-        install("v1")
-        install("usage_v1")
-        if reason := install("seeds"):
-            logger.warning("gpu_align leaves seeds beside long prompts to vLLM: %s", shown_reason(reason))
+        for group in ("v1", "usage_v1", "parameters_v1", "seeds"):
+            install(group)
         max_context_len = int(vllm_config.model_config.max_model_len)
-        super().__init__(vllm_config, max_context_len, DraftingGuard(then=self._forget))
+        super().__init__(vllm_config, max_context_len)
         max_slots = int(vllm_config.scheduler_config.max_num_seqs)
         self.requests: dict[str, _Request] = {}
         #: Of requests in the batch that have sampled a token.
@@ -70,10 +69,7 @@ class PredictedOutputsProposer(RequestDrafter):
         self._batch: Any = None
         self._scheduled: dict[str, list[int]] = {}
         self._drafts: list[StepDrafts] = []
-        try:
-            self.make(vllm_config, max_slots, "cpu")
-        except Exception as error:
-            self.guard.fail(DRAFTING, error)
+        self.start(partial(self.make, vllm_config, max_slots, "cpu"))
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Nothing to load."""
@@ -89,7 +85,7 @@ class PredictedOutputsProposer(RequestDrafter):
         prefilling. num_tokens_no_spec: [≥ rows] tokens of each, these included. token_ids_cpu: [≥ rows, …]."""
         drafts: list[list[int]] | None = None
         if self.requests and self._batch is not None:
-            drafts = self.run(self._propose, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+            drafts = self.guard.run(self._propose, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
         return [[] for _ in sampled_token_ids] if drafts is None else drafts
 
     def has_nothing_to_report(self) -> bool:
@@ -98,16 +94,15 @@ class PredictedOutputsProposer(RequestDrafter):
     def report(self) -> Callable[[Any], None]:
         """Of what the last step proposed; of nothing when asked again."""
         drafts, self._drafts = self._drafts, []
-        return partial(attach, report=DraftReport(drafts, {}, take_refusals(), off=off_reason() is not None))
+        return partial(attach, report=DraftReport(drafts, {}, take_refusals(), faults()))
 
-    @guarded
     def observe(self, runner: Any, scheduler_output: Any) -> None:
         """What `_update_states` has just made of the scheduler's output: once a step, also when it is empty."""
         self._batch = runner.input_batch
         self._scheduled = scheduler_output.scheduled_spec_decode_tokens
         self._finish(scheduler_output.finished_req_ids)
         for new in scheduler_output.scheduled_new_reqs:
-            self._admit(new.req_id, new.sampling_params)
+            self.for_request(new.req_id, self._admit, new.req_id, new.sampling_params)
         # Preempted, or not scheduled this step: the slot is worth more to somebody else, and a draft can
         # be rebuilt from the tokens whenever the request returns.
         for req_id in self.slots.keys() - self._batch.req_id_to_index.keys():
@@ -116,7 +111,7 @@ class PredictedOutputsProposer(RequestDrafter):
     def _admit(self, req_id: str, params: Any) -> None:
         if req_id in self.requests:  # a streaming-input request is sent again with a longer prompt
             self._finish([req_id])
-        if params is None or without_drafts(params):
+        if params is None or self.drafter is None or without_drafts(params):
             return
         content = self.open(req_id, params)
         if content is not None:
@@ -135,7 +130,11 @@ class PredictedOutputsProposer(RequestDrafter):
         if slot is not None:
             self._free.append(slot)
             self.requests[req_id].synced = 0
-            self.drafter.remove(slot)
+            self.for_request(req_id, self.drafter.remove, slot)
+
+    def start_over(self) -> None:
+        for req_id in [*self.slots]:
+            self._release(req_id)
 
     def _propose(
         self,
@@ -145,7 +144,7 @@ class PredictedOutputsProposer(RequestDrafter):
     ) -> list[list[int]]:
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         num_sampled = list(map(len, sampled_token_ids))
-        if self.log is not None:
+        if self.log is not None and self.log.on:
             scheduled = (self._scheduled.get(req_id, ()) for req_id in self._batch.req_ids)
             # −1 are placeholders that vLLM schedules to keep the batch uniform; nobody proposed them.
             slots = [sum(token >= 0 for token in tokens) for tokens in scheduled]
@@ -158,11 +157,14 @@ class PredictedOutputsProposer(RequestDrafter):
             if request is None or not sampled:
                 continue
             total_len = int(num_tokens_no_spec[row])
-            most = min(self.num_draft_tokens, self.max_context_len - total_len - 1)
-            room = request.stop.room(sampled, total_len - request.prompt_len, most)
-            if room and self._sync(req_id, request, token_ids_cpu[row], total_len):
+            room = self.for_request(
+                req_id, self._room_of, req_id, request, sampled, token_ids_cpu[row], total_len
+            )
+            if room:
                 places.append(row)
                 rooms.append(room)
+            elif room is None:
+                self._finish([req_id])
         if places:
             req_ids = [self._batch.req_ids[row] for row in places]
             draft = self._draft(req_ids, [num_sampled[row] for row in places], rooms)
@@ -183,7 +185,8 @@ class PredictedOutputsProposer(RequestDrafter):
         if (misses := self.miss_log) is not None:
             tails = misses.tails_of(self.token_ids, self.total_len, slots)
             columns = (draft.source, draft.length, draft.token_ids, tails)
-            misses.run(lambda: misses.take(req_ids, total_len, *(column.numpy() for column in columns)))
+            if tails is not None:
+                misses.take(req_ids, total_len, *(column.numpy() for column in columns))
         draft.length.clamp_(max=torch.tensor(rooms, dtype=torch.int32))
         draft.source.mul_(draft.length > 0)
         if self.log is not None:
@@ -192,6 +195,14 @@ class PredictedOutputsProposer(RequestDrafter):
         survival = np.zeros((len(req_ids), 0), dtype=np.uint8)
         self._drafts = [StepDrafts(req_ids, 0, total_len, lengths, sources, survival)]
         return draft
+
+    def _room_of(
+        self, req_id: str, request: _Request, sampled: list[int], row: npt.NDArray[np.int32], total_len: int
+    ) -> int:
+        """How many drafts of a request can become output; 0 where the drafter refuses it."""
+        most = min(self.num_draft_tokens, self.max_context_len - total_len - 1)
+        room = request.stop.room(sampled, total_len - request.prompt_len, most)
+        return room if room and self._sync(req_id, request, row, total_len) else 0
 
     def _sync(self, req_id: str, request: _Request, row: npt.NDArray[np.int32], total_len: int) -> bool:
         """Bring the request's slot up to its tokens; False when the drafter refuses its prediction."""
@@ -210,10 +221,6 @@ class PredictedOutputsProposer(RequestDrafter):
         self._lengths[slot] = total_len
         request.synced = total_len
         return True
-
-    def _forget(self) -> None:
-        self.requests.clear()
-        self._drafts = []
 
 
 #: By this name a speculative configuration asks for it.
@@ -269,7 +276,7 @@ def apply_budget(
         self.in_spec_mode = spec_mode
 
 
-@seam("v1.build_logitsprocs")
+@seam("parameters_v1.build_logitsprocs")
 def build_processors(
     original: Callable[..., Any],
     vllm_config: Any,

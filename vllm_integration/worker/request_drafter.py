@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -14,9 +15,10 @@ from gpu_align.ops.constants import ALL_PACKS
 from gpu_align.tools.explain import Explainer
 
 from ..config.settings import Settings
-from ..seams.install import DraftingGuard, off_reason, seam, shown_error, shown_id
+from ..seams.guard import Guard, faults, shown_fault, shown_id
+from ..seams.install import off_reason, seam
 from ..wire import request as wire
-from ..wire.reports import DraftReport, attach
+from ..wire.reports import DRAFTING, REPORTS, DraftReport, attach
 from .draft_reporter import when_it_leaves
 from .miss_log import MissLog, open_miss_log
 from .requests import any_refusals, open_request, refuse
@@ -34,16 +36,27 @@ def _tell_of_no_room() -> None:
     )
 
 
-DRAFTING = "drafting failed"
-
-
 class RequestDrafter:
     """A worker's drafter, and the requests that it is given. A `GPU_ALIGN_*` variable that cannot be read is
-    a `ValueError`; whatever else fails turns drafting off, with one ERROR line; but see `DraftingGuard`."""
+    a `ValueError`. Whatever else fails costs the drafts of one request or of one step, after three steps in a row
+    those of all requests for a minute; at the start, where the drafter is made, all of them for good.
 
-    def __init__(self, vllm_config: Any, max_context_len: int, guard: DraftingGuard) -> None:
+    num_ranks, clock: as of `Guard`.
+    """
+
+    def __init__(
+        self,
+        vllm_config: Any,
+        max_context_len: int,
+        num_ranks: int = 1,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
         self.settings = Settings.of(vllm_config)
-        self.guard = guard
+        self.guard = Guard(
+            DRAFTING, "drafts nothing", core=True, clock=clock, num_ranks=num_ranks, then=self.start_over
+        )
+        #: Of reports. Where it is off the scheduler grants no slots, and all ranks draft on alike.
+        self.reporting = Guard(REPORTS, "reports no drafts", core=True)
         self.num_draft_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
         self.vocab_size = int(vllm_config.model_config.get_vocab_size())
         self.max_context_len = max_context_len
@@ -53,8 +66,18 @@ class RequestDrafter:
         self.log: DebugLog | None = None
         self.miss_log: MissLog | None = None
 
+    def start(self, step: Callable[[], object]) -> None:
+        """Run what makes the drafter; where that fails, nothing is drafted until the process ends."""
+        if reason := off_reason():
+            self.guard.end(reason)
+            return
+        try:
+            step()
+        except Exception as error:
+            self.guard.end(error)
+
     def make(self, vllm_config: Any, max_slots: int, device: Any, **more: Any) -> None:
-        """Make what only drafting needs; a server where that fails serves without drafts. more: of the drafter."""
+        """Make the drafter, and the logs. more: of the drafter."""
         settings, K = self.settings, self.num_draft_tokens
         self.recipes = load_recipes(settings, vllm_config)
         with compiling("the drafter's step"):
@@ -70,11 +93,13 @@ class RequestDrafter:
                 max_prediction_tokens=settings.prediction_room(max_slots, self.capacity),
                 **more,
             )
-        self.log = open_log(settings, K, vllm_config, self.explainer_of)
-        self.miss_log = open_miss_log(settings, self.recipes, K, vllm_config, device)
-        if self.log is not None and off_reason() is None:
+        open_logs = Guard("step log", "writes no step logs")
+        self.log = open_logs.run(open_log, settings, K, vllm_config, self.explainer_of)
+        if self.log is not None:
             with compiling("what the step log explains drafts with"):
-                self.log.run(lambda: self.explainer_of(wire.RequestContent(), 0).at([0]))
+                self.log.guard.run(lambda: self.explainer_of(wire.RequestContent(), 0).at([0]))
+        open_misses = Guard("recipe misses", "counts no recipe misses")
+        self.miss_log = open_misses.run(open_miss_log, settings, self.recipes, K, vllm_config, device)
         if jit.not_kept and (self.log is not None or str(device) == "cpu"):
             how = "compiled anew with each start" if jit.COMPILED else "slow, in plain Python"
             logger.warning("gpu_align's code on the host is %s: %s", how, jit.not_kept)
@@ -92,28 +117,42 @@ class RequestDrafter:
             is_related=content.kind == wire.TextKind.RELATED_MEMORY,
         )
 
-    def run(self, step: Callable[..., Any], *args: Any) -> Any:
-        """`step(*args)`, a step of drafting; None once drafting is off."""
-        return self.guard.run(DRAFTING, step, *args)
+    def start_over(self) -> None:
+        """Forget what the drafter knows of requests: a step that failed may have left it half changed."""
+        raise NotImplementedError
+
+    def for_request(self, req_id: str, step: Callable[..., Any], *args: Any) -> Any:
+        """`step(*args)`; None where that fails, which costs the drafts of this request alone."""
+        try:
+            return step(*args)
+        except Exception as error:
+            self.guard.raise_if_wrong(error)
+            self.guard.tell(f"for request {shown_id(req_id)}", error)
+            return None
 
     def report(self) -> Callable[[Any], None]:
         """What attaches the step's draft report to its output, when that leaves the worker."""
-        return partial(attach, report=DraftReport(off=True))
+        raise NotImplementedError
 
     def has_nothing_to_report(self) -> bool:
         """Whether no request has drafts, and none are on their way."""
-        return False
+        raise NotImplementedError
 
     def leaves(self, output: Any) -> Any:
         """The output of a step of the runner, with a draft report."""
-        if self.has_nothing_to_report() and not any_refusals() and off_reason() is None:
+        if self.has_nothing_to_report() and not any_refusals() and not faults():
             return output
         try:
-            then = self.report()
+            return when_it_leaves(output, partial(self._attach, self.report()))
         except Exception as error:
-            self.guard.fail(DRAFTING, error)
-            then = RequestDrafter.report(self)
-        return when_it_leaves(output, then)
+            self.reporting.fail(error)
+            attach_faults(output)
+            return output
+
+    def _attach(self, report: Callable[[Any], None], output: Any) -> None:
+        self.reporting.run(report, output)
+        if self.reporting.is_off:
+            attach_faults(output)
 
     def open(self, req_id: str, sampling_params: Any) -> wire.RequestContent | None:
         """`open_request` with what this drafter has."""
@@ -158,10 +197,10 @@ class RequestDrafter:
                 related=content.kind == wire.TextKind.RELATED_MEMORY,
             )
         except Exception as error:
-            if not isinstance(error, (TypeError, ValueError)) and self.guard.raises(error):
-                raise
+            if not isinstance(error, (TypeError, ValueError)):
+                self.guard.raise_if_wrong(error)
             logger.warning(
-                "Request %s is served without its prediction: %s", shown_id(req_id), shown_error(error)
+                "Request %s is served without its prediction: %s", shown_id(req_id), shown_fault(error)
             )
             return None
         if held:
@@ -172,6 +211,12 @@ class RequestDrafter:
         else:
             _tell_of_no_room()
         return content._replace(token_ids=content.token_ids[:0])
+
+
+def attach_faults(output: Any) -> None:
+    """So that the scheduler grants no slots."""
+    with suppress(Exception):
+        attach(output, DraftReport(faults=faults()))
 
 
 def ours(runner: Any) -> Any:

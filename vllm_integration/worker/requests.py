@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from ..seams.install import shown_id, shown_reason
+from ..seams.guard import shown_id, shown_reason
 from ..wire import request as wire
 
 logger = logging.getLogger("vllm.gpu_align")

@@ -5,9 +5,8 @@
 from __future__ import annotations
 
 import functools
-import logging
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -21,15 +20,18 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from ..config import engine_config
 from ..config.in_use import inner_tokens
-from ..seams.install import DraftingGuard, guarded, install, off_reason, seam, shown_error
-from ..wire.reports import DRAFT_MODEL
+from ..seams.guard import PAUSE, Guard
+from ..seams.install import install, seam
+from ..wire.reports import DRAFT_MODEL, INNER_DRAFTER
+from ..wire.request import RequestContent
 from .draft_reporter import DraftReporter
-from .request_drafter import DRAFTING, RequestDrafter, ours
+from .request_drafter import RequestDrafter, attach_faults, ours
 from .requests import take_refusals
 from .startup import compiling
+from .step_log import DebugLog
 
-logger = logging.getLogger("vllm.gpu_align")
-
+#: Steps that count as the seconds of `PAUSE` where ranks have to draft alike.
+PAUSE_STEPS = 3000
 #: Requests of so many tokens, and those that return with output, are prepared beside their prefill.
 PREPARED_LEN = 512
 
@@ -48,8 +50,11 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
 
     def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
         max_slots, max_context_len = req_states.all_token_ids.gpu.shape
-        guard = DraftingGuard(int(vllm_config.parallel_config.tensor_parallel_size))
-        super().__init__(vllm_config, max_context_len, guard)
+        parallel = vllm_config.parallel_config
+        tp_size, self._steps = int(parallel.tensor_parallel_size), 0
+        clock = None if tp_size == 1 else lambda: self._steps * PAUSE / PAUSE_STEPS
+        super().__init__(vllm_config, max_context_len, tp_size, clock)
+        self.num_ranks = tp_size * int(getattr(parallel, "data_parallel_size", 1))
         self.req_states = req_states
         # What vLLM's adaptive verification trims by.
         self._speculative = vllm_config.speculative_config
@@ -57,10 +62,11 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
             (max_slots, self.num_draft_tokens), dtype=torch.float32, device=device
         )
         self._occupied = np.zeros(max_slots, dtype=np.bool_)
-        #: Rows that are occupied. A step without one is vLLM's, but for this number's test.
-        self._num_occupied = 0
-        parallel = vllm_config.parallel_config
-        self.num_ranks = int(parallel.tensor_parallel_size) * int(getattr(parallel, "data_parallel_size", 1))
+        #: Row → its request, what that is drafted from, and the length of its prompt. A step without one is
+        #: vLLM's, but for this test.
+        self._held: dict[int, tuple[str, RequestContent, int]] = {}
+        #: Whether the drafter has to be given all of them again.
+        self._starts_over = False
         #: The same on the device, where vLLM's own drafter drafts for the others.
         self._is_ours = torch.zeros(
             max_slots if inner_tokens(vllm_config) else 0, dtype=torch.bool, device=device
@@ -68,26 +74,26 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         self._nothing = torch.zeros((max_slots, self.num_draft_tokens), dtype=torch.int64, device=device)
         self._idle = torch.zeros(max_slots, dtype=torch.int32, device=device)
         self.reporter: Any = None
+        #: Of the model's own drafter, where there is one.
+        self.inner = Guard(INNER_DRAFTER, "uses no drafter of the model's")
         batches_in_flight = int(getattr(vllm_config, "max_concurrent_batches", 1))
-        try:
-            _make_dense(req_states, device)
-            self.make(vllm_config, max_slots, device, backend="triton")
-            self.reporter = DraftReporter(
-                max_slots, self.num_draft_tokens, device, batches_in_flight, self.miss_log
-            )
-        except Exception as error:
-            self.guard.fail(DRAFTING, error)
-        self.run(self._compile)
+        self.start(partial(self._make_all, vllm_config, device, batches_in_flight))
+
+    def _make_all(self, vllm_config: Any, device: torch.device, batches_in_flight: int) -> None:
+        states, max_slots = self.req_states, len(self._occupied)
+        _make_dense(states, device)
+        self.make(vllm_config, max_slots, device, backend="triton")
+        # Nothing else makes sure that a dummy run comes before the first request.
+        with compiling("the drafter's kernel"):
+            self.drafter.warm_up(states.all_token_ids.gpu, states.total_len.gpu)
+        self.reporter = DraftReporter(
+            max_slots, self.num_draft_tokens, device, batches_in_flight, self.miss_log
+        )
 
     @property
     def enable_adaptive_verification(self) -> bool:
         """Whether vLLM shall trim our drafts; by the time it asks, that may have been refused."""
         return bool(self._speculative.enable_adaptive_verification)
-
-    def _compile(self) -> None:
-        """Nothing else makes sure that a dummy run comes before the first request."""
-        with compiling("the drafter's kernel"):
-            self.drafter.warm_up(self.req_states.all_token_ids.gpu, self.req_states.total_len.gpu)
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         """Nothing to set up: the step is one launch outside the model's graphs."""
@@ -95,58 +101,76 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
     def capture(self) -> None:
         """Nothing to capture."""
 
-    @guarded
     def observe_new(self, scheduler_output: Any) -> None:
         """The runner has given rows to the new requests of a step, and to those that resume."""
-        states, long = self.req_states, []
+        long: list[int] = []
         for new in scheduler_output.scheduled_new_reqs:
-            slot = states.req_id_to_index[new.req_id]
-            prompt_len, num_tokens = int(states.prompt_len.np[slot]), int(states.prefill_len.np[slot])
-            self.add_request(new.req_id, slot, prompt_len, new.sampling_params)
-            if self._occupied[slot] and (num_tokens >= PREPARED_LEN or num_tokens > prompt_len):
-                long.append(slot)
-        if long:
-            self.drafter.prepare(states.all_token_ids.gpu, states.total_len.gpu, long)
+            self.for_request(new.req_id, self._observe, new, long)
+        if long and not self._starts_over:
+            states = self.req_states
+            try:
+                self.drafter.prepare(states.all_token_ids.gpu, states.total_len.gpu, long)
+            except Exception as error:
+                self.guard.fail(error)
 
-    @guarded
+    def _observe(self, new: Any, long: list[int]) -> None:
+        states = self.req_states
+        slot = states.req_id_to_index[new.req_id]
+        prompt_len, num_tokens = int(states.prompt_len.np[slot]), int(states.prefill_len.np[slot])
+        self.add_request(new.req_id, slot, prompt_len, new.sampling_params)
+        if slot in self._held and (num_tokens >= PREPARED_LEN or num_tokens > prompt_len):
+            long.append(slot)
+
     def observe_gone(self, req_id: str) -> None:
         """The runner is about to free the row of a request: finished, aborted or preempted."""
         slot = self.req_states.req_id_to_index.get(req_id)
         if slot is not None:
             self.remove_slot(slot)
 
-    @guarded
     def add_request(self, req_id: str, slot: int, prompt_len: int, sampling_params: Any) -> None:
         """A request got row `slot`, maybe after a preemption, with more tokens than its prompt: upload its
         prediction. The next step rebuilds what is known of it from its tokens."""
         self.remove_slot(slot)
-        if sampling_params is None:
+        content = (
+            None if sampling_params is None or self.drafter is None else self.open(req_id, sampling_params)
+        )
+        if content is not None and not self._starts_over:
+            content = self.add(slot, req_id, content, prompt_len)
+        if content is None:
             return
-        content = self.open(req_id, sampling_params)
-        held = None if content is None else self.add(slot, req_id, content, prompt_len)
-        if held is None:
-            return
+        self._held[slot] = req_id, content, prompt_len
         self._occupied[slot] = True
-        self._num_occupied += 1
         self._is_ours[slot : slot + 1] = True
-        self.follow(req_id, held, prompt_len, sampling_params)
+        self.follow(req_id, content, prompt_len, sampling_params)
 
     def remove_slot(self, slot: int) -> None:
         """Row `slot` no longer belongs to its request. Harmless when nothing is drafted for it."""
-        if self._occupied[slot]:
+        if (held := self._held.pop(slot, None)) is not None:
             self._occupied[slot] = False
-            self._num_occupied -= 1
             self._is_ours[slot : slot + 1] = False
+            if not self._starts_over:
+                self.for_request(held[0], self.drafter.remove, slot)
+
+    def start_over(self) -> None:
+        self._starts_over = True
+
+    def _add_all(self) -> None:
+        """Give the drafter all requests again, as after a preemption."""
+        for slot in range(len(self._occupied)):
             self.drafter.remove(slot)
+        self._starts_over = False
+        for slot, (req_id, content, prompt_len) in [*self._held.items()]:
+            if self.add(slot, req_id, content, prompt_len) is None:
+                self.remove_slot(slot)
 
     def has_nothing_to_report(self) -> bool:
-        reporter = self.reporter
-        return not (self._num_occupied or reporter is None or reporter.in_flight or reporter.model_fails)
+        return not (self._held or (self.reporter is not None and self.reporter.in_flight))
 
     def report(self) -> Callable[[Any], None]:
-        if self.reporter is None:
-            return super().report()
-        return partial(self.reporter.attach, step=self.reporter.step, refused=take_refusals())
+        reporter = self.reporter
+        if reporter is None:
+            return attach_faults
+        return partial(reporter.attach, step=reporter.step, refused=take_refusals())
 
     @torch.inference_mode()
     def propose(
@@ -173,11 +197,13 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         """
         num_reqs = len(input_batch.req_ids)
         drafts: torch.Tensor | None = None
-        if dummy_run or self._num_occupied or self.reporter is None:
-            drafts = self.run(self._propose, input_batch, num_reqs, num_sampled, dummy_run, models)
+        self._steps += 1
+        if dummy_run or self._held:
+            drafts = self.guard.run(self._propose, input_batch, num_reqs, num_sampled, dummy_run, models)
         else:
-            if self.reporter.in_flight:  # of a step before, or on a rank whose outputs are not used
-                self.run(self.reporter.begin_step)
+            # Of a step before, or on a rank whose outputs are not used.
+            if self.reporter is not None and self.reporter.in_flight:
+                self.reporter.begin_step()
             if num_speculative_tokens == 0:
                 return self._nothing[:num_reqs]  # which the runner overwrites
         if drafts is None:
@@ -189,6 +215,8 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
     def _propose(
         self, input_batch: Any, num_reqs: int, num_sampled: Any, dummy_run: bool, models: torch.Tensor | None
     ) -> torch.Tensor | None:
+        if self._starts_over:
+            self._add_all()
         self.reporter.begin_step()
         if dummy_run:
             num_sampled = self._idle[:num_reqs]
@@ -201,8 +229,7 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         req_ids, host_rows = input_batch.req_ids, input_batch.idx_mapping_np
         started = time.perf_counter_ns()
         if log is not None:
-            slots = _verified(input_batch, trims)
-            log.settle(req_ids, host_rows, slots, num_sampled.tolist(), total_len, token_ids)
+            log.guard.run(_settle, log, input_batch, trims, num_sampled, total_len, token_ids)
         draft = self.drafter.propose(token_ids, total_len, rows, num_sampled)
         if models is not None:
             self._choose(models, input_batch, draft.token_ids, draft.length, draft.source)
@@ -270,14 +297,22 @@ def _put_models(  # type: ignore[no-untyped-def]
     tl.store(drafts_ptr + b * draft_row + k * draft_column, tokens, mask=taken)
 
 
-def _verified(batch: Any, trims: bool) -> Sequence[int]:
-    """[B] draft slots that a step verified: what the device kept, of one logit more, not what was scheduled."""
-    if batch.num_draft_tokens_per_req is None:
-        return [0] * len(batch.req_ids)
-    kept: Sequence[int] = (
-        (batch.cu_num_logits.diff() - 1).tolist() if trims else batch.num_draft_tokens_per_req
-    )
-    return kept
+def _settle(
+    log: DebugLog,
+    batch: Any,
+    trims: bool,
+    num_sampled: torch.Tensor,
+    total_len: torch.Tensor,
+    token_ids: torch.Tensor,
+) -> None:
+    """Log a step with the draft slots that it verified: what the device kept, of one logit more, not what was
+    scheduled."""
+    slots = batch.num_draft_tokens_per_req
+    if slots is None:
+        slots = [0] * len(batch.req_ids)
+    elif trims:
+        slots = (batch.cu_num_logits.diff() - 1).tolist()
+    log.settle(batch.req_ids, batch.idx_mapping_np, slots, num_sampled.tolist(), total_len, token_ids)
 
 
 def _make_dense(req_states: Any, device: torch.device) -> None:
@@ -296,9 +331,7 @@ def make_speculator(
 ) -> Any:
     """Our speculator, with the runner's methods wrapped so that it hears of requests; or vLLM's own, which
     `original` makes, with ours inside."""
-    if install("v2"):
-        # The engine is configured for drafts and has to get some; these will be none.
-        logger.warning("gpu_align proposes nothing: %s", off_reason())
+    install("v2")  # where that fails the engine, which is configured for drafts, gets empty ones
     engine_config.prepare(vllm_config)
     if not inner_tokens(vllm_config) or original is None:
         return PredictedOutputsSpeculator(vllm_config, device, req_states)
@@ -318,7 +351,6 @@ def with_predictions(inner: Any, predicted: PredictedOutputsSpeculator) -> Any:
 def _with_predictions(base: Hashable) -> Any:
     class WithPredictions(base):  # type: ignore[misc, valid-type]  # not typed for us
         predicted: PredictedOutputsSpeculator
-        has_failed = False
 
         def propose(
             self,
@@ -336,7 +368,7 @@ def _with_predictions(base: Hashable) -> Any:
             given = input_batch, attn_metadata, slot_mappings, *hidden, num_sampled, *args
             dummy_run = bool(kwargs.get("dummy_run"))
             models: torch.Tensor | None = None
-            if not self.has_failed:
+            if not self.predicted.inner.is_off:
                 if num_speculative_tokens is not None:  # ours; 0 where no request can use a draft
                     kwargs["num_speculative_tokens"] = min(num_speculative_tokens, self.num_speculative_steps)
                 try:
@@ -344,12 +376,7 @@ def _with_predictions(base: Hashable) -> Any:
                 except Exception as error:
                     if dummy_run or self.predicted.num_ranks > 1:
                         raise  # a start, or ranks that would part
-                    self.has_failed = True
-                    if self.predicted.reporter is not None:
-                        self.predicted.reporter.model_fails = True
-                    logger.error(
-                        "gpu_align goes on without the model's drafter: %s", shown_error(error), exc_info=True
-                    )
+                    self.predicted.inner.end(error)
             return self.predicted.propose(
                 input_batch,
                 num_sampled=num_sampled,
@@ -364,9 +391,14 @@ def _with_predictions(base: Hashable) -> Any:
 def add_requests(
     original: Callable[..., Any], self: Any, scheduler_output: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """`GPUModelRunner.add_requests`, after which our speculator learns the new rows and predictions."""
+    """`GPUModelRunner.add_requests`, before which finished requests' logs are written, and after which our
+    speculator learns the new rows and predictions."""
+    new, finished = scheduler_output.scheduled_new_reqs, scheduler_output.finished_req_ids
+    speculator = ours(self) if new or finished else None
+    if speculator is not None:
+        speculator.finish(finished)
     result = original(self, scheduler_output, *args, **kwargs)
-    if scheduler_output.scheduled_new_reqs and (speculator := ours(self)) is not None:
+    if speculator is not None and new:
         speculator.observe_new(scheduler_output)
     return result
 
@@ -377,13 +409,3 @@ def remove_request(original: Callable[..., Any], self: Any, req_id: str, *args: 
     if (speculator := ours(self)) is not None:
         speculator.observe_gone(req_id)
     return original(self, req_id, *args, **kwargs)
-
-
-@seam("v2.finish_requests")
-def finish_requests(
-    original: Callable[..., Any], self: Any, scheduler_output: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """`GPUModelRunner.finish_requests`, before which finished requests' step logs are written."""
-    if scheduler_output.finished_req_ids and (speculator := ours(self)) is not None:
-        speculator.finish(scheduler_output.finished_req_ids)
-    return original(self, scheduler_output, *args, **kwargs)

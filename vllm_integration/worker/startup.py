@@ -25,7 +25,8 @@ from gpu_align.recipes.pack import SHIPPED, write_at_once
 from gpu_align.recipes.tokenize import Encode
 
 from ..config.settings import SHIPPED_RECIPES, SHOWN_HASH, Settings, load_pack
-from ..seams.install import Guard, install, shown_error, shown_reason
+from ..seams.guard import Guard, shown_error, shown_reason
+from ..seams.install import install
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -56,8 +57,7 @@ def load_recipes(settings: Settings, vllm_config: Any) -> Recipes | None:
     """
     if not settings.packs:
         return None
-    if reason := install("recipes"):
-        _go_without(settings.recipes, reason)
+    if install("recipes"):
         return None
     parallel = vllm_config.parallel_config
     if int(parallel.prefill_context_parallel_size) > 1:  # its ranks must agree too, and are in another group
@@ -68,7 +68,7 @@ def load_recipes(settings: Settings, vllm_config: Any) -> Recipes | None:
     from vllm.distributed.parallel_state import get_tp_group
 
     group = get_tp_group()
-    if group.rank_in_group == 0:
+    if logs_here(vllm_config):
         made: Recipes | None = group.broadcast_object(_make(settings, vllm_config.model_config), src=0)
         return made
     sent = group.broadcast_object(None, src=0)
@@ -244,25 +244,22 @@ def compiling(what: str) -> Iterator[None]:
 
 class WorkerLog:
     """A log that a setting asks for, with texts of requests in a directory of its own. Whatever fails turns the
-    log off, with one ERROR line that says what it no longer does, and nothing else. then: called behind it."""
+    log off, and nothing else: see `Guard`, of which these are arguments."""
 
-    def __init__(self, setting: str, directory: Path, fails: str, *, then: Callable[[], object]) -> None:
-        self._fails = fails
-        self._guard = Guard(f"any more ({setting}={str(directory)!r})", spared=(OSError,), then=then)
-        self.run(make_private, setting, directory)
+    def __init__(
+        self, part: str, costs: str, setting: str, directory: Path, *, then: Callable[[], object]
+    ) -> None:
+        self.guard = Guard(part, costs, spared=(OSError,), then=then)
+        self.guard.run(make_private, setting, directory)
 
     @property
     def on(self) -> bool:
         """Whether the log has not failed."""
-        return not self._guard.has_ended(self._fails)
-
-    def run(self, step: Callable[..., Any], *args: Any) -> Any:
-        """`step(*args)`, a step of the log; None once the log is off."""
-        return self._guard.run(self._fails, step, *args)
+        return not self.guard.is_off
 
 
 def logs_here(vllm_config: Any) -> bool:
-    """Whether this rank writes logs: tensor-parallel ranks draft the same, the first one writes."""
+    """Whether this is the first of its tensor-parallel ranks, which draft the same: it writes logs."""
     parallel = vllm_config.parallel_config
     return int(parallel.rank) % int(parallel.tensor_parallel_size) == 0
 

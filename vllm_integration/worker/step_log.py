@@ -17,7 +17,8 @@ from gpu_align.step_log import SOURCES, Step
 from gpu_align.tools.explain import Explainer, Explanation
 
 from ..config.settings import Settings
-from ..seams.install import guarded, shown_error
+from ..seams.guard import guarded, shown_error
+from ..seams.install import install
 from ..wire import request as wire
 from ..wire.steps import count_verified
 from .requests import StopRule, stop_rule
@@ -131,8 +132,9 @@ class DebugLog(WorkerLog):
         self._directory = Path(directory)
         self._is_live, self._explain = live, explain
         self._requests: dict[str, LoggedRequest] = {}
+        setting = "GPU_ALIGN_DEBUG_DIR"
         super().__init__(
-            "GPU_ALIGN_DEBUG_DIR", self._directory, "writes no step logs", then=self._requests.clear
+            "step log", "writes no step logs", setting, self._directory, then=self._requests.clear
         )
         if self.on:
             logger.warning(
@@ -186,6 +188,7 @@ class DebugLog(WorkerLog):
                     token_ids[:length], confidence[:length], SOURCES[source], duration_us
                 )
 
+    @guarded
     def finish(self, req_ids: Iterable[str]) -> None:
         """Write the files of requests that have finished."""
         for req_id in req_ids:
@@ -266,7 +269,7 @@ def open_log(
     settings: Settings, num_draft_tokens: int, vllm_config: Any, explain: Explain
 ) -> DebugLog | None:
     """The log where the settings ask for one and name a place for it."""
-    if not settings.debug_dir or not logs_here(vllm_config):
+    if not settings.debug_dir or not logs_here(vllm_config) or install("step_log"):
         return None
     decode = _decoder_of(vllm_config.model_config)
     log = DebugLog(settings.debug_dir, num_draft_tokens, decode, live=settings.debug_live, explain=explain)
