@@ -58,7 +58,7 @@ RUN_RELEASE = -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder $(R
 test-vllm: $(VENV)/.dev  ## the tests of engines and plugin with any release of vLLM: make test-vllm VLLM=0.33.0
 	@$(BIN)/python -m tests.vllm.release $(VLLM) $(RUN_RELEASE)
 
-campaign: $(VENV)/.dev  ## attack the library and the plugin: docs/reliability.md (QUICK=1: small counts; PROGRAMS="greedy seams", SHARE=0.2)
+campaign: $(VENV)/.dev  ## attack the library and the plugin (QUICK=1: small counts; PROGRAMS="greedy seams", SHARE=0.2)
 	@$(BIN)/python -m tests.campaign $(PROGRAMS) $(if $(QUICK),--quick) $(if $(SHARE),--share $(SHARE))
 
 clients: $(VENV)/.dev  ## LiteLLM, instructor and JavaScript clients against a server, in environments of their own

@@ -228,7 +228,7 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
         assert 'data-md-component="source"' not in text, f"{page.name} asks api.github.com"
 
 
-# --- stability.md says of every public name how stable it is, and of each once ---
+# --- stability.md names what is stable; the rest of each reference is provisional ---
 
 STABILITY = (ROOT / "docs" / "stability.md").read_text(encoding="utf-8")
 
@@ -245,14 +245,13 @@ def rows_of(page: str, pattern: str) -> set[str]:
     return set(re.findall(rf"^\| `({pattern})`", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE))
 
 
-def test_every_name_of_the_python_reference_is_listed() -> None:
-    found = listed(r"gpu_align\.[\w.]+")
-    assert set(found) == {f"gpu_align.{name}" for name in gpu_align.__all__} | set(REFERENCE)
-    once = {name: count for name, count in found.items() if name != "gpu_align.Drafter"}  # its methods differ
-    assert set(once.values()) == {1}
+def test_every_stable_name_of_python_is_in_the_reference() -> None:
+    found = listed(r"gpu_align\.[\w.]+", "Python")
+    assert len(found) >= 4
+    assert set(found) <= {f"gpu_align.{name}" for name in gpu_align.__all__} | set(REFERENCE)
 
 
-def test_every_setting_metric_command_and_field_is_listed() -> None:
+def test_every_setting_metric_and_command_is_documented_and_the_stable_ones_exist() -> None:
     pytest.importorskip("pydantic")
     from typer.main import get_command
 
@@ -263,17 +262,19 @@ def test_every_setting_metric_command_and_field_is_listed() -> None:
 
     settings = {PREFIX + name.upper() for name in Settings.model_fields}
     documented = rows_of("docs/settings.md", r"GPU_ALIGN_\w+")
-    assert documented >= settings
-    assert listed(r"GPU_ALIGN_\w+") == Counter(settings | documented)
-    metrics = [spec.name + ("_total" if spec.kind == "Counter" else "") for spec in SPECS.values()]
-    assert listed(r"gpu_align_\w+", "Metrics") == Counter(metrics)
+    assert documented == settings
+    assert set() < set(listed(r"GPU_ALIGN_\w+", "Settings")) <= settings
+    metrics = {spec.name + ("_total" if spec.kind == "Counter" else "") for spec in SPECS.values()}
+    assert rows_of("docs/metrics.md", r"gpu_align_\w+") == metrics
+    assert set() < set(listed(r"gpu_align_\w+", "Metrics")) <= metrics
 
     def commands(command: object, words: str) -> set[str]:
         inner = getattr(command, "commands", {})
         found = {found for name, member in inner.items() for found in commands(member, f"{words} {name}")}
         return found or {words}
 
-    assert set(listed(r"gpu-align [a-z ]+")) >= commands(get_command(app), "gpu-align")
+    known = commands(get_command(app), "gpu-align")
+    assert set() < set(listed(r"gpu-align [a-z ]+", "Command line")) <= known
     paths = rows_of("docs/clients.md", r"/v1/[\w/]+")
     assert len(paths) >= 4
     fields = "accepted_prediction_tokens", "rejected_prediction_tokens", "vllm_xargs.gpu_align_prediction"

@@ -26,7 +26,7 @@ EVERY = (0, 4, 2, 1)
 TOKENS, ACCEPTED, PASS_MS = 3, 0.7, 0.05
 DRAFTER_MS = 0.015
 #: Setups of the page.
-PAGE = ("H100, 8B fp8, context 500", "H100, 8B bf16, context 2,000")
+PAGE = ("H100, 8B bf16, context 2,000",)
 
 
 def layer_of(cost: Roofline) -> Roofline:

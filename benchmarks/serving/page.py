@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import tables
-from benchmarks.serving.step_cost import GPUS, LONGER, MODELS, SETUPS, Roofline
 
 #: Batches of the tables; the JSON has all.
 COLUMNS = (1, 8, 64, 256, 1024)
 #: Rule → what it is, where its name does not tell all.
 RULES = {
-    "lengths": "every draft proposed",
-    "plugin": "the plugin's default, synchronous scheduling",
-    "plugin, late by 1": "the plugin's default, asynchronous scheduling",
-    "plugin, without credit": "synchronous, without what it learns of each request",
+    "lengths": "every draft",
+    "plugin": "default, synchronous",
+    "plugin, late by 1": "default, asynchronous",
+    "plugin, without credit": "without the allowance",
 }
 #: The rule of the table in docs/worth-it.md, as vLLM schedules by default.
 SHOWN_RULE = "plugin, late by 1"
@@ -39,11 +38,11 @@ def _compared(results: Results) -> dict[str, str]:
     """Rule → what it is, for the tables."""
     largest = max(int(name.split()[1]) for name in results["rules"] if re.fullmatch(r"fixed \d+", name))
     listed = {
-        f"fixed {largest}": f"{largest} slots for every request, as vLLM schedules",
+        f"fixed {largest}": f"{largest} slots for all, as vLLM",
         **RULES,
-        results["recommended"]["constant"]: "the best constant budget that never loses",
-        results["recommended"]["rule"]: "the rule alone: recommended, with credit beside it",
-        "known curve": "upper bound: knows the step-time curve",
+        results["recommended"]["constant"]: "best constant budget",
+        results["recommended"]["rule"]: "the rule alone",
+        "known curve": "bound: knows the step times",
     }
     return {name: says for name, says in listed.items() if name in results["rules"]}
 
@@ -66,7 +65,7 @@ def gains(results: Results) -> str:
     rows = [
         [setup if mix == "edit" else "", mix, *_numbers(results, found[mix]["shown"][setup], fits)]
         for setup, fits in results["fits"].items()
-        for mix in ("edit", "third", "unrelated")
+        for mix in ("edit", "unrelated")
     ]
     columns = _batches(results)
     return tables.table(["setup", "predictions", *columns], rows, f"ll{'r' * len(columns)}")
@@ -85,72 +84,10 @@ def budgets(results: Results) -> str:
     return tables.table(["rule", "gain, edit", "gain, third", "worst, unrelated", "worst, rejected"], rows)
 
 
-def graphs(results: Results) -> str:
-    """What is left without FULL CUDA graphs, from the least of `LONGER` to the most: of edits on the first shown
-    setup, and in the worst case."""
-    fits = next(iter(results["fits"].values()))
-    rows = []
-    for takes in ("any length", "one length"):
-        few, many = (results["lost_graphs"][f"{takes}, {longer:g}"] for longer in LONGER)
-        cells = zip(*(_numbers(results, row["edit"], fits) for row in (few, many)), strict=True)
-        worst = [f"{min(row['unrelated']):.2f}" for row in (few, many)]
-        rows.append([takes, *("–".join(dict.fromkeys(pair)) for pair in (*cells, worst))])
-    return tables.table(["graphs take", *_batches(results), "worst, unrelated"], rows)
-
-
-def assumptions(results: Results) -> str:
-    """Every number that the step times rest on."""
-    gpus = [
-        [g.name, *(f"{number:g}" for number in (g.bandwidth / 1e12, g.bf16 / 1e12, g.fp8 / 1e12)),
-         f"{g.memory / 1e9:g}", f"{g.link / 1e9:g}", g.source]
-        for g in GPUS.values()
-    ]  # fmt: skip
-    models = [
-        [m.name, f"{m.params / 1e9:g} B, {m.embedding / 1e9:g} B of them looked up", m.layers, f"{m.hidden:,}",
-         f"{m.q_heads}, {m.kv_heads}, {m.head_dim}", f"{m.vocab:,}", m.source]
-        for m in MODELS.values()
-    ]  # fmt: skip
-    roofline = Roofline(GPUS["H100"], MODELS["8B"], "bf16", 1)
-    shown = ["bandwidth_share", "compute_share", "softness", "overhead_ms", "logits_bytes", "exchange_us"]
-    ours = [[f"`{name}`", f"{getattr(roofline, name):g}"] for name in (*shown, "memory_share")]
-    says = "`drafter_us`: the drafter's time a step, paid by every rule that drafts"
-    ours.append([says, f"{results['drafter_us']:g}"])
-    gpu_heads = ["GPU", "TB/s", "bf16 TFLOP/s", "fp8 TFLOP/s", "GB", "NVLink GB/s", "source"]
-    model_heads = [
-        "model",
-        "parameters",
-        "layers",
-        "hidden",
-        "heads, KV heads, width",
-        "vocabulary",
-        "source",
-    ]
-    on: dict[str, list[str]] = {}
-    for gpu, model, dtype, count in SETUPS:
-        on.setdefault(f"{model} {dtype}", []).append(f"{count} {gpu}")
-    setups = "; ".join(f"{name} on {', '.join(used)}" for name, used in on.items())
-    contexts = {int(s.rsplit(" ", 1)[1].replace(",", "")) for s in results["setups"] if "context" in s}
-    at = ", ".join(f"{c:,}" for c in sorted(contexts))
-    most = f"at most {results['num_draft_tokens']} drafts a request and step"
-    return "\n\n".join(
-        [
-            tables.table(gpu_heads, gpus, "lrrrrrl"),
-            tables.table(model_heads, models, "lrrrrrl"),
-            tables.table(["our assumption", "value"], ours),
-            f"Setups: {setups}; each at {at} tokens of context a request.",
-            f"Traced: {results['records']} records, {results['positions']:,} positions, {most}.",
-        ]
-    )
-
-
 #: Page → its blocks by name.
 PAGES: dict[Path, dict[str, Callable[[Results], str]]] = {
     tables.DOCS / "worth-it.md": {"gains": gains},
-    tables.DOCS / "developer" / "serving-rules.md": {
-        "edit": one_setup,
-        "graphs": graphs,
-        "assumptions": assumptions,
-    },
+    tables.DOCS / "developer" / "serving-rules.md": {"edit": one_setup},
 }
 
 

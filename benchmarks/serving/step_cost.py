@@ -1,6 +1,6 @@
 """How long a decode step takes: from a measured table, or from the data sheets of a GPU and a model.
 
-Every number of the paper model is a field here with its source; docs/developer/serving-rules.md prints them.
+Every number of the paper model is a field here with its source.
 """
 
 from __future__ import annotations

@@ -187,10 +187,9 @@ def rows(numbers: dict[str, Any]) -> str:
         [named] = [lead for lead in leads if lead["peer"] == NAMED_PEER]
         speeds = (" at ".join(_ratios(row["runs"][name])) for name in (OURS, NAMED_PEER))
         least = f"{_lead(leads[0])} over `{leads[0]['peer']}`"
-        gaps = (f"{row[gap]:.3f}" for gap in ("gap", "chance_gap"))
-        found.append([label, row["runs"][OURS]["records"], *speeds, _lead(named), least, *gaps])
+        found.append([label, row["runs"][OURS]["records"], *speeds, _lead(named), least])
     heads = ["", "records", f"`{OURS}`", f"`{NAMED_PEER}`", "lead over it", "least lead over any peer"]
-    return tables.table([*heads, "confidence off", "chance"], found, "lrrrrlrr")
+    return tables.table(heads, found, "lrrrrl")
 
 
 def _lead(lead: dict[str, Any]) -> str:
@@ -324,9 +323,7 @@ AGENT_COLUMNS = {
     "prompt_lookup_vllm_v2": "vLLM's n-gram",
 }
 #: Of each collection the cases that the page shows: as it is, and as tool calls.
-AGENT_CALLS = tuple(
-    f"{form}, tool call" for form in ("whole file", "old and new text", "edit by lines", "apply_patch")
-)
+AGENT_CALLS = tuple(f"{form}, tool call" for form in ("whole file", "old and new text", "edit by lines"))
 
 
 def _at_equal_rejections(rows: dict[str, Any], peer_views: str, ours: str = "gpu_align, views") -> float:

@@ -1,6 +1,6 @@
-"""Programs of the campaign, one after the other, report and page: ``python -m tests.campaign [PROGRAM...]``.
+"""Programs of the campaign, one after the other, and their results: ``python -m tests.campaign [PROGRAM...]``.
 
-The page keeps the rows of a program that is not run again, with the commit and the day of its last run.
+The results keep the rows of a program that is not run again, with the commit and the day of its last run.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tables import fill_file, table
 from tests.campaign.campaign import FOLDER, ROOT, Row, add_arguments, commit_of_code
 
-#: In the order of the page → seconds that it may take. The longest are started first.
+#: Program → seconds that it may take. The longest are started first.
 PROGRAMS = {
     "exactness": 2400,
     "turnovers": 1800,
@@ -35,9 +34,8 @@ PROGRAMS = {
     "seams": 900,
     "processes": 1800,
 }
-#: What was found, in words, with counts; the page has its rows without the words.
-REPORT = ROOT / "docs" / "reliability.json"
-PAGE = ROOT / "docs" / "reliability.md"
+#: What was found, with counts, commits and the words of failures.
+REPORT = ROOT / "benchmarks" / "results" / "reliability.json"
 
 
 def run_program(program: str, options: list[str]) -> None:
@@ -96,31 +94,8 @@ def take_results(report: dict[str, Any], programs: list[str]) -> list[str]:
             report["programs"][program] = {"commit": commit, "machine": on, **kept}
         else:
             why = found.get("why no commit") or "expected a program that ends, found none"
-            refused.append(f"{program}: {why}; its rows are not taken into the page")
+            refused.append(f"{program}: {why}; its rows are not kept")
     return refused
-
-
-def page(report: dict[str, Any]) -> str:
-    """The generated part of the page: a line for the rows of V1 and V2 that check the same. How many commits have
-    touched the packages since is for docs/_scripts/site_hooks.py to say."""
-    lines: list[list[str]] = []
-    found = [(program, report["programs"][program]) for program in PROGRAMS if program in report["programs"]]
-    for program, result in found:
-        grouped: dict[str, list[Row]] = {}
-        for row in (Row(**fields) for fields in result["rows"]):
-            grouped.setdefault(re.sub(r", V[12]\b", "", row.what), []).append(row)
-        code = f"{result['commit'][:10] or 'not recorded'}, {result['date']}"
-        code += f"<!-- since {result['commit']} -->" * bool(result["commit"])
-        share = f"{result['share']:.0%}"
-        for what, rows in grouped.items():
-            counts = "; ".join(f"{row.count:,}" for row in rows)
-            verdicts = dict.fromkeys("passed" if row.passed else row.verdict for row in rows)
-            lines.append([f"`{program}`", what, counts, share, ", ".join(verdicts), code])
-    heads = ["program", "what", "checked", "of the counts", "", "commit, day"]
-    machines = dict.fromkeys(result["machine"] for _, result in found)
-    never = [program for program in PROGRAMS if program not in report["programs"]]
-    told = f" Never run: {', '.join(never)}." * bool(never)
-    return f"On {'; '.join(machines)}.{told}\n\n" + table(heads, lines, "llrrll")
 
 
 def main() -> None:
@@ -128,27 +103,24 @@ def main() -> None:
     parser.add_argument("programs", nargs="*", help="all of them unless told")
     add_arguments(parser)
     parser.add_argument("--jobs", type=int, default=2, help="programs at a time")
-    parser.add_argument("--page-only", action="store_true", help="write the page from what has been run")
     given = parser.parse_args()
     unknown = set(given.programs) - set(PROGRAMS)
     if unknown:
         parser.error(f"expected programs of {', '.join(PROGRAMS)}, found {', '.join(sorted(unknown))}")
-    if not (given.quick or given.page_only) and (why_not := commit_of_code()[1]):
-        parser.error(f"{why_not}: commit, or use --quick, which writes no page")
+    if not given.quick and (why_not := commit_of_code()[1]):
+        parser.error(f"{why_not}: commit, or use --quick, which keeps no results")
     programs: list[str] = given.programs or list(PROGRAMS)
     FOLDER.mkdir(parents=True, exist_ok=True)
     begin = time.time()
-    if not given.page_only:
-        options = ["--seed", str(given.seed), "--share", str(given.share), *["--quick"] * given.quick]
-        with ThreadPoolExecutor(given.jobs) as pool:
-            longest_first = sorted(programs, key=lambda program: -PROGRAMS[program])
-            list(pool.map(lambda program: run_program(program, options), longest_first))
+    options = ["--seed", str(given.seed), "--share", str(given.share), *["--quick"] * given.quick]
+    with ThreadPoolExecutor(given.jobs) as pool:
+        longest_first = sorted(programs, key=lambda program: -PROGRAMS[program])
+        list(pool.map(lambda program: run_program(program, options), longest_first))
     refused = []
     if not given.quick:
         report = json.loads(REPORT.read_text())
         refused = take_results(report, programs)
         REPORT.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
-        fill_file(PAGE, {"campaign": page}, report)
     files = [FOLDER / f"{program}.json" for program in programs]
     rows = [Row(**row) for file in files if file.exists() for row in json.loads(file.read_text())["rows"]]
     failed = [row for row in rows if not (row.passed or row.not_run)]

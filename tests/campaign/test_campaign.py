@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.tables import fill
-from tests.campaign.__main__ import PAGE, PROGRAMS, REPORT, page
+from tests.campaign.__main__ import PROGRAMS
 from tests.campaign.campaign import Campaign, Row
 
 ROOT = Path(__file__).parents[2]
@@ -49,11 +48,6 @@ def test_a_program_on_small_counts(program: str, tmp_path: Path, monkeypatch: py
     assert rows
     kept = [path.read_text()[:4000] for path in tmp_path.glob("failures/*")]
     assert all(row.passed or row.not_run for row in rows), ([row.verdict for row in rows], kept)
-
-
-def test_the_page_shows_the_report() -> None:
-    text, found = (path.read_text(encoding="utf-8") for path in (PAGE, REPORT))
-    assert fill(text, {"campaign": page}, json.loads(found)) == text
 
 
 def test_a_row_that_checked_too_little_has_failed() -> None:
