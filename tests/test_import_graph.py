@@ -1,4 +1,4 @@
-"""Who imports whom, by the sources: no circles, wings apart, few floors, and a library that knows no engine.
+"""Who imports whom, by the sources: no circles, few levels, and a library that knows no engine.
 
 No module imports another one's private name, and a class name stands for one class.
 
@@ -22,18 +22,18 @@ import gpu_align
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("gpu_align", "vllm_integration")
-_WING = frozenset({"config", "wire", "seams"})
-#: What each room of vllm_integration may import of the package besides itself; rooms not listed: anything.
+_SHARED = frozenset({"config", "wire", "seams"})
+#: What each package of vllm_integration may import of it besides itself; those not listed: anything.
 MAY_IMPORT = {
-    "frontend": _WING,
-    "scheduler": _WING,
-    "worker": _WING,
+    "frontend": _SHARED,
+    "scheduler": _SHARED,
+    "worker": _SHARED,
     "config": frozenset({"seams", "wire"}),
     "wire": frozenset[str](),
     "seams": frozenset[str](),
 }
 #: Of the files and folders of `gpu_align`: how many stand on each other, and imports between them.
-MAX_FLOORS, MAX_ARROWS = 5, 25
+MAX_LEVELS, MAX_EDGES = 5, 25
 #: What `import gpu_align` may load besides the standard library and itself.
 LOADED = {"torch", "triton", "numpy"}
 #: Where `gpu_align` takes its names from.
@@ -99,8 +99,8 @@ def _statements(body: list[ast.stmt], *, at_top: bool) -> Iterator[tuple[ast.stm
 def violations(modules: Mapping[str, str]) -> list[str]:
     """Each import, or circle of imports, that must not be; empty when all is well."""
     found = imports(modules)
-    named = [*_private_names(modules), *_class_names(modules), *_floors(found)]
-    return [*_of_the_library(found), *_of_the_rooms(found), *_circles(found, modules), *named]
+    named = [*_private_names(modules), *_class_names(modules), *_levels(found)]
+    return [*_of_the_library(found), *_of_the_plugin(found), *_circles(found, modules), *named]
 
 
 def _private_names(modules: Mapping[str, str]) -> Iterator[str]:
@@ -122,7 +122,7 @@ def _class_names(modules: Mapping[str, str]) -> Iterator[str]:
             yield f"{' and '.join(found)} each have a class {name}"
 
 
-def _floors(found: list[Import]) -> Iterator[str]:
+def _levels(found: list[Import]) -> Iterator[str]:
     """The parts of `gpu_align`, files and folders: each stands on what it imports."""
     edges: dict[str, set[str]] = defaultdict(set)
     for importer, imported, _ in found:
@@ -130,13 +130,13 @@ def _floors(found: list[Import]) -> Iterator[str]:
         if parts[0][0] == parts[1][0] == "gpu_align" and parts[0] != parts[1] and all(p[1] for p in parts):
             edges[parts[0][1]].add(parts[1][1])
 
-    def floor(part: str, above: tuple[str, ...] = ()) -> int:
-        below = [floor(other, (*above, part)) for other in edges[part] if other not in above]
+    def level(part: str, above: tuple[str, ...] = ()) -> int:
+        below = [level(other, (*above, part)) for other in edges[part] if other not in above]
         return 1 + max(below, default=0)
 
-    floors, arrows = max(map(floor, list(edges))), sum(map(len, edges.values()))
-    if floors > MAX_FLOORS or arrows > MAX_ARROWS:
-        yield f"gpu_align: expected {MAX_FLOORS} floors and {MAX_ARROWS} arrows, found {floors} and {arrows}"
+    levels, edge_count = max(map(level, list(edges))), sum(map(len, edges.values()))
+    if levels > MAX_LEVELS or edge_count > MAX_EDGES:
+        yield f"gpu_align: expected {MAX_LEVELS} levels and {MAX_EDGES} edges, found {levels} and {edge_count}"
 
 
 def _of_the_library(found: list[Import]) -> Iterator[str]:
@@ -159,14 +159,14 @@ def _of_the_library(found: list[Import]) -> Iterator[str]:
             yield f"{module} imports {package}: `import gpu_align` loads {', '.join(sorted(LOADED))} only"
 
 
-def _of_the_rooms(found: list[Import]) -> Iterator[str]:
+def _of_the_plugin(found: list[Import]) -> Iterator[str]:
     for importer, imported, _ in found:
         if not importer.startswith("vllm_integration.") or imported.split(".")[0] != "vllm_integration":
             continue
-        room, other = importer.split(".")[1], [*imported.split("."), ""][1]
-        if room in MAY_IMPORT and other not in MAY_IMPORT[room] | {room}:
-            allowed = ", ".join(sorted(MAY_IMPORT[room])) or "nothing of the package"
-            yield f"{importer} imports {imported}: {room} may import {allowed}"
+        package, other = importer.split(".")[1], [*imported.split("."), ""][1]
+        if package in MAY_IMPORT and other not in MAY_IMPORT[package] | {package}:
+            allowed = ", ".join(sorted(MAY_IMPORT[package])) or "nothing of the package"
+            yield f"{importer} imports {imported}: {package} may import {allowed}"
 
 
 def _circles(found: list[Import], modules: Mapping[str, str]) -> Iterator[str]:
@@ -220,7 +220,7 @@ PLANTED = [
     ("vllm_integration.seams.table", "from vllm_integration.seams import install", "import each other"),
     ("gpu_align.arena", "def f():\n    from .drafter import _MOST", "imports the private name _MOST"),
     ("gpu_align.arena", "class Drafter:\n    pass", "each have a class Drafter"),
-    ("gpu_align.ops.state", "def f():\n    from ..tools import cli", "expected 5 floors"),
+    ("gpu_align.ops.state", "def f():\n    from ..tools import cli", "expected 5 levels"),
 ]
 
 
@@ -229,7 +229,7 @@ def test_one_planted_import_is_named(module: str, line: str, words: str) -> None
     modules = sources()
     modules[module] += f"\n{line}\n"
     new = violations(modules)
-    assert any(words in text and (module in text or "floors" in text) for text in new), new
+    assert any(words in text and (module in text or "levels" in text) for text in new), new
 
 
 @pytest.mark.parametrize(
@@ -251,5 +251,5 @@ def test_modules_of_the_groups_exist() -> None:
     from vllm_integration.seams.table import GROUPS
 
     for group in GROUPS.values():
-        for room in group.modules:
-            assert importlib.util.find_spec(room) is not None, room
+        for name in group.modules:
+            assert importlib.util.find_spec(name) is not None, name
