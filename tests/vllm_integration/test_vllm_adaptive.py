@@ -40,7 +40,7 @@ def test_what_the_configuration_refuses_does_not_stop_the_server(plugin_log: lis
         def __init__(self, model: str) -> None:
             vars(self).update(vars(config_of(model)))
 
-        @wrapped_by(engine_config.validate)
+        @wrapped_by(engine_config.or_without)
         def validate(self) -> None:
             if asked(self):
                 raise ValueError("not currently compatible with LoRA")
@@ -137,7 +137,7 @@ def groups_of(support: str, *, exact_lengths: bool = False) -> list[list[Any]]:
 def create(config: Any, groups: list[list[Any]]) -> Any:
     from vllm.v1.worker.gpu.spec_decode import adaptive_verification as module
 
-    wrapped = wrapped_by(engine_config.create_manager)(module.maybe_create_adaptive_verification_manager)
+    wrapped = wrapped_by(engine_config.or_without)(module.maybe_create_adaptive_verification_manager)
     return wrapped(
         enable_adaptive_verification=asked(config),
         attn_groups=groups,

@@ -45,33 +45,25 @@ def prepare(vllm_config: Any) -> None:
     """Called before the model is loaded: CUDA graphs will be added, refusals of adaptive verification caught.
     Where vLLM's names are not as known, its own graphs are used, without adaptive verification; with
     `GPU_ALIGN_STRICT=1` this raises `SeamError`."""
-    without_graphs = install("graphs")
-    if is_on(vllm_config) and (reason := without_graphs or install("adaptive")):
+    reason = install("graphs")
+    if is_on(vllm_config) and (reason := reason or install("adaptive")):
         do_without(vllm_config, reason)
 
 
-def _or_without(vllm_config: Any, original: Callable[[], Any]) -> Any:
-    """What `original` returns; where it refuses adaptive verification of ours, it is turned off."""
+@seam("adaptive_check._validate_adaptive_verification", "adaptive.maybe_create_adaptive_verification_manager")
+def or_without(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What refuses adaptive verification; of an engine of ours it is turned off instead.
+
+    `VllmConfig._validate_adaptive_verification` refuses LoRA, pipeline parallelism and graphs that are not full;
+    `maybe_create_adaptive_verification_manager` attention backends whose CUDA graphs take one query length only
+    (FlashAttention 2), and those that a model brings and that need the lengths on the host."""
     try:
-        return original()
+        return original(*args, **kwargs)
     except ValueError as error:
+        vllm_config = kwargs.get("vllm_config") or args[0]
         if not is_on(vllm_config):
             raise
         do_without(vllm_config, error)
-
-
-@seam("adaptive_check._validate_adaptive_verification")
-def validate(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """`VllmConfig._validate_adaptive_verification`, which refuses LoRA, pipeline parallelism and graphs that
-    are not full."""
-    return _or_without(self, functools.partial(original, self, *args, **kwargs))
-
-
-@seam("adaptive.maybe_create_adaptive_verification_manager")
-def create_manager(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """`maybe_create_adaptive_verification_manager`, which refuses attention backends whose CUDA graphs take one
-    query length only (FlashAttention 2), and those that a model brings and that need the lengths on the host."""
-    return _or_without(kwargs["vllm_config"], functools.partial(original, *args, **kwargs))
 
 
 @seam("adaptive._cached_get_attn_backend")
@@ -175,9 +167,7 @@ def post_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
         elif not self.scheduler_config.async_scheduling:
             _use_our_scheduler(self.scheduler_config, V1_SCHEDULER)
     if differs := source_probe.difference():
-        _warn_once(
-            f"gpu_align: this vLLM was {differs}" if differs.startswith("not") else f"gpu_align: {differs}"
-        )
+        _warn_once(f"gpu_align: {differs}")
     if reason := refused_layers(self):
         raise ValueError(f"{reason}: start this model without speculative_config")
     note_engine(self)

@@ -67,13 +67,8 @@ def _packs(value: str) -> str:
 # The description is what an error says was expected.
 _Flag = Annotated[bool, Field(description="0 or 1")]
 _Path = Annotated[str | None, Field(description="a directory")]
-_Packs = Annotated[
-    str,
-    BeforeValidator(_packs),
-    Field(
-        description=f"base, off, or 1 to {MAX_PACKS} packs (base, name, name@version or path), comma-separated"
-    ),
-]
+_PACKS = f"base, off, or 1 to {MAX_PACKS} packs (base, name, name@version or path), comma-separated"
+_Packs = Annotated[str, BeforeValidator(_packs), Field(description=_PACKS)]
 _Survival = Annotated[float | None, Field(ge=0, le=1, description="a number from 0 to 1")]
 
 
@@ -148,12 +143,9 @@ class Settings(BaseModel):
             return cls.model_validate({field: value for field, value in given.items() if value})
         except ValidationError as error:
             wrong = dict.fromkeys(str(found["loc"][0]) for found in error.errors(include_url=False))
-        raise ValueError("; ".join(cls._explain(field, env[PREFIX + field.upper()]) for field in wrong))
-
-    @classmethod
-    def _explain(cls, field: str, value: str) -> str:
-        expected = cls.model_fields[field].description
-        return f"{PREFIX}{field.upper()}: expected {expected}, got {shown_reason(value, _MAX_SHOWN)!r}"
+        names = {PREFIX + field.upper(): cls.model_fields[field].description for field in wrong}
+        shown = {name: shown_reason(env[name], _MAX_SHOWN) for name in names}
+        raise ValueError("; ".join(f"{n}: expected {names[n]}, got {shown[n]!r}" for n in names))
 
     @property
     def packs(self) -> tuple[str, ...]:
