@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,32 +21,33 @@ from .predictors.loop import PredictorLoop
 from .predictors.predicted_output import PredictedOutputTokenPredictor, encode_prediction
 
 try:
-    from transformers import StoppingCriteriaList, StopStringCriteria, cache_utils
+    from transformers import GenerationMixin, StoppingCriteriaList, StopStringCriteria, cache_utils
     from transformers.generation import GenerateDecoderOnlyOutput
     from transformers.generation.configuration_utils import GenerationMode
+    from transformers.generation.utils import ALL_CACHE_NAMES
 except ImportError as error:
     raise MissingExtraError("gpu_align.hf", "transformers", "transformers") from error
 
-_GROWS, _PREALLOCATED = cache_utils.DynamicLayer, cache_utils.StaticLayer
-_WINDOW = cache_utils.DynamicSlidingWindowLayer
+_PREALLOCATED, _WINDOW = cache_utils.StaticLayer, cache_utils.DynamicSlidingWindowLayer
 #: From transformers 4.57 on, and before.
 _STATIC_WINDOW = getattr(cache_utils, "StaticSlidingWindowLayer", None)
 _OLD_STATIC_WINDOW = getattr(cache_utils, "SlidingWindowLayer", None)
-_KNOWN_LAYERS = {_GROWS, _PREALLOCATED, _WINDOW, _STATIC_WINDOW, _OLD_STATIC_WINDOW}
+#: Layers that `DraftForward.keep` crops itself: their own `crop` is missing, or fails where a window is full.
+_CROPPED_HERE = {_PREALLOCATED, _WINDOW, _STATIC_WINDOW, _OLD_STATIC_WINDOW}
 
-#: Arguments of ``forward`` that are made here for each pass.
-_MADE_HERE = {
-    "attention_mask", "position_ids", "cache_position", "past_key_values", "use_cache", "logits_to_keep",
-}  # fmt: skip
+#: What says which tokens to feed: ``cache_position``, or, in newer versions, ``next_sequence_length``.
+_PREPARATION = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+#: Arguments of ``forward`` with an entry a token, in the last dimension.
+_GROWING = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
 #: Arguments of ``model.generate`` that choose another source of drafts, another prompt or other passes.
 _REFUSED = (
     "assistant_model", "prompt_lookup_num_tokens", "custom_generate", "inputs", "inputs_embeds",
-    "prefill_chunk_size", "synced_gpus",
+    "prefill_chunk_size", "synced_gpus", "token_healing",
 )  # fmt: skip
 
 
 class DraftForward:
-    """Runs one sequence through a model, a draft at a time::
+    """Runs one sequence through a model, a draft at a time, with inputs that transformers prepares::
 
         forward = DraftForward(model, input_ids, model_kwargs, output_attentions=False, ...)
         outputs = forward(ids, draft)      # logits behind ids, and behind each token of the draft
@@ -54,59 +55,60 @@ class DraftForward:
 
     Tokens that the cache holds are not fed again, and `keep` makes it forget those that were refuted. `steps`
     counts passes; `failure` says why no draft can be verified, or is None.
+
+    ValueError, by the first pass at the latest: inputs other than token ids, or a model that is fed other tokens
+    than the sequence, computes fewer logits than it is asked for, or has no cache that holds the sequence.
     """
 
     def __init__(
-        self, model: Any, input_ids: torch.Tensor, model_kwargs: Mapping[str, Any], **outputs: bool
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        model_kwargs: Mapping[str, Any],
+        name: str = "",
+        **outputs: bool,
     ) -> None:
-        self._model = model
-        self._takes = inspect.signature(model.forward).parameters
-        self._prompt_len: int = input_ids.shape[1]
-        self._mask: torch.Tensor | None = model_kwargs.get("attention_mask")
-        self._given_positions: torch.Tensor | None = model_kwargs.get("position_ids")
+        self._model, self._name = model, name or type(model).__name__
+        self._kwargs = {**model_kwargs, **{k: True for k, wanted in outputs.items() if wanted}}
+        self._growing: dict[str, torch.Tensor] = {
+            k: v for k in _GROWING if (v := model_kwargs.get(k)) is not None
+        }
+        given, _ = self._kwargs.pop("past_key_values", None), self._kwargs.pop("cache_position", None)
+        tensors = {k for k, v in self._kwargs.items() if isinstance(v, torch.Tensor)}
+        if unknown := ", ".join(sorted(tensors.difference(_GROWING))):
+            raise ValueError(f"generate: expected a prompt of token ids alone, found {unknown}")
         self._use_cache: bool = model_kwargs.get("use_cache") is not False
-        self.cache: Any = model_kwargs.get("past_key_values") if self._use_cache else None
-        more = {name: value for name, value in model_kwargs.items() if name not in _MADE_HERE}
-        if unknown := [name for name, value in more.items() if isinstance(value, torch.Tensor)]:
-            raise ValueError(f"generate: expected a prompt of token ids alone, found {', '.join(unknown)}")
-        if self._given_positions is not None and self._given_positions.ndim != 2:
-            raise ValueError("position_ids: expected the shape [1, n], found more dimensions")
-        if self.cache is not None and not hasattr(self.cache, "layers"):
+        self.cache: Any = given if self._use_cache else None
+        if self.cache is not None and not hasattr(self.cache, "get_seq_length"):
             raise TypeError(f"past_key_values: expected a Cache, found {type(self.cache).__name__}")
-        self._layers: list[Any] = [] if self.cache is None else self.cache.layers
-        unforgetting = [type(layer).__name__ for layer in self._layers if type(layer) not in _KNOWN_LAYERS]
-        self.failure = f"a {unforgetting[0]} of the cache cannot forget" if unforgetting else None
         #: Of each layer with a window, before a pass with a draft: keys, values and the number of tokens seen.
         self._windows: dict[int, tuple[Any, Any, int]] = {}
-        self._fixed = {name: value for name, value in more.items() if name in self._takes}
-        self._fixed |= {name: True for name, wanted in outputs.items() if wanted}
+        config = model.config.get_text_config()
+        self._window = max(getattr(config, n, None) or 0 for n in ("sliding_window", "attention_chunk_size"))
+        mask = self._growing.get("attention_mask")
+        self._rope_change = _rope_change(config, 0 if mask is None else int((mask == 0).sum()))
+        self.failure = None if self.cache is None else _why_not_forgetting(self.cache)
         #: Tokens whose keys and values the cache holds.
         self._cached = 0 if self.cache is None else int(self.cache.get_seq_length())
-        if self._cached >= self._prompt_len:
+        if self._cached >= input_ids.shape[1]:
             raise ValueError(
                 f"input_ids: expected more tokens than the {self._cached} of past_key_values, "
-                f"found {self._prompt_len}"
+                f"found {input_ids.shape[1]}"
             )
         self._end = self._cached
         self.steps = 0
 
     def __call__(self, ids: torch.Tensor, draft: Sequence[int]) -> Any:
         """One pass; ids: [1, n] int64, all so far. The output's last ``len(draft) + 1`` logits are wanted."""
-        fed = torch.cat([ids[:, self._cached :], ids.new_tensor([list(draft)])], dim=1)
-        self._end = ids.shape[1] + len(draft)
-        arguments: dict[str, Any] = {"input_ids": fed, "use_cache": self._use_cache, **self._fixed}
-        mask = None
-        if self._mask is not None and "attention_mask" in self._takes:
-            more = self._mask.new_ones((1, self._end - self._mask.shape[1]))
-            arguments["attention_mask"] = mask = torch.cat([self._mask, more], dim=1)
-        if "position_ids" in self._takes:
-            arguments["position_ids"] = self._positions(mask, fed.device)
-        if "cache_position" in self._takes:
-            arguments["cache_position"] = torch.arange(self._cached, self._end, device=fed.device)
-        if "logits_to_keep" in self._takes:
-            arguments["logits_to_keep"] = len(draft) + 1
-        if self.cache is not None:
-            arguments["past_key_values"] = self.cache
+        tokens = torch.cat([ids, ids.new_tensor([list(draft)])], dim=1) if draft else ids
+        self._end = tokens.shape[1]
+        inputs = self._inputs(tokens)
+        # The first pass asks for one more than the last, to see that the model can compute it.
+        num_logits = len(draft) + 1
+        if self.steps == 0:
+            num_logits = max(num_logits, min(2, self._end - self._cached))
+        if "logits_to_keep" in inputs:
+            inputs["logits_to_keep"] = num_logits
         for layer in self._layers if draft else ():
             if type(layer) in (_WINDOW, _STATIC_WINDOW):
                 seen = int(getattr(layer, "cumulative_length_int", layer.cumulative_length))
@@ -115,21 +117,79 @@ class DraftForward:
                 if seen and type(layer) is _STATIC_WINDOW:
                     stored = [layer.keys.clone(), layer.values.clone()]
                 self._windows[id(layer)] = stored[0], stored[1], seen
-        outputs = self._model(**arguments, return_dict=True)
+        outputs = self._model(**inputs, return_dict=True)
+        if outputs.logits.shape[1] < num_logits:
+            raise self._unfit(f"computes the logits of {outputs.logits.shape[1]} tokens, not of {num_logits}")
         self.steps += 1
+        # A prompt goes into a cache that is not known yet, and some classes make a new one later.
+        if self._use_cache and (self.steps == 1 or outputs.get("past_key_values") not in (None, self.cache)):
+            self._take_cache(outputs, tokens)
         return outputs
 
-    def _positions(self, mask: torch.Tensor | None, device: torch.device) -> torch.Tensor:
-        """[1, fed] int64: given for the prompt, or counted where the mask is 1, and one more for each token."""
-        given = self._given_positions
-        if given is not None:
-            behind = given[:, -1:] + torch.arange(1, self._end - self._prompt_len + 1, device=device)
-            positions = torch.cat([given, behind], dim=1)
-        elif mask is not None:
-            positions = (mask.long().cumsum(-1) - 1).clamp_(min=0)
+    def _inputs(self, tokens: torch.Tensor) -> dict[str, Any]:
+        """What transformers passes to the model for those of `tokens` [1, n] that the cache lacks."""
+        end, pending = tokens.shape[1], tokens.shape[1] - self._cached
+        more: dict[str, Any] = {name: self._extended(name, end) for name in self._growing}
+        if self.cache is not None:
+            more["past_key_values"] = self.cache
+        if "next_sequence_length" in _PREPARATION:
+            more["next_sequence_length"] = pending if self._cached else None
+        if "cache_position" in _PREPARATION:
+            more["cache_position"] = torch.arange(self._cached, end, device=tokens.device)
+        if "is_first_iteration" in _PREPARATION:
+            more["is_first_iteration"] = self.steps == 0
+        inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(tokens, **{**self._kwargs, **more})
+        fed = inputs.get("input_ids")
+        # Values are compared once, as it makes the host wait.
+        if fed is None or fed.shape[1] not in (pending, end) or (
+            self.steps == 0 and not fed.equal(tokens[:, -fed.shape[1] :].to(fed.device))
+        ):  # fmt: skip
+            raise self._unfit("is fed other inputs than the tokens of the sequence")
+        return inputs
+
+    def _extended(self, name: str, end: int) -> torch.Tensor:
+        """A growing argument for the first `end` tokens: as it was given, then what `model.generate` appends."""
+        given = self._growing[name]
+        if given.shape[-1] < end:
+            more = end - given.shape[-1] + 256  # what follows does not depend on tokens
+            if name == "position_ids":
+                behind = given[..., -1:] + torch.arange(1, more + 1, dtype=given.dtype, device=given.device)
+            elif name == "token_type_ids":  # mostly the last again, but not for every class
+                asked = {name: given, "cache_position": given[0]}
+                asked = self._model._update_model_kwargs_for_generation({}, asked)
+                behind = asked[name][:, -1:].expand(-1, more)
+            else:
+                behind = given.new_full((1, more), name == "attention_mask")
+            self._growing[name] = given = torch.cat([given, behind], dim=-1)
+        return given[..., :end]
+
+    def _take_cache(self, outputs: Any, tokens: torch.Tensor) -> None:
+        """Take the cache that a pass over all `tokens` has left, and see what it holds."""
+        kept = next((name for name in ALL_CACHE_NAMES if outputs.get(name) is not None), "past_key_values")
+        cache = outputs.get(kept, self.cache)
+        if kept != "past_key_values" or not (cache is None or hasattr(cache, "get_seq_length")):
+            raise self._unfit(f"keeps {kept} in place of a cache")
+        # The fullest layer says it: one without attention may count no tokens.
+        counting = [layer for layer in getattr(cache, "layers", ()) if hasattr(layer, "get_seq_length")]
+        counting = counting or ([] if cache is None else [cache])
+        if max((int(layer.get_seq_length()) for layer in counting), default=0) >= self._end:
+            self.cache, self.failure = cache, _why_not_forgetting(cache)
+        elif self.steps > 1:
+            self.cache, self.failure = cache, f"{self._name} dropped its cache"
         else:
-            positions = torch.arange(self._end, device=device)[None]
-        return positions[:, positions.shape[1] - (self._end - self._cached) :]
+            # No cache is filled: right if all tokens are fed in each pass, which transformers does not see to.
+            self._cached = self._end
+            following = self._inputs(torch.cat([tokens, tokens[:, -1:]], dim=1))
+            if following["input_ids"].shape[1] <= self._end:
+                raise self._unfit("fills no cache, and reads one token without it; pass use_cache=False")
+            self._use_cache, self._cached, self.failure = False, 0, None
+
+    def _unfit(self, why: str) -> ValueError:
+        return ValueError(f"model: expected a model that verifies drafts, found {self._name}, which {why}")
+
+    @property
+    def _layers(self) -> list[Any]:
+        return getattr(self.cache, "layers", []) if self._use_cache else []
 
     @property
     def is_preallocated(self) -> bool:
@@ -138,30 +198,41 @@ class DraftForward:
 
     def room(self, length: int) -> int | None:
         """The most draft tokens that a pass behind `length` tokens may have; None is any number."""
-        if self.failure is not None:
-            return 0
+        if self.failure is not None or (self._use_cache and self.cache is None):
+            return 0  # a cache that the model makes in its first pass is not known before
         pending = length - self._cached
         rooms = []
         for layer in self._layers:
             if type(layer) is _WINDOW:
                 rooms.append(layer.sliding_window - 1 - pending)
             elif type(layer) is _STATIC_WINDOW:
-                rooms.append(layer.max_cache_len - pending)
-            elif type(layer) is _OLD_STATIC_WINDOW:
+                # A cache shorter than the window has an end like those without one.
+                is_short = layer.max_cache_len < self._window
+                rooms.append(layer.max_cache_len - (length if is_short else pending))
+            elif isinstance(layer, _PREALLOCATED):
                 rooms.append(layer.max_cache_len - length)
+        if self._rope_change is not None:
+            change, always = self._rope_change
+            if always or self._cached <= change:
+                rooms.append(change - length)
         return max(0, min(rooms)) if rooms else None
 
     def keep(self, ids: torch.Tensor) -> None:
         """Forget the tokens of the last pass that are not in ``ids[:, :-1]``; the last one was not fed yet."""
-        if self.cache is None:
+        if not self._use_cache:
             return
         length, end = min(ids.shape[1] - 1, self._end), self._end
         self._cached = length
-        for layer in self._layers if length < end else ():
-            if type(layer) is _GROWS:
-                layer.crop(length - end)  # negative: so many tokens less
-            elif type(layer) in (_WINDOW, _STATIC_WINDOW):
+        if length == end:
+            return
+        if _CROPPED_HERE.isdisjoint(map(type, self._layers)):
+            self.cache.crop(length - end)  # negative: so many tokens less
+            return
+        for layer in self._layers:
+            if type(layer) in (_WINDOW, _STATIC_WINDOW):
                 _rewind_window(layer, *self._windows[id(layer)], length, end)
+            elif type(layer) not in _CROPPED_HERE:
+                layer.crop(length - end)
             else:
                 count = getattr(layer, "cumulative_length", None)
                 if isinstance(count, torch.Tensor):
@@ -172,6 +243,42 @@ class DraftForward:
                 layer.values[:, :, length:end].zero_()
                 if count is not None:
                     layer.cumulative_length -= end - length
+
+
+def _rope_change(config: Any, padding: int) -> tuple[int, bool] | None:
+    """Beyond how many tokens other rotary frequencies are used, and whether each longer pass has its own."""
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    for entry in (rope, *rope.values()):
+        kind = str(entry.get("rope_type", entry.get("type"))) if isinstance(entry, dict) else ""
+        if kind == "longrope" or "dynamic" in kind:
+            name, most = "original_max_position_embeddings", config.max_position_embeddings
+            original = most if "dynamic" in kind else entry.get(name, getattr(config, name, most))
+            return original + padding, "dynamic" in kind
+    return None
+
+
+def _why_not_forgetting(cache: Any) -> str | None:
+    """Why a cache cannot forget its last tokens, or None where it can.
+
+    A class that adds a way to store (a method ``update...``) must say how to forget (``crop``) itself, or a class
+    derived from it must: an inherited `crop` does not know what was added.
+    """
+    base = cache_utils.Cache
+    for kept in (cache, *getattr(cache, "layers", ())):
+        kind = type(kept)
+        if kind in _CROPPED_HERE:
+            continue
+        depth = {name: i for i, c in reversed([*enumerate(kind.__mro__)]) for name in vars(c)}
+        stores = min((i for name, i in depth.items() if name.startswith("update")), default=-1)
+        if kept is not cache:  # a layer that has to record the past is not told to
+            says = "activate_past_recording" not in depth and getattr(kept, "is_croppable", True)
+        elif hasattr(base, "is_croppable"):  # by default what its layers say
+            says = kind.is_croppable is base.is_croppable or kept.is_croppable
+        else:
+            says = kind.crop is base.crop
+        if not says or depth.get("crop", len(depth)) > stores:
+            return f"a {kind.__name__} of the cache cannot forget"
+    return None
 
 
 def _rewind_window(layer: Any, keys: Any, values: Any, seen: int, length: int, end: int) -> None:
@@ -239,8 +346,8 @@ def generate(
 
     Args:
         model: a decoder-only model of transformers with a KV cache.
-        input_ids: the prompt: one sequence of token ids, [n] or [1, n], or text, which the tokenizer encodes
-            with its special tokens.
+        input_ids: the prompt: one sequence of token ids, [n] or [1, n], what a tokenizer returns for it, with its
+            masks, or text, which the tokenizer encodes with its special tokens.
         prediction: the predicted output: token ids, or text, which the tokenizer encodes without special tokens.
             None or empty: drafts come from the prompt and the output alone.
         predictor: what drafts instead of a `PredictedOutputTokenPredictor`. It is stopped, not disposed of, and
@@ -250,8 +357,9 @@ def generate(
         strict: raise what a predictor raises. By default a predictor that fails costs its drafts and no more, as
             `PredictorLoop` describes.
         predictor_timeout: seconds that one call of a predictor of your own may take; None is any number.
-        generate_kwargs: as for ``model.generate``: greedy or sampling, one sequence, static or dynamic caches,
-            logits processors, streamers, stopping criteria. Drafts are verified eagerly: nothing is compiled.
+        generate_kwargs: as for ``model.generate``, here or in a ``GenerationConfig``: greedy or sampling, one
+            sequence, static or dynamic caches, logits processors, streamers, stopping criteria. Drafts are
+            verified eagerly: nothing is compiled.
 
     Returns:
         What ``model.generate`` returns: [1, n + new] int64, or with ``return_dict_in_generate=True`` a
@@ -260,26 +368,30 @@ def generate(
     A streamer gets one token at a time, and stopping criteria are asked behind each token, as in
     ``model.generate``. Scores, logits, attentions and hidden states have one entry a token.
 
-    TypeError, ValueError: arguments of other types; an encoder-decoder or recurrent model, beams, more than one
-    sequence, another source of drafts, inputs other than token ids, text without a tokenizer, a
-    prediction with ids outside the vocabulary.
+    TypeError, ValueError: arguments of other types; an encoder-decoder or recurrent model, or one that cannot
+    verify drafts; beams, more than one sequence, another source of drafts, inputs other than token ids, text
+    without a tokenizer, a prediction with ids outside the vocabulary. They are raised before the first token.
     """
+    name = type(model).__name__
     if model.config.is_encoder_decoder:
-        found = f"{type(model).__name__}, an encoder-decoder"
-        raise ValueError(f"model: expected a decoder-only model, found {found}")
+        raise ValueError(f"model: expected a decoder-only model, found {name}, an encoder-decoder")
     if getattr(model, "_is_stateful", False):
-        raise ValueError(
-            f"model: expected a model with a KV cache, found {type(model).__name__}, whose state cannot go back"
-        )
-    for name in _REFUSED:
-        if (value := generate_kwargs.get(name)) is not None and value is not False:
-            raise ValueError(f"{name}: not together with gpu_align.hf.generate")
-    ids, mask = _prompt(input_ids, tokenizer)
-    if mask is not None:
-        generate_kwargs.setdefault("attention_mask", mask.to(model.device))
+        raise ValueError(f"model: expected a model with a KV cache, found {name}, whose state cannot go back")
+    own = inspect.signature(type(model).generate).parameters
+    if "custom_generate" not in own and all(p.kind is not p.VAR_POSITIONAL for p in own.values()):
+        raise ValueError(f"model: expected transformers' generate, found {name} with its own")
+    _refuse(generate_kwargs.get)
+    arguments = {**_encoding(input_ids, tokenizer, model.device), **generate_kwargs}
+    ids = arguments.pop("input_ids")
+    for key in _GROWING:
+        if (value := arguments.get(key)) is not None:
+            value = torch.as_tensor(value, device=model.device)
+            arguments[key] = value = value[None] if value.ndim == 1 else value
+            if (found := list(value.shape))[-2:] != list(ids.shape):
+                raise ValueError(f"{key}: expected {list(ids.shape)}, as input_ids, found {found}")
     predicted = encode_prediction(prediction, tokenizer) if prediction is not None else []
-    vocab_size = model.config.get_text_config().vocab_size
-    check_token_ids("prediction", np.asarray(predicted, dtype=np.int64), vocab_size)
+    vocab_size = getattr(model.config.get_text_config(), "vocab_size", None)
+    check_token_ids("prediction", np.asarray(predicted, dtype=np.int64), vocab_size or 1 << 31)
     drafting = predictor if predictor is not None else PredictedOutputTokenPredictor()
     loop = PredictorLoop(
         drafting,
@@ -288,11 +400,16 @@ def generate(
         strict=strict,
         timeout=predictor_timeout,
     )
-    # transformers 5 does not hand the streamer on.
-    decode = functools.partial(_decode, loop, predicted, tokenizer, generate_kwargs.get("streamer"))
-    _add_stop_strings(generate_kwargs, tokenizer)
+    # transformers 5 does not hand the streamer on, and its own criterion for stop strings gets no tokenizer.
+    decode = functools.partial(_decode, loop, predicted, name, tokenizer, arguments.get("streamer"))
+    configs = arguments, vars(arguments.get("generation_config") or model), vars(model.generation_config)
+    if strings := next(filter(None, (config.get("stop_strings") for config in configs)), None):
+        if tokenizer is None:
+            raise ValueError("stop_strings: expected a tokenizer beside them")
+        criteria = [*(arguments.get("stopping_criteria") or []), StopStringCriteria(tokenizer, strings)]
+        arguments |= {"stopping_criteria": StoppingCriteriaList(criteria), "stop_strings": None}
     try:
-        return model.generate(ids.to(model.device), custom_generate=decode, **generate_kwargs)
+        return model.generate(ids, custom_generate=decode, **arguments)
     finally:
         loop.stop()
         if predictor is None:
@@ -302,6 +419,7 @@ def generate(
 def _decode(
     loop: PredictorLoop,
     prediction: list[int],
+    model_name: str,
     tokenizer: Any,
     given_streamer: Any,
     model: Any,
@@ -316,6 +434,7 @@ def _decode(
 ) -> Any:
     """The decoding loop of one generation, for the ``custom_generate`` argument of ``model.generate``."""
     config = generation_config
+    _refuse(lambda name: getattr(config, name, None))
     if config.num_beams != 1 or (config.num_return_sequences or 1) != 1 or input_ids.shape[0] != 1:
         raise ValueError(
             "generate: expected one sequence without beams, found "
@@ -331,19 +450,19 @@ def _decode(
     #: What the result has one entry a token of.
     record: dict[str, tuple[Any, ...]] = {name.removeprefix("output_"): () for name in wanted}
     of_model = {name: name in wanted for name in ("output_attentions", "output_hidden_states")}
-    forward = DraftForward(model, input_ids, model_kwargs, **of_model)
+    forward = DraftForward(model, input_ids, model_kwargs, model_name, **of_model)
     mask = model_kwargs.get("attention_mask")
     prompt = input_ids[0] if mask is None else input_ids[0][mask[0, : input_ids.shape[1]].bool()]
     longest: int | None = config.max_length
     loop.start(prompt.tolist(), prediction, max_len=longest, tokenizer=tokenizer, sampling=config)
-    if forward.failure is not None:
-        loop.fail(forward.failure)
     ids, finished = input_ids, False
     while not finished:
         start = ids.shape[1]
         rooms = [forward.room(start), None if longest is None else longest - start - 1]
         draft = loop.draft(min((room for room in rooms if room is not None), default=None))
         outputs = forward(ids, draft)
+        if forward.failure is not None:
+            loop.fail(forward.failure)
         logits = outputs.logits[:, -len(draft) - 1 :]  # [1, draft + 1, vocab]
         for i in range(len(draft) + 1):
             raw = logits[:, i].to(copy=True, dtype=torch.float32, device=ids.device)
@@ -396,29 +515,28 @@ def _layers_of_token(name: str, outputs: Any, behind: int, unseen: int, is_first
     return tuple(layers)
 
 
-def _prompt(input_ids: Any, tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """[1, n] int64, and a mask where a tokenizer made one."""
+def _refuse(value_of: Callable[[str], Any]) -> None:
+    """Raise ValueError for an option that chooses other passes or drafts than those made here."""
+    for name in _REFUSED:
+        if (value := value_of(name)) is not None and value is not False:
+            raise ValueError(f"{name}: not together with gpu_align.hf.generate")
+    if value_of("cache_implementation") == "paged":
+        raise ValueError("cache_implementation: expected one for a single sequence, found 'paged'")
+
+
+def _encoding(input_ids: Any, tokenizer: Any, device: torch.device) -> dict[str, Any]:
+    """``input_ids``, [1, n] int64, ``n >= 1``, and what else belongs to them."""
+    encoded = {"input_ids": input_ids}
     if isinstance(input_ids, str):
         if tokenizer is None:
             raise ValueError("input_ids: expected token ids, or a tokenizer for the text")
-        encoded = tokenizer(input_ids, return_tensors="pt")
-        return encoded["input_ids"], encoded.get("attention_mask")
-    ids = input_ids if isinstance(input_ids, torch.Tensor) else torch.tensor(encode_prediction(input_ids))
-    if ids.ndim == 1:
-        ids = ids[None]
-    if ids.ndim != 2 or ids.shape[0] != 1:
-        raise ValueError(f"input_ids: expected one sequence, found the shape {tuple(ids.shape)}")
-    return ids.long(), None
-
-
-def _add_stop_strings(generate_kwargs: dict[str, Any], tokenizer: Any) -> None:
-    """Make a criterion of ``stop_strings``: transformers 5 does not give its own the tokenizer here."""
-    strings = generate_kwargs.pop("stop_strings", None)
-    if strings is None:
-        return
-    if tokenizer is None:
-        raise ValueError("stop_strings: expected a tokenizer beside them")
-    given = generate_kwargs.get("stopping_criteria") or []
-    generate_kwargs["stopping_criteria"] = StoppingCriteriaList(
-        [*given, StopStringCriteria(tokenizer, strings)]
-    )
+        encoded = {k: v for k, v in tokenizer(input_ids).items() if k in ("input_ids", "attention_mask")}
+    elif isinstance(input_ids, Mapping):
+        encoded = dict(input_ids)
+    ids = encoded.get("input_ids")
+    if not isinstance(ids, torch.Tensor) or ids.dtype not in (torch.int64, torch.int32):
+        ids = torch.tensor(encode_prediction(ids, name="input_ids"), dtype=torch.int64)
+    ids = ids[None] if ids.ndim == 1 else ids
+    if ids.ndim != 2 or ids.shape[0] != 1 or ids.shape[1] == 0:
+        raise ValueError(f"input_ids: expected one sequence of tokens, found the shape {list(ids.shape)}")
+    return {**encoded, "input_ids": ids.to(device, torch.int64)}

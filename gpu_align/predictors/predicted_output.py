@@ -104,6 +104,7 @@ class PredictedOutputTokenPredictor(TokenPredictor):
             raise RuntimeError(f"{type(self).__name__}: reset() must be called before {called}()")
         return self._drafter
 
+    @torch.inference_mode(False)  # as of the drafter: the next use may be outside of that mode
     def _begin(self, max_len: int) -> None:
         """Begin the sequence in a drafter that holds so many tokens, and write the tokens so far."""
         sizes = {
@@ -131,17 +132,20 @@ class PredictedOutputTokenPredictor(TokenPredictor):
         self._total_len.fill_(end)
 
 
-def encode_prediction(prediction: Any, tokenizer: Any = None) -> list[int]:
-    """Token ids of a prediction that is text, encoded without special tokens, a tensor, or a sequence of them."""
+def encode_prediction(prediction: Any, tokenizer: Any = None, name: str = "prediction") -> list[int]:
+    """Token ids of one text, encoded without special tokens, tensor, or sequence of them; name: in errors."""
     if isinstance(prediction, str):
         if tokenizer is None:
-            raise ValueError("prediction: expected token ids, or a tokenizer for the text")
+            raise ValueError(f"{name}: expected token ids, or a tokenizer for the text")
         return list(tokenizer.encode(prediction, add_special_tokens=False))
+    rows = (list, tuple, torch.Tensor, np.ndarray)
+    if isinstance(prediction, (list, tuple)) and len(prediction) == 1 and isinstance(prediction[0], rows):
+        prediction = prediction[0]
     if isinstance(prediction, (torch.Tensor, np.ndarray)):
         if prediction.ndim == 2 and prediction.shape[0] == 1:
             prediction = prediction[0]
         if prediction.ndim != 1:
-            raise ValueError(f"prediction: expected one sequence, found the shape {tuple(prediction.shape)}")
+            raise ValueError(f"{name}: expected one sequence, found the shape {tuple(prediction.shape)}")
         prediction = prediction.tolist()
-    found: list[int] = check_integers("prediction", prediction).tolist()
+    found: list[int] = check_integers(name, prediction).tolist()
     return found

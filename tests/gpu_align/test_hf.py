@@ -18,8 +18,8 @@ pytest.importorskip("numba")  # plain Python is a hundred times slower
 import transformers
 
 from gpu_align import hf
-from gpu_align.predictors import TokenPredictor
-from tests.gpu_align.tiny_models import MODELS, VOCAB, encoder_decoder, predictions, text, trained
+from gpu_align.predictors import PredictedOutputTokenPredictor, TokenPredictor
+from tests.gpu_align.tiny_models import MODELS, VOCAB, encoder_decoder, predictions, text, trained, untrained
 
 NEW = 32
 
@@ -182,7 +182,10 @@ def test_padding() -> None:
 
 
 class Odd(transformers.cache_utils.DynamicLayer):
-    """A layer that nothing is known of."""
+    """A layer that stores in a way of its own, which the `crop` that it inherits does not know."""
+
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        return super().update(*args, **kwargs)
 
 
 class EarlyStatic(transformers.cache_utils.StaticLayer):
@@ -238,11 +241,10 @@ def test_a_cache_that_cannot_forget_drafts_nothing(caplog: pytest.LogCaptureFixt
         ours(model, prompt, [], max_new_tokens=10, past_key_values=cache_of(Odd))
 
 
+@pytest.mark.skipif(transformers.__version__ < "4.57", reason="its own layers are these")
 @pytest.mark.parametrize("layer", [EarlyStatic, EarlyWindow])
 def test_caches_of_early_transformers_forget(layer: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    if layer is EarlyWindow:
-        monkeypatch.setattr(hf, "_OLD_STATIC_WINDOW", layer)
-    monkeypatch.setattr(hf, "_KNOWN_LAYERS", {layer})
+    monkeypatch.setattr(hf, "_CROPPED_HERE", {layer})
     model, prompt = trained("llama"), text(random.Random(20), 8)
     expected = reference(model, prompt, max_new_tokens=24)
     prediction = expected[0, 8:].clone()
@@ -253,9 +255,198 @@ def test_caches_of_early_transformers_forget(layer: type[Any], monkeypatch: pyte
     assert found.predicted_outputs.accepted > 8
     assert found.predicted_outputs.rejected > 8
     assert cache.get_seq_length() == 31
-    # A window that is nearly full leaves room for what it can hold.
+    # A cache that is nearly full leaves room for what it can hold.
     forward = hf.DraftForward(model, torch.ones(1, 40), {"past_key_values": cache})
-    assert forward.room(60) == (4 if layer is EarlyWindow else None)
+    assert forward.room(60) == 4
+
+
+def cached(model: Any, kind: type[Any] = transformers.DynamicCache, tokens: int = 3, **settings: Any) -> Any:
+    """A cache that holds the first tokens of `PROMPT`."""
+    cache = kind(**settings)
+    if tokens:
+        model(PROMPT[:, :tokens], past_key_values=cache, use_cache=True)
+    return cache
+
+
+class Noted(transformers.DynamicCache):
+    """A class of one's own that stores and forgets as its base does."""
+
+
+class Beside(transformers.DynamicCache):
+    """With state beside its layers."""
+
+    is_croppable = False
+
+    def crop(self, *_: Any) -> None:
+        raise RuntimeError("no crop")
+
+
+class Quantized(transformers.cache_utils.QuantizedLayer):
+    """One whose `crop` is that of a layer that is not quantized."""
+
+    def __init__(self) -> None:
+        super().__init__(residual_length=4)
+
+    def _quantize(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
+        return tensor
+
+    def _dequantize(self, q_tensor: torch.Tensor) -> torch.Tensor:
+        return q_tensor
+
+
+PROMPT = torch.tensor([[5, 9, 11, 5, 9, 12, 7, 5, 9]])
+ONES = torch.ones_like(PROMPT)
+_Static = transformers.StaticCache
+#: Options of `generate` for a model and its output: same text; whether drafts are verified.
+SAME: dict[str, tuple[str, Callable[[Any, list[int]], dict[str, Any]], bool]] = {
+    "a short cache, and an end before it": (
+        "llama",
+        lambda m, out: {
+            "past_key_values": _Static(config=m.config, max_cache_len=9 + 7),
+            "eos_token_id": next(token for i, token in enumerate(out) if i > 3 and token not in out[:i]),
+        },
+        True,
+    ),
+    "a static cache shorter than the window": (
+        "mistral", lambda m, _: {"past_key_values": _Static(config=m.config, max_cache_len=11)}, True,
+    ),
+    "a static cache that is long": (
+        "llama", lambda m, _: {"past_key_values": _Static(config=m.config, max_cache_len=99)}, True,
+    ),
+    "windows in a cache for none": ("mistral", lambda m, _: {"past_key_values": cached(m)}, True),
+    "a cache class of one's own": ("llama", lambda m, _: {"past_key_values": cached(m, Noted)}, True),
+    "state beside the layers": ("llama", lambda m, _: {"past_key_values": cached(m, Beside)}, False),
+    "quantized layers": ("llama", lambda _, __: {"past_key_values": cache_of(Quantized)}, False),
+    "an encoding": ("llama", lambda _, __: {"input_ids": transformers.BatchEncoding({"input_ids": PROMPT})}, True),
+    "an encoding of lists, with its mask": (
+        "llama",
+        lambda _, __: {
+            "input_ids": transformers.BatchEncoding(
+                {"input_ids": PROMPT.tolist(), "attention_mask": [[0, 0, *[1] * 7]]}
+            )
+        },
+        True,
+    ),
+    "nested ids": ("llama", lambda _, __: {"input_ids": PROMPT.tolist()}, True),
+    "a list of a tensor": ("llama", lambda _, __: {"input_ids": [PROMPT[0]]}, True),
+    "a flat mask": ("llama", lambda _, __: {"attention_mask": [0, 0, *[1] * 7]}, True),
+    "token types": ("gpt2", lambda _, __: {"token_type_ids": torch.tensor([[0] * 5 + [1] * 4])}, True),
+    "no cache in the configuration": (
+        "llama",
+        lambda _, __: {
+            "max_new_tokens": None, "do_sample": None,
+            "generation_config": transformers.GenerationConfig(use_cache=False, max_new_tokens=24),
+        },
+        True,
+    ),
+    "stop strings in the configuration": (
+        "llama",
+        lambda _, out: {
+            "max_new_tokens": None, "do_sample": None, "tokenizer": word_tokenizer(),
+            "generation_config": transformers.GenerationConfig(stop_strings=[f"w{out[6]}"], max_new_tokens=24),
+        },
+        True,
+    ),
+}  # fmt: skip
+
+
+def gpt2() -> Any:
+    sizes = {"vocab_size": VOCAB, "n_positions": 96, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    torch.manual_seed(2)
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)
+    )
+    model.generation_config.pad_token_id = 0
+    return model.eval()
+
+
+@pytest.mark.parametrize("what", SAME)
+def test_inputs_and_caches_as_people_have_them(what: str) -> None:
+    kind, options, drafts = SAME[what]
+    model = gpt2() if kind == "gpt2" else trained(kind)
+    plain = {"input_ids": PROMPT, "attention_mask": ONES, "max_new_tokens": 24, "do_sample": False}
+    alone = model.generate(**plain)[0, 9:].tolist()
+    given = options(model, alone)
+    # What `model.generate` takes.
+    encoded = given.get("input_ids") if isinstance(given.get("input_ids"), transformers.BatchEncoding) else {}
+    tensors = {name: torch.as_tensor(value).reshape(1, -1) for name, value in encoded.items()}
+    if "attention_mask" in given:
+        tensors["attention_mask"] = torch.tensor([given["attention_mask"]])
+    expected = model.generate(**{**plain, **given, "input_ids": PROMPT, **tensors})
+    output = expected[0, 9:].tolist()
+    for prediction in (output, [*output[:4], 1, *output[5:]]):
+        again = {**plain, **options(model, alone)}  # with a new cache
+        if encoded:
+            del again["attention_mask"]
+        found = hf.generate(model, prediction=prediction, return_dict_in_generate=True, **again)
+        assert found.sequences.tolist() == expected.tolist()
+        assert (found.predicted_outputs.accepted > 0) is drafts
+        assert (found.predicted_outputs.failure is None) is drafts
+
+
+class Port(transformers.PreTrainedModel, transformers.GenerationMixin):  # type: ignore[misc]
+    """A class that keeps no cache: the next token follows from all tokens."""
+
+    config_class = transformers.GPT2Config
+    all_logits = True
+    reads_all = True
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.embed = torch.nn.Embedding(VOCAB, VOCAB)
+
+    def prepare_inputs_for_generation(self, input_ids: torch.Tensor, **kwargs: Any) -> dict[str, Any]:
+        if self.reads_all:
+            return {"input_ids": input_ids}
+        return dict(super().prepare_inputs_for_generation(input_ids, **kwargs))
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: Any = None, **_: Any) -> Any:
+        logits = self.embed(input_ids).cumsum(1).sin() * 9
+        kept = logits if self.all_logits else logits[:, -1:]
+        return transformers.modeling_outputs.CausalLMOutput(logits=kept)
+
+
+def port(**what: bool) -> Any:
+    torch.manual_seed(4)
+    model = Port(transformers.GPT2Config(vocab_size=VOCAB, bos_token_id=None, eos_token_id=None, n_layer=1))
+    for name, value in what.items():
+        setattr(model, name, value)
+    return model
+
+
+def test_a_model_without_a_cache_is_fed_all_tokens() -> None:
+    model = port()
+    expected = model.generate(PROMPT, attention_mask=ONES, max_new_tokens=24, do_sample=False)
+    for prediction in predictions(expected[0, 9:].tolist(), random.Random(3)).values():
+        assert ours(model, PROMPT[0].tolist(), prediction, max_new_tokens=24).sequences.equal(expected)
+
+
+_FACTORS = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "factor": 4.0}
+ROPES: dict[str, tuple[dict[str, Any], list[int | None]]] = {
+    "longrope": ({"original_max_position_embeddings": 16, **_FACTORS}, [7, 0, 0]),
+    "dynamic": ({"factor": 4.0}, [55, 48, 0]),
+    "linear": ({"factor": 4.0}, [None] * 3),
+}
+
+
+@pytest.mark.parametrize("kind", ROPES)
+def test_drafts_end_where_rotary_frequencies_change(kind: str) -> None:
+    """A draft beyond would change what the model computes of the tokens before it."""
+    settings, rooms = ROPES[kind]
+    model = untrained("llama", 0, max_position_embeddings=64, rope_scaling={"rope_type": kind, **settings})
+    forward = hf.DraftForward(model, PROMPT, {"past_key_values": transformers.DynamicCache()})
+    assert [forward.room(length) for length in (9, 16, 70)] == rooms
+
+
+@pytest.mark.parametrize("mode", [(True, False), (False, True)])
+def test_a_predictor_is_used_inside_and_outside_of_inference_mode(mode: tuple[bool, bool]) -> None:
+    model, prompt = trained("llama"), text(random.Random(21), 9)
+    output = reference(model, prompt, max_new_tokens=16)[0, 9:].tolist()
+    predictor = PredictedOutputTokenPredictor(output)
+    for inside in mode:
+        with torch.inference_mode(inside):
+            found = ours(model, prompt, None, max_new_tokens=16, predictor=predictor)
+        assert (found.predicted_outputs.steps, found.predicted_outputs.rejected) == (1, 0)
 
 
 def word_tokenizer() -> Any:
@@ -313,9 +504,28 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "outside": ({"prediction": [1, VOCAB], "strict": False}, ValueError, rf"prediction\[1\].*{VOCAB}"),
     "no drafts": ({"num_draft_tokens": 0}, ValueError, "num_draft_tokens: expected an integer >= 1"),
     "no predictor": ({"predictor": 3}, TypeError, "expected a TokenPredictor, found int"),
+    "floats": ({"input_ids": torch.ones(1, 3)}, TypeError, "input_ids: expected a flat"),
+    "two rows": ({"input_ids": [[1, 2], [3, 4]]}, TypeError, "input_ids: expected a flat"),
+    "no tokens": ({"input_ids": []}, ValueError, "input_ids: expected one sequence of tokens"),
+    "another encoding": ({"input_ids": {"pixel_values": 1}}, TypeError, "input_ids: .*found NoneType"),
+    "new tokens alone": (
+        {"past_key_values": transformers.DynamicCache(), "attention_mask": torch.ones(1, 5)},
+        ValueError, r"attention_mask: expected \[1, 3\]",
+    ),
+    "lookup in the configuration": (
+        {"generation_config": transformers.GenerationConfig(prompt_lookup_num_tokens=3)},
+        ValueError, "prompt_lookup_num_tokens: not together",
+    ),
+    "chunks in the configuration": (
+        {"generation_config": transformers.GenerationConfig(prefill_chunk_size=2)},
+        ValueError, "prefill_chunk_size: not together",
+    ),
+    "paged": ({"cache_implementation": "paged"}, ValueError, "cache_implementation: expected one for"),
+    "last logits": ({"model": port(all_logits=False)}, ValueError, "found Port, which computes the logits of 1"),
+    "one token without a cache": ({"model": port(reads_all=False)}, ValueError, "Port, which fills no cache"),
     "T5": ({"model": encoder_decoder()}, ValueError, "found T5ForConditionalGeneration, an encoder-decoder"),
     "Mamba": ({"model": mamba()}, ValueError, "MambaForCausalLM, whose state cannot go back"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", BAD)

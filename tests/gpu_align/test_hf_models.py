@@ -1,0 +1,283 @@
+"""Which classes `gpu_align.hf.generate` runs with drafts, without, or refuses: the table of docs/predictors.md.
+
+``python -m tests.gpu_align.test_hf_models`` writes the table in that page.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", minversion="5")
+pytest.importorskip("numba")  # plain Python is a hundred times slower
+
+import transformers
+
+from gpu_align import hf
+
+PAGE = Path(__file__).parents[2] / "docs" / "predictors.md"
+VOCAB, NEW = 48, 20
+PROMPT = torch.tensor([[5, 9, 11, 5, 9, 12, 7, 5, 9]])
+
+_LLAMA = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}  # fmt: skip
+_HEADS = {**_LLAMA, "head_dim": 16}
+_EXPERTS = {**_HEADS, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_WINDOWS = {
+    **_HEADS, "sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"],
+}  # fmt: skip
+_LATENT = {
+    **_LLAMA, "num_key_value_heads": 2, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
+    "moe_intermediate_size": 16, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "topk_group": 1,
+    "qk_nope_head_dim": 8, "v_head_dim": 16, "first_k_dense_replace": 1,
+}  # fmt: skip
+_GPT = {"n_positions": 128, "n_embd": 32, "n_layer": 2, "n_head": 2}
+_BERT = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
+    "max_position_embeddings": 130, "is_decoder": True,
+}  # fmt: skip
+_XLM = {
+    "emb_dim": 32, "n_layers": 2, "n_heads": 2, "max_position_embeddings": 128, "mask_token_id": 3, "lang_id": 0,
+}  # fmt: skip
+_MROPE = {
+    **_HEADS, "vocab_size": VOCAB,
+    "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4},
+}  # fmt: skip
+_EYES = {
+    "depth": 1, "hidden_size": 32, "out_hidden_size": 32, "num_heads": 2, "intermediate_size": 32,
+}  # fmt: skip
+_SIGLIP = {
+    "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "image_size": 28, "patch_size": 14,
+}  # fmt: skip
+_QWEN_IDS = {
+    "image_token_id": 1, "video_token_id": 2, "vision_start_token_id": 3, "vision_end_token_id": 4,
+}  # fmt: skip
+_LONGROPE = {
+    "rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [40.0] * 8, "rope_theta": 1e4,
+    "original_max_position_embeddings": 16, "factor": 8.0,
+}  # fmt: skip
+
+#: Arguments of the configuration. Its class is that of the model, or named before an @; what is behind a + is
+#: for the reader.
+DRAFTS: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": _LLAMA,
+    "MistralForCausalLM": {**_LLAMA, "sliding_window": 12},
+    "Qwen2ForCausalLM": _LLAMA,
+    "Qwen3ForCausalLM": _HEADS,
+    "Qwen3MoeForCausalLM": _EXPERTS,
+    "GemmaForCausalLM": _HEADS,
+    "Gemma2ForCausalLM": {**_HEADS, "sliding_window": 12},
+    "Gemma3ForCausalLM@Gemma3TextConfig": _WINDOWS,
+    "PhiForCausalLM": _LLAMA,
+    "Phi3ForCausalLM": {**_LLAMA, "sliding_window": None},
+    "MixtralForCausalLM": _EXPERTS,
+    "GptOssForCausalLM": {**_EXPERTS, **_WINDOWS},
+    "Llama4ForCausalLM@Llama4TextConfig": {
+        **_EXPERTS, "intermediate_size_mlp": 64, "attention_chunk_size": 12, "no_rope_layers": [1, 0],
+        "layer_types": ["chunked_attention", "full_attention"],
+    },
+    "DeepseekV3ForCausalLM": _LATENT,
+    "DeepseekV32ForCausalLM": {**_LATENT, "index_n_heads": 2, "index_head_dim": 16, "index_topk": 64},
+    "Cohere2ForCausalLM": _WINDOWS,
+    "Exaone4ForCausalLM": _WINDOWS,
+    "Glm4ForCausalLM": _HEADS,
+    "GraniteForCausalLM": _LLAMA,
+    "Olmo2ForCausalLM": _LLAMA,
+    "SmolLM3ForCausalLM": _LLAMA,
+    "Starcoder2ForCausalLM": {**_LLAMA, "sliding_window": 12},
+    "StableLmForCausalLM": _LLAMA,
+    "NemotronForCausalLM": _LLAMA,
+    "GPT2LMHeadModel": _GPT,
+    "GPTBigCodeForCausalLM": _GPT,
+    "GPTJForCausalLM": {**_GPT, "rotary_dim": 8},
+    "CodeGenForCausalLM": {**_GPT, "n_head": 4, "rotary_dim": 4},
+    "GPTNeoXForCausalLM": _LLAMA,
+    "GPTNeoForCausalLM": {
+        "hidden_size": 32, "num_layers": 2, "num_heads": 2, "window_size": 8, "max_position_embeddings": 128,
+        "attention_types": [[["global", "local"], 1]],
+    },
+    "OpenAIGPTLMHeadModel": _GPT,
+    "CTRLLMHeadModel": {**_GPT, "dff": 64},
+    "OPTForCausalLM": {
+        "hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "max_position_embeddings": 128, "word_embed_proj_dim": 32,
+    },
+    "BloomForCausalLM": {"hidden_size": 32, "n_layer": 2, "n_head": 2},
+    "FalconForCausalLM+alibi": {
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "alibi": True,
+    },
+    "MptForCausalLM": {"d_model": 32, "n_heads": 2, "n_layers": 2, "max_seq_len": 128},
+    "BioGptForCausalLM": {**_BERT, "is_decoder": False},
+    "BertLMHeadModel": _BERT,
+    "RobertaForCausalLM": _BERT,
+    "RoCBertForCausalLM": _BERT,
+    "Qwen2VLForConditionalGeneration": {
+        "text_config": _MROPE, "vision_config": {"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2},
+        **_QWEN_IDS,
+    },
+    "Qwen2_5_VLForConditionalGeneration": {"text_config": _MROPE, "vision_config": _EYES, **_QWEN_IDS},
+    "Qwen3VLForConditionalGeneration": {
+        "text_config": _MROPE, "vision_config": {**_EYES, "deepstack_visual_indexes": [0]}, **_QWEN_IDS,
+    },
+    "Glm4vForConditionalGeneration": {
+        "text_config": _MROPE, "vision_config": _EYES, "image_token_id": 1, "video_token_id": 2,
+    },
+    "Gemma3ForConditionalGeneration": {
+        "text_config": {**_WINDOWS, "vocab_size": VOCAB}, "vision_config": _SIGLIP, "mm_tokens_per_image": 4,
+        "image_token_index": 1, "boi_token_index": 2, "eoi_token_index": 3,
+    },
+    "PaliGemmaForConditionalGeneration": {
+        "text_config": {**_HEADS, "model_type": "gemma", "vocab_size": VOCAB}, "vision_config": _SIGLIP,
+        "image_token_id": 1, "projection_dim": 32,
+    },
+    "LlavaForConditionalGeneration": {
+        "text_config": {**_LLAMA, "model_type": "llama", "vocab_size": VOCAB}, "image_token_index": 1,
+        "vision_config": {**_SIGLIP, "model_type": "clip_vision_model", "projection_dim": 16},
+    },
+    "GitForCausalLM": {**_BERT, "vision_config": _SIGLIP},
+    "LlamaForCausalLM+longrope": {**_LLAMA, "max_position_embeddings": 128, "rope_parameters": _LONGROPE},
+    "LlamaForCausalLM+dynamic": {
+        **_LLAMA, "max_position_embeddings": 20,
+        "rope_parameters": {"rope_type": "dynamic", "factor": 100.0, "rope_theta": 1e4},
+    },
+}  # fmt: skip
+
+#: What `model.generate` writes, in as many passes: with the failure that is told.
+PLAIN: dict[str, tuple[dict[str, Any], str]] = {
+    "Lfm2ForCausalLM": (
+        {**_LLAMA, "layer_types": ["conv", "full_attention"]},
+        "a LinearAttentionLayer of the cache cannot forget",
+    ),
+    "MiniMaxForCausalLM": (
+        {
+            **_EXPERTS,
+            "num_key_value_heads": 2,
+            "block_size": 8,
+            "layer_types": ["linear_attention", "full_attention"],
+        },
+        "a MiniMaxCache of the cache cannot forget",
+    ),
+}
+
+#: The class and the reason, before the first token.
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "XLNetLMHeadModel": ({"d_model": 32, "n_layer": 2, "n_head": 2, "d_inner": 64}, "is fed other inputs"),
+    "XLMWithLMHeadModel": (_XLM, "is fed other inputs"),
+    "FlaubertWithLMHeadModel": (_XLM, "is fed other inputs"),
+    "ReformerModelWithLMHead": (
+        {
+            "is_decoder": True, "axial_pos_embds": False, "hidden_size": 32, "num_attention_heads": 2,
+            "attention_head_size": 16, "feed_forward_size": 64, "attn_layers": ["local", "local"],
+            "local_attn_chunk_length": 8, "max_position_embeddings": 256, "num_hidden_layers": 2,
+        },
+        "keeps past_buckets_states in place of a cache",
+    ),
+    "MambaForCausalLM": ({"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}, "state cannot go back"),
+    "RwkvForCausalLM": (
+        {"hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32}, "state cannot go back",
+    ),
+    "RecurrentGemmaForCausalLM": (
+        {**_LLAMA, "lru_width": 32, "attention_window_size": 16}, "state cannot go back",
+    ),
+    "JanusForConditionalGeneration": (
+        {
+            "text_config": {**_LLAMA, "model_type": "llama", "vocab_size": VOCAB},
+            "vision_config": {**_SIGLIP, "projection_dim": 32, "num_image_tokens": 4},
+            "vq_config": {
+                "embed_dim": 8, "num_embeddings": 8, "base_channels": 32, "channel_multiplier": [1, 1],
+                "num_res_blocks": 1, "latent_channels": 32, "projection_dim": 32, "num_patches": 4,
+                "image_token_embed_dim": 32,
+            },
+        },
+        "with its own",
+    ),
+}  # fmt: skip
+
+
+def tiny(name: str, sizes: dict[str, Any]) -> Any:
+    """A model with random weights, spread so that few of its next tokens are likely."""
+    kind, _, config = name.partition("+")[0].partition("@")
+    cls = getattr(transformers, kind)
+    torch.manual_seed(0)
+    sizes = sizes if "text_config" in sizes else {"vocab_size": VOCAB, **sizes}
+    configuration = (getattr(transformers, config) if config else cls.config_class)(**sizes)
+    for part in {id(c): c for c in (configuration, configuration.get_text_config())}.values():
+        part.bos_token_id, part.eos_token_id, part.pad_token_id = None, None, 0
+    model = cls(configuration).eval()
+    for weights in model.parameters():
+        weights.data.mul_(3.0 if weights.ndim > 1 else 1.0)
+    options = model.generation_config
+    options.bos_token_id, options.eos_token_id, options.pad_token_id = None, None, 0
+    return model
+
+
+def generate(model: Any, prediction: list[int] | None) -> Any:
+    """Sampled from one seed, as the likeliest tokens of a random model soon repeat."""
+    options = {
+        "attention_mask": torch.ones_like(PROMPT), "max_new_tokens": NEW, "do_sample": True, "top_k": 0,
+        "return_dict_in_generate": True,
+    }  # fmt: skip
+    torch.manual_seed(1)
+    if prediction is None:
+        return model.generate(PROMPT, **options)
+    return hf.generate(model, PROMPT, prediction=prediction, num_draft_tokens=6, **options)
+
+
+@pytest.mark.parametrize("name", [*DRAFTS, *PLAIN])
+def test_the_text_is_that_of_the_model(name: str) -> None:
+    sizes, failure = (DRAFTS[name], None) if name in DRAFTS else PLAIN[name]
+    expected = generate(tiny(name, sizes), None).sequences
+    output = expected[0, PROMPT.shape[1] :].tolist()
+    assert len(set(output)) > 5
+    for prediction in ([*output[:3], 1, *output[4:9], 2, 2, *output[9:]], [7] * NEW):
+        found = generate(tiny(name, sizes), prediction)
+        assert found.sequences.tolist() == expected.tolist()
+        assert found.predicted_outputs.failure == failure
+        if prediction[0] == output[0]:
+            assert (found.predicted_outputs.steps < NEW) is (failure is None)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_model_that_cannot_verify_is_refused_before_the_first_token(name: str) -> None:
+    sizes, reason = REFUSED[name]
+    with pytest.raises(ValueError, match=f"model: .*{name}.*{reason}"):
+        generate(tiny(name, sizes), [7] * NEW)
+
+
+def table() -> str:
+    """Of classes and what becomes of them, for the page."""
+
+    def names(models: Any) -> str:
+        return ", ".join(re.sub(r"@\w+", "", name).replace("+", " with ") for name in models)
+
+    rows = [f"| verified | {names(DRAFTS)} |"]
+    for title, models in (("without drafts", PLAIN), ("refused", REFUSED)):
+        reasons = dict.fromkeys(reason for _, reason in models.values())
+        for reason in reasons:
+            of_reason = [name for name, (_, because) in models.items() if because == reason]
+            rows.append(f"| {title}: {reason} | {names(of_reason)} |")
+    return "\n".join(["| drafts | classes |", "|---|---|", *rows])
+
+
+_BEGIN, _END = "<!-- classes: python -m tests.gpu_align.test_hf_models -->\n\n", "\n\n<!-- /classes -->"
+
+
+def with_table(page: str) -> str:
+    before, _, rest = page.partition(_BEGIN)
+    return before + _BEGIN + table() + _END + rest.partition(_END)[2]
+
+
+def test_the_page_has_the_table() -> None:
+    page = PAGE.read_text()
+    assert with_table(page) == page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_table(PAGE.read_text()))
