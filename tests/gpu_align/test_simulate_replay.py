@@ -133,7 +133,7 @@ def test_totals_over_records() -> None:
     (result,) = simulate(
         [record([1, 2, 3]), record([4, 5])], [Oracle()], 2, progress=lambda name, n: told.append((name, n))
     )
-    assert told == [("oracle", 3), ("oracle", 2)]
+    assert told == [("oracle", 0), ("oracle", 3), ("oracle", 0), ("oracle", 2)]
     assert (result.output_tokens, result.steps, result.accepted, result.rejected) == (5, 4, 3, 0)
     assert (result.tokens_per_step, result.rejected_per_accepted) == (1.25, 0)
     assert result.propose_us_median is not None

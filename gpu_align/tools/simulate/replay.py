@@ -11,6 +11,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -83,7 +84,11 @@ class PairResult:
 
 
 def replay(
-    policy: TokenPredictor, record: Record, num_draft_tokens: int, draft_in_prefill: bool = False
+    policy: TokenPredictor,
+    record: Record,
+    num_draft_tokens: int,
+    draft_in_prefill: bool = False,
+    progress: Callable[[int], object] | None = None,
 ) -> PairResult:
     """Run one policy over one record. docs/simulator.md has the loop, and what a perfect prediction takes.
 
@@ -92,16 +97,23 @@ def replay(
         record: what to replay. The policy gets copies: it cannot see a token that is not generated yet.
         num_draft_tokens: K, at least 1.
         draft_in_prefill: let the prefill step verify drafts, as a hosted service can.
+        progress: told the tokens replayed since the last call: 0 at the beginning, then every 256 steps.
 
     Raises:
         ValueError: ``num_draft_tokens < 1``, or a `gpu_align.policies.Policy` drafted more than K tokens.
     """
+    told, tell = 0, progress or (lambda tokens: None)
+    tell(0)
     loop = PredictorLoop(policy, num_draft_tokens=num_draft_tokens, strict=True, timeout=None)
     loop.start(record.prompt, record.prediction, memory=record.memory)
     result = PairResult.begin(record, draft_in_prefill)
     for step in loop.follow(record.output, draft_in_prefill):
         result.count(step)
+        if result.steps % 256 == 0:
+            tell(step.end - told)
+            told = step.end
     loop.stop()
+    tell(len(record.output) - told)
     return result
 
 
@@ -152,16 +164,15 @@ def simulate(
 ) -> list[PolicyResult]:
     """`replay` every record with every policy, in this order; one `PolicyResult` a policy.
 
-    progress: told the policy's name and the tokens just replayed, after each record.
+    progress: told the policy's name and the tokens just replayed, as `replay` tells them.
     """
     results = []
     for policy in policies:
         name = policy.name or type(policy).__name__
         pairs = []
         for record in records:
-            pairs.append(replay(policy, record, num_draft_tokens, draft_in_prefill))
-            if progress is not None:
-                progress(name, len(record.output))
+            tell = None if progress is None else partial(progress, name)
+            pairs.append(replay(policy, record, num_draft_tokens, draft_in_prefill, tell))
         results.append(PolicyResult(name, pairs))
     return results
 
