@@ -258,7 +258,7 @@ def _print_report(report: PackReport) -> None:
     header = ["task", "drafter", "tokens", "drafted", "accepted", "coverage", "accuracy", "tokens a step"]
     rows = [
         [name, drafter, f"{t.tokens:,}", f"{t.drafted:,}", f"{t.accepted:,}", f"{t.coverage:.1%}",
-         f"{t.accuracy:.2%}", f"{t.tokens_per_step:.2f}"]
+         "–" if t.accuracy is None else f"{t.accuracy:.2%}", f"{t.tokens_per_step:.2f}"]
         for name, alone in report.tasks.items()
         for drafter, t in (
             ("recipes", alone), ("with context", report.with_context[name]),

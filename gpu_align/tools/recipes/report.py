@@ -36,16 +36,16 @@ class TaskReport:
         return self.drafted / self.tokens if self.tokens else 0.0
 
     @property
-    def accuracy(self) -> float:
-        """The share of those that were accepted; 1 where nothing was drafted."""
-        return self.accepted / self.drafted if self.drafted else 1.0
+    def accuracy(self) -> float | None:
+        """The share of those that were accepted; None where nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else None
 
     @property
     def tokens_per_step(self) -> float:
         """Output tokens a forward pass."""
         return self.tokens / self.steps if self.steps else 0.0
 
-    def as_json(self) -> dict[str, float]:
+    def as_json(self) -> dict[str, float | None]:
         names = ("tokens", "drafted", "accepted", "coverage", "accuracy", "tokens_per_step")
         return {name: getattr(self, name) for name in names}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,8 @@ def test_report_beside_a_draft_model(tmp_path: Path, pack: Path, outputs: Path) 
     found = json.loads(figures.read_text())
     for name, task in found["draft_model"].items():
         assert (task["tokens"], task["tokens_per_step"]) == (found["tasks"][name]["tokens"], 1)
-    assert "draft model" in result.stdout
+        assert (task["drafted"], task["accuracy"]) == (0, None)  # and not 100 %
+    assert re.search(r"draft model .* 0 +0 +0.0% +– +1.00", result.stdout), result.stdout
     for model, said in ((tmp_path / "500", "found 500 and not"), (tmp_path / "none", "--draft-model: ")):
         refused = run("report", pack, outputs, *TEKKEN, "--draft-model", model)
         assert (refused.exit_code, said in refused.stderr) == (2, True), refused.stderr
