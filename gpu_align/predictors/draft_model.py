@@ -212,7 +212,7 @@ class DraftModelTokenPredictor(BackgroundTokenPredictor):
         except ImportError as error:
             raise MissingExtraError("DraftModelTokenPredictor", "transformers", "transformers") from error
         if isinstance(model, str):
-            model = transformers.AutoModelForCausalLM.from_pretrained(model)
+            model = transformers.AutoModelForCausalLM.from_pretrained(model, trust_remote_code=False)
         config = model.config.get_text_config()
         if config.is_encoder_decoder or getattr(model, "_is_stateful", False):
             raise ValueError(f"model: expected a decoder with a KV cache, found {type(model).__name__}")

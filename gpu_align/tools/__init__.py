@@ -5,6 +5,7 @@ The core of gpu-align needs none of the packages of the extra ``cli``; `main` is
 
 from __future__ import annotations
 
+import io
 import sys
 
 from ..errors import MissingExtraError
@@ -14,6 +15,10 @@ _EXTRA = ("typer", "rich", "click", "httpx", "prometheus_client")
 
 def main() -> int:
     """Console entry point: run the command line, and turn a missing extra into one line on stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        # A console that is not UTF-8 shows a replacement for what it cannot.
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="replace")
     try:
         from .cli import app
 

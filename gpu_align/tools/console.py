@@ -19,6 +19,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from . import inputs
+
 #: Seconds between two lines of progress where stderr is no terminal.
 TELL_S = 15.0
 #: The folder that holds the package: a checkout, or site-packages.
@@ -84,6 +86,12 @@ def tokenizer_option(help_text: str) -> Any:
     return option("NAME_OR_PATH", f"{help_text}: a transformers tokenizer, or tekken")
 
 
+def _trust(wanted: bool) -> None:
+    inputs.trusts_code = wanted
+
+
+_TRUST = "run a tokenizer's own code"
+TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", callback=_trust, help=_TRUST)]
 JsonOut = Annotated[Path | None, option("OUT", "write the figures as JSON", "--json")]
 HtmlOut = Annotated[Path | None, option("OUT", "write a page", "--html")]
 DraftTokens = Annotated[

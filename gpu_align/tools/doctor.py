@@ -159,7 +159,10 @@ def checked(device: str) -> Finding:
     env = {**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-m", __name__, device]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=limit)
+        # In a folder of ours: `-m` looks for modules in the current one first, and may find a random.py there.
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=env, timeout=limit, cwd=ROOT
+        )
     except subprocess.TimeoutExpired:
         return Finding(what, f"no draft within {limit} s", ok=False)
     state, _, found = done.stdout.strip().rpartition("\n")[2].partition("\t")

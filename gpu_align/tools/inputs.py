@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import gzip
+import io
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 _GZIP_MAGIC = b"\x1f\x8b"
 #: Gzipped text beyond so many bytes is at most so many times as long as the file; most is four to ten times.
 MAX_BYTES, MOST_PACKED = 1 << 25, 32
+#: Whether code that comes with a tokenizer may run, as ``--trust-remote-code`` says. transformers would ask.
+trusts_code = False
 
 
 class RecordError(ValueError):
@@ -39,11 +44,13 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         RecordError: a line is not UTF-8, no JSON, or no object; damaged gzip data, or such of far too much text.
         OSError: the file cannot be read.
     """
-    with path.open("rb") as raw:
-        packed = raw.read(2) == _GZIP_MAGIC
-    number, left = 0, max(MAX_BYTES, MOST_PACKED * path.stat().st_size) if packed else sys.maxsize - 1
+    number = 0
     try:
-        with gzip.open(path) if packed else path.open("rb") as stream:
+        with _opened(path) as raw:
+            packed = raw.read(2) == _GZIP_MAGIC
+            left = max(MAX_BYTES, MOST_PACKED * raw.seek(0, os.SEEK_END)) if packed else sys.maxsize - 1
+            raw.seek(0)
+            stream = gzip.GzipFile(fileobj=raw) if packed else raw
             while line := stream.readline(left + 1):
                 number += 1
                 left -= len(line)
@@ -56,6 +63,13 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     yield number, _object(number, text)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise RecordError(number + 1, f"damaged gzip data ({error})") from error
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """The file, opened once: a pipe, which gives its bytes once, is read into memory."""
+    with path.open("rb") as file:
+        yield file if file.seekable() else io.BytesIO(file.read())
 
 
 def _object(line: int, raw: bytes) -> dict[str, Any]:
@@ -191,6 +205,28 @@ class GitEdit(NamedTuple):
     after: str
 
 
+#: Of git's variables, those that say where it is, and where the user's configuration, which names the folders that
+#: are trusted. All others would name another repository, as in a hook, or change what is printed.
+_GIT_KEPT = re.compile(r"GIT_(EXEC_PATH|CONFIG_(GLOBAL|SYSTEM|NOSYSTEM|COUNT|KEY_\d+|VALUE_\d+))$|(?!GIT_)")
+
+
+def git(repo: Path, *arguments: str) -> bytes:
+    """What a plumbing command prints in `repo`, whatever the environment and the user's configuration say: such
+    commands know no colours, pagers, signatures or external diffs. EditError: git is missing, or refuses."""
+    env = {name: value for name, value in os.environ.items() if _GIT_KEPT.match(name)}
+    env |= {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"}
+    command = ["git", "--no-pager", "-C", str(repo), *arguments]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, env=env)
+    except OSError as error:
+        raise EditError(f"--git needs git: {error.strerror or error}") from error
+    if done.returncode:
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {done.returncode}"]
+        found = next((line for line in said if line.startswith("fatal: ")), said[0])
+        raise EditError(f"--git: {found.removeprefix('fatal: ')}")
+    return done.stdout
+
+
 def git_edits(
     revisions: str, repo: Path, limit: int, max_bytes: int, suffixes: Sequence[str] = ()
 ) -> list[GitEdit]:
@@ -213,26 +249,15 @@ def _git_edits(revisions: str, repo: Path, max_bytes: int, suffixes: tuple[str, 
     if not revisions or revisions.startswith("-"):
         raise EditError(f"--git: expected a range such as HEAD~20.., found {revisions!r}")
 
-    def git(*arguments: str) -> bytes:
-        command = ["git", "-C", str(repo), *arguments]
-        try:
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-        except OSError as error:
-            raise EditError(f"--git needs git: {error.strerror or error}") from error
-        if done.returncode:
-            said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-            found = said[0].removeprefix("fatal: ") if said else f"exit code {done.returncode}"
-            raise EditError(f"--git: {found}")
-        return done.stdout
-
     def text(blob: str) -> str | None:
-        too_large = int(git("cat-file", "-s", blob)) > max_bytes
-        return None if too_large else text_of(git("cat-file", "blob", blob))
+        too_large = int(git(repo, "cat-file", "-s", blob)) > max_bytes
+        return None if too_large else text_of(git(repo, "cat-file", "blob", blob))
 
-    log = git("log", "--no-merges", "--format=%H %s", "--end-of-options", revisions, "--")
-    for line in log.decode("utf-8", "replace").splitlines():
-        commit, _, subject = line.partition(" ")
-        raw = git("diff-tree", "-r", "-z", "--no-commit-id", "--diff-filter=M", commit)
+    form = "--format=%x00%H%x00%s%x00"  # a subject may hold anything but NUL; `commit …` stands before each
+    log = git(repo, "rev-list", "--no-merges", "--encoding=UTF-8", form, "--end-of-options", revisions, "--")
+    told = log.decode("utf-8", "replace").split("\0")
+    for commit, subject in zip(told[1::3], told[2::3], strict=True):
+        raw = git(repo, "diff-tree", "-r", "-z", "--no-commit-id", "--no-renames", "--diff-filter=M", commit)
         fields = raw.decode("utf-8", "surrogateescape").split("\0")
         for meta, path in zip(fields[::2], fields[1::2], strict=False):
             old_mode, new_mode, old, new, _ = meta.lstrip(":").split()

@@ -259,6 +259,7 @@ def report_command(
     html_out: console.HtmlOut = None,
     json_out: console.JsonOut = None,
     tokenizer: Annotated[str | None, console.tokenizer_option("for a file without texts")] = None,
+    trust_remote_code: console.TrustRemoteCode = False,
     top: Annotated[int | None, option("N", "of a folder, so many requests and reasons (10)", min=0)] = None,
 ) -> None:
     """Show what was drafted, why, and what the model made of it: of one request, or of a folder of requests.

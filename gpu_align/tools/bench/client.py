@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import json
 import time
+import urllib.request
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -169,6 +172,37 @@ class Counts:
         return sum(n for (_, found), n in self.drafts.items() if found == verdict)
 
 
+def proxy_for(url: str) -> str | None:
+    """The proxy of the environment for a URL; None for a loopback address, and for what NO_PROXY names: hosts and
+    domains, which may have a port, addresses, networks (``10.0.0.0/8``, ``fe80::/10``), ``*``."""
+    parts, proxies = urlsplit(url), urllib.request.getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    host, port, address = (parts.hostname or "").rstrip("."), str(parts.port or ""), None
+    with contextlib.suppress(ValueError):
+        address = ipaddress.ip_address(host)
+    if not proxy or f".{host}".endswith(".localhost") or (address is not None and address.is_loopback):
+        return None
+    for entry in proxies.get("no", "").lower().split(","):
+        named = entry.strip().rpartition("://")[2]
+        with contextlib.suppress(ValueError):
+            if address is not None and address in ipaddress.ip_network(named.strip("[]"), strict=False):
+                return None
+        domain = named.removesuffix(f":{port}").strip("[]").lstrip("*").lstrip(".")
+        if named == "*" or (domain and f".{host}".endswith(f".{domain}")):
+            return None
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def http_client(url: str, **more: Any) -> httpx.AsyncClient:
+    """A client of the server of `url`, through the proxy that the environment names for it; BenchError where that
+    or the certificates (``SSL_CERT_FILE``) cannot be used. httpx does not look itself: networks end it."""
+    try:
+        verify: Any = httpx.create_ssl_context() if url.startswith("https:") else False
+        return httpx.AsyncClient(proxy=proxy_for(url), verify=verify, trust_env=False, **more)
+    except (ValueError, OSError, ImportError, httpx.InvalidURL) as error:
+        raise BenchError(f"{url}: no client with the environment's proxy: {error}") from error
+
+
 class Client:
     """One server and one model on it.
 
@@ -191,8 +225,12 @@ class Client:
         self.vllm = False
         self._fresh_prefix = fresh_prefix
         self._more = dict(body or {})
-        self._http = httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+        key = (api_key or "").strip()
+        if not (key.isascii() and key.isprintable()):
+            raise BenchError("API key (--api-key or OPENAI_API_KEY): expected printable ASCII, found others")
+        self._http = http_client(
+            self.base_url,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(timeout_s, pool=None),  # a busy server is slow to accept, too
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
         )

@@ -24,7 +24,7 @@ import typer
 
 from ..console import ROOT
 from ..doctor import has_gpu
-from .client import BenchError, Client, Counts, WrongOptionError
+from .client import BenchError, Client, Counts, WrongOptionError, http_client
 from .measure import Session
 
 #: Seconds between two looks at a server that is starting.
@@ -81,7 +81,7 @@ async def running(
             start_new_session=True,  # a Ctrl-C of the terminal is not for it
         )
         started = time.monotonic()
-        async with httpx.AsyncClient(timeout=2.0) as client:
+        async with http_client(url, timeout=2.0) as client:
             while not ready:
                 waited = time.monotonic() - started
                 if process.poll() is not None:
@@ -136,13 +136,12 @@ class Kind(NamedTuple):
     modes: tuple[str, ...]  #: what is measured on it
 
 
-NGRAM_DRAFTS: Mapping[str, object] = {"method": "ngram"}
+#: One window for `bench` and the demo; vLLM's own default is 5 tokens.
+NGRAM_DRAFTS: Mapping[str, object] = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
 PLUGIN_DRAFTS: Mapping[str, object] = {"method": "custom_class", "model": "vllm_integration.PredictedOutputs"}
 KINDS: Mapping[str, Kind] = {
     "none": Kind("no drafts", None, ("none",)),
-    "ngram": Kind(
-        "vLLM's n-gram drafts", {**NGRAM_DRAFTS, "prompt_lookup_min": 2, "prompt_lookup_max": 4}, ("ngram",)
-    ),
+    "ngram": Kind("vLLM's n-gram drafts", NGRAM_DRAFTS, ("ngram",)),
     "gpu-align": Kind(
         "gpu-align", PLUGIN_DRAFTS, ("prediction", "unrelated", "context", "conversation", "plain")
     ),

@@ -167,6 +167,7 @@ def observe_command(
     samples: Annotated[Path, _argument("SAMPLES.jsonl[.gz]", 'lines of {"task", "prompt", "samples"}')],
     out: _Out,
     tokenizer: _Tokenizer,
+    trust_remote_code: console.TrustRemoteCode = False,
     agree: Annotated[float, option("SHARE", "of the samples of a prompt that must agree")] = 1.0,
     task: Annotated[str, option("NAME", "of the pack; else that of the samples")] = "",
 ) -> None:
@@ -217,6 +218,7 @@ def report_command(
     pack: _Pack,
     outputs: Annotated[Path, _argument("OUTPUTS.jsonl[.gz]", 'lines of {"task", "prompt", "output"}')],
     tokenizer: _Tokenizer,
+    trust_remote_code: console.TrustRemoteCode = False,
     json_out: console.JsonOut = None,
     misses_out: Annotated[Path | None, option("OUT", "write what was refuted, for merge", "--misses")] = None,
     num_draft_tokens: console.DraftTokens = 32,
@@ -279,6 +281,7 @@ def show_command(
     pack: _Pack,
     top: Annotated[int, option("N", "entries to show", min=0)] = 20,
     tokenizer: Annotated[str | None, console.tokenizer_option("to show token ids as text")] = None,
+    trust_remote_code: console.TrustRemoteCode = False,
 ) -> None:
     """Show what is in a pack: what it was made of, and its most frequent entries."""
     loaded = _load(pack)

@@ -69,6 +69,7 @@ def simulate_command(
     tokenizer: Annotated[
         str | None, console.tokenizer_option("for records with text, and to show ids as text")
     ] = None,
+    trust_remote_code: console.TrustRemoteCode = False,
     views: Annotated[
         bool,
         typer.Option(

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from ...errors import MissingExtraError
 from ...predictors.loop import call_within
+from .. import inputs
 
 #: Seconds that the hub has to answer.
 _HUB_PATIENCE = 5
@@ -80,10 +81,14 @@ class TransformersTokenizer:
             # Loading warns on stderr about a missing PyTorch or model, which a tokenizer does not need.
             with contextlib.redirect_stderr(io.StringIO()):
                 load: Any = AutoTokenizer.from_pretrained
-                self._tokenizer = load(name_or_path, local_files_only=bool(offline))
+                self._tokenizer = load(
+                    name_or_path, local_files_only=bool(offline), trust_remote_code=inputs.trusts_code
+                )
         except Exception as error:  # a broken tokenizer file fails in many ways
             first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
             why = f"{offline}, and it is not in the cache" if offline else first_line
+            if "trust_remote_code" in str(error) and not inputs.trusts_code:
+                why = "it is loaded by code of its own, which runs with --trust-remote-code only"
             raise ValueError(_unreadable(name_or_path, why)) from error
         self.vocab_size = len(self._tokenizer)
         self._special = set(self._tokenizer.all_special_ids)

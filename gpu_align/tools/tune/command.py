@@ -35,6 +35,7 @@ def tune_command(
     tokenizer: Annotated[
         str | None, tokenizer_option("for pairs with text, and with --pack that of the model")
     ] = None,
+    trust_remote_code: console.TrustRemoteCode = False,
 ) -> None:
     """Learn a survival table from your own requests, and report what it is worth on others of them."""
     from . import tuning  # imports torch
