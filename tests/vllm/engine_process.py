@@ -63,7 +63,12 @@ def allow_asynchronous_scheduling() -> None:
 
 
 def fork_workers() -> None:
-    """The CPU platform has worker processes spawned; as on a GPU they are forked, with what is patched here."""
+    """The CPU platform has worker processes spawned; as on a GPU they are forked, with what is patched here. Since
+    vLLM 0.33 each data-parallel rank also wants a memory node of its own, and ends without: here they share."""
+    from vllm.v1.worker import cpu_worker
+
+    visible = cpu_worker.get_visible_memory_node
+    cpu_worker.get_visible_memory_node = lambda *_: visible()
     after_the_platforms_check(lambda _: os.environ.update(VLLM_WORKER_MULTIPROC_METHOD="fork"))
 
 
