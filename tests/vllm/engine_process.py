@@ -305,6 +305,12 @@ class Engine:
 
         return [group for group in GROUPS if is_installed(group)]
 
+    def execute(self, code: str) -> Any:
+        """Run code that knows this engine as `engine`; what it calls `found`."""
+        names: dict[str, Any] = {"engine": self}
+        exec(code, names)
+        return names.get("found")
+
     def run(self, requests: list[dict[str, Any]]) -> dict[str, Any]:
         """Serve requests to their ends; each arrives before step `arrives`, is aborted before step `aborted`, or,
         with [phase, n], before the n-th step that finds it in that phase."""

@@ -274,6 +274,10 @@ class V2Engine:
     def state(self) -> dict[str, int]:
         return dict(self._call("state", {}, 30))
 
+    def execute(self, code: str) -> Any:
+        """Run code in the engine's process; what it calls `found`."""
+        return self._call("execute", {"code": code}, 60)
+
     def seams(self) -> list[str]:
         return list(self._call("seams", {}, 30))
 

@@ -17,7 +17,6 @@ pytest.importorskip("typer")
 from gpu_align.tools import doctor as library
 from gpu_align.tools.bench.servers import PLUGIN_DRAFTS
 from vllm_integration import doctor
-from vllm_integration.seams import source_probe
 from vllm_integration.seams.table import GROUPS, SEAMS, Seam, SeamStatus
 
 
@@ -53,23 +52,15 @@ def test_which_vllm(
 
 
 @pytest.mark.parametrize(
-    ("has_gpu", "is_fixed", "words"),
-    [
-        (True, True, "Mamba-2 and Qwen's GDN on the V2"),
-        (False, True, "with any"),
-        (True, False, "with any is refused: this vLLM has no fix for recurrent layers"),
-    ],
+    ("has_gpu", "words"), [(True, "Mamba-2 and Qwen's GDN on the V2"), (False, "with any")]
 )
 def test_which_recurrent_layers_are_refused(
-    monkeypatch: pytest.MonkeyPatch, has_gpu: bool, is_fixed: bool, words: str
+    monkeypatch: pytest.MonkeyPatch, has_gpu: bool, words: str
 ) -> None:
     monkeypatch.setattr(doctor, "version_of", {"vllm": "0.32.0"}.get)
-    if not is_fixed:
-        monkeypatch.setattr(source_probe, "_UNFIXED", {"vllm.nothing": ""})
     (found,) = (f for f in doctor.examine(has_gpu) if f.what == "recurrent layers")
     assert words in found.found
     assert "is refused" in found.found
-    assert bool(found.fix) is not is_fixed
 
 
 def test_the_plugin_is_wanted_where_vllm_is(monkeypatch: pytest.MonkeyPatch) -> None:

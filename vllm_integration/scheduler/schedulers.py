@@ -130,11 +130,11 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         self._scored: set[str] = set()
         #: Where there are none, a step is vLLM's but for this test.
         self.drafted_requests = DraftedRequests(False)
-        self.ledger = VerificationLedger(self.drafted_requests)
         try:
             self._use(settings)
         except Exception as error:
             self.slots.end(error)
+        self.ledger: Any = self.usage.run(VerificationLedger, self.drafted_requests)
         if reason := missing("usage"):
             self.usage.end(reason)
         if not self._caches_each_step and (reason := install("cache")):
@@ -155,7 +155,6 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
             num_draft_tokens = int(self.vllm_config.speculative_config.num_speculative_tokens)
         others = self._inner_tokens > 0
         self.drafted_requests = DraftedRequests(settings.draft_without_prediction, num_draft_tokens, others)
-        self.ledger = VerificationLedger(self.drafted_requests)
         if not num_draft_tokens:
             return
         half = max(1, self.vllm_config.scheduler_config.max_num_batched_tokens // 2)
@@ -213,8 +212,10 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         if (report := self._attempt(reports.take, model_runner_output)) is not None:
             self._worker_faults = report.faults
         report = report or DraftReport()
-        step = scheduler_output, model_runner_output, report.trimmed
-        begun = self.usage.run(self.ledger.begin, self.requests, *step)
+        begun = None
+        if not self.usage.is_off:
+            step = scheduler_output, model_runner_output, report.trimmed
+            begun = self.usage.run(self.ledger.begin, self.requests, *step)
         self._attempt(self._take, report, begun)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if begun is not None:
@@ -234,7 +235,8 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
             self.slots.fail(error)
 
     def _forget(self) -> None:
-        self.usage.run(self.ledger.forget, self.drafted_requests.keep_only(self.requests))
+        gone = self.drafted_requests.keep_only(self.requests)
+        self.usage.run(lambda: self.ledger.forget(gone))
 
     def _tell_faults(self, outputs: Mapping[int, Any]) -> None:
         """Tell each front end which parts are off and why, with an output, when that has changed."""

@@ -131,7 +131,7 @@ class Guard:
         self.part, self._costs = part, costs
         self._in_a_row, self._pause = (IN_A_ROW, PAUSE) if core else (1, math.inf)
         self._clock, self._then = clock or time.monotonic, then
-        self._spared, self._num_ranks = spared, num_ranks
+        self._spared, self.num_ranks = spared, num_ranks
         self._count, self._until = 0, -math.inf
         self._told: set[tuple[str, bool]] = set()
 
@@ -184,7 +184,7 @@ class Guard:
         """Raise the error where going on would be wrong, or shall not be tried."""
         if isinstance(error, self._spared):
             return
-        if strict() or (self._num_ranks > 1 and not isinstance(error, (TypeError, ValueError))):
+        if strict() or (self.num_ranks > 1 and not isinstance(error, (TypeError, ValueError))):
             raise error
 
     def succeeded(self) -> None:

@@ -305,24 +305,6 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _statements([*node.body, *handlers, *node.orelse, *node.finalbody])
 
 
-#: Modules that vLLM's fix for recurrent layers changed, and what stands there without it, but for white space.
-_UNFIXED = {
-    "vllm.v1.attention.backends.gdn_attn": r"num_decode_draft_tokens_cpu\[[^]]+\]\.sum\(\)\.item\(\)==0",
-    "vllm.v1.worker.gpu.model_states.mamba_hybrid": r"num_draft_tokens_per_req>0",
-}
-
-
-def recurrent_fault(root: Path | None = None) -> str:
-    """What is wrong with vLLM's recurrent layers, in words: a row without drafts behind accepted ones goes on from
-    the state before these, where its fix is missing. Empty where it is there. root: as of `probe_sources`."""
-    sources = Sources(root or installed_root() or Path())
-    for module, fault in _UNFIXED.items():
-        text = sources.text(module)
-        if text is None or re.search(fault, re.sub(r"\s", "", text)):
-            return f"this vLLM has no fix for recurrent layers beside drafts (vllm#39273), see {module}"
-    return ""
-
-
 @functools.cache
 def installed_root() -> Path | None:
     """The directory that holds the installed vLLM, found without importing it."""

@@ -79,7 +79,8 @@ class RequestDrafter:
     def make(self, vllm_config: Any, max_slots: int, device: Any, **more: Any) -> None:
         """Make the drafter, and the logs. more: of the drafter."""
         settings, K = self.settings, self.num_draft_tokens
-        self.recipes = load_recipes(settings, vllm_config)
+        load = Guard("recipes", "drafts without recipes", num_ranks=self.guard.num_ranks)
+        self.recipes = load.run(load_recipes, settings, vllm_config)
         with compiling("the drafter's step"):
             self.drafter = Drafter(
                 max_slots=max_slots,

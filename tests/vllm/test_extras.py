@@ -1,0 +1,282 @@
+"""Each extra of the plugin raises, in a step and at the start of a real engine, and costs itself: the log has one
+line, drafts go on, the tokens are the model's own. Drafting itself raises, and goes on after a pause."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tiny_llama import build_bytes, greedy_by_transformers
+from v2_harness import Request, Run, V2Engine, prompt_of
+
+pytestmark = pytest.mark.vllm
+
+K, N = 4, 24
+WORKER, SCHEDULER = "vllm_integration.worker", "vllm_integration.scheduler"
+FRONT_END = "vllm_integration.frontend"
+RUNNERS = pytest.mark.parametrize("runner", ["V1", "V2"])
+#: Starts an engine for each of the faults at the start, and not one for all of them.
+EACH = "GPU_ALIGN_TEST_EACH_START"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A function that raises, and what that costs.
+
+    place: "module:Class.name". part: of `guard.faults()` that is off then, "" where none is. says: the lines of
+    the log. calls: so many raise, the first ones. drafts: whether verbatim predictions are drafted from as without
+    the fault; None: mostly. runner: the one that has it.
+    """
+
+    name: str
+    place: str
+    part: str
+    says: tuple[str, ...]
+    calls: int = 1000
+    drafts: bool | None = True
+    runner: str = ""
+
+
+STEPS = (
+    Fault(
+        "usage, in the scheduler",
+        f"{SCHEDULER}.verification_ledger:VerificationLedger.begin",
+        "usage",
+        ("counts no usage any more",),
+    ),
+    Fault(
+        "usage, with the outputs",
+        f"{SCHEDULER}.verification_ledger:VerificationLedger.settle",
+        "usage",
+        ("counts no usage any more",),
+    ),
+    Fault(
+        "step log", f"{WORKER}.step_log:LoggedRequest.record", "step log", ("writes no step logs any more",)
+    ),
+    Fault(
+        "recipe misses", f"{WORKER}.miss_log:Source", "recipe misses", ("counts no recipe misses any more",)
+    ),
+    Fault(
+        "response memory, an answer is kept",
+        f"{SCHEDULER}.schedulers:Recall.keep",
+        "response memory",
+        ("remembers no answers any more",),
+    ),
+    Fault(
+        "response memory, answers are given",
+        f"{SCHEDULER}.schedulers:Recall.give",
+        "response memory",
+        ("remembers no answers any more",),
+    ),
+    Fault(
+        "last-step cache",
+        f"{SCHEDULER}.schedulers:PredictedOutputsV1Scheduler._cache_tokens",
+        "last-step cache",
+        ("enters no last tokens in the prefix cache any more",),
+    ),
+    Fault(
+        "drafting, in one step", "gpu_align:Drafter.propose", "", ("drafts nothing in this step",), 1, None
+    ),
+    Fault(
+        "drafting, in each step",
+        "gpu_align:Drafter.propose",
+        "drafting",
+        ("drafts nothing in this step", "drafts nothing for 60 s"),
+        drafts=False,
+    ),
+    Fault(
+        "drafting, of one request", f"{WORKER}.request_drafter:open_request", "", ("for request 0",), 1, None
+    ),
+    Fault(
+        "draft reports",
+        f"{WORKER}.proposer_v1:PredictedOutputsProposer.report",
+        "draft reports",
+        ("reports no drafts in this step", "reports no drafts for 60 s"),
+        runner="V1",
+    ),
+    Fault(
+        "draft reports",
+        f"{WORKER}.draft_reporter:DraftReporter.attach",
+        "draft reports",
+        ("reports no drafts in this step", "reports no drafts for 60 s"),
+        drafts=False,
+        runner="V2",
+    ),
+    Fault(
+        "draft slots",
+        f"{SCHEDULER}.draft_budget:DraftBudget.grant",
+        "draft slots",
+        ("schedules no drafts in this step", "schedules no drafts for 60 s"),
+        drafts=False,
+        runner="V2",
+    ),
+    Fault(
+        "draft slots, in one step",
+        f"{SCHEDULER}.draft_budget:DraftedRequests.take",
+        "",
+        ("schedules no drafts in this step",),
+        1,
+        None,
+        runner="V2",
+    ),
+)
+STARTS = (
+    Fault("step log", f"{WORKER}.request_drafter:open_log", "step log", ("writes no step logs any more",)),
+    Fault(
+        "recipe misses",
+        f"{WORKER}.request_drafter:open_miss_log",
+        "recipe misses",
+        ("counts no recipe misses any more",),
+    ),
+    Fault(
+        "response memory",
+        f"{SCHEDULER}.schedulers:Recall.__init__",
+        "response memory",
+        ("remembers no answers any more",),
+    ),
+    Fault("usage", f"{SCHEDULER}.schedulers:VerificationLedger", "usage", ("counts no usage any more",)),
+    Fault(
+        "recipes", f"{WORKER}.request_drafter:load_recipes", "recipes", ("drafts without recipes any more",)
+    ),
+    Fault(
+        "CUDA graphs",
+        f"{WORKER}.graphs:add_graphs",
+        "",
+        ("runs only the steps that vLLM does with FULL CUDA graphs",),
+        runner="V2",
+    ),
+)
+FAULTY = """
+import importlib
+def raise_at(place, calls):
+    module, _, attribute = place.partition(":")
+    owner = importlib.import_module(module)
+    *path, leaf = attribute.split(".")
+    for part in path:
+        owner = getattr(owner, part)
+    original, count = getattr(owner, leaf), 0
+    def faulty(*args, **kwargs):
+        nonlocal count
+        count += 1
+        if count <= calls:
+            raise RuntimeError("a secret")
+        return original(*args, **kwargs)
+    setattr(owner, leaf, faulty)
+    return lambda: setattr(owner, leaf, original)
+"""
+RESET = """
+import gc
+from vllm_integration.seams import guard
+found = sorted(guard.faults())
+gc.unfreeze()  # vLLM has frozen what there was at the start
+for each in gc.get_objects():
+    if type(each) is guard.Guard:
+        each._count, each._until = 0, -float("inf")
+        each._told.clear()
+guard._faults.clear()
+"""
+
+
+class Bench:
+    """A model and requests with known answers: three verbatim predictions, and one request without."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.model = folder, build_bytes(folder / "model")
+        greedy = greedy_by_transformers(self.model)
+        prompts = [prompt_of(seed) for seed in range(4)]
+        self.texts = [greedy(prompt, N) for prompt in prompts]
+        self.requests = [
+            Request(prompt, text if index < 3 else None, N)
+            for index, (prompt, text) in enumerate(zip(prompts, self.texts, strict=True))
+        ]
+
+    @contextmanager
+    def engine(self, runner: str, name: str, faults: tuple[Fault, ...] = ()) -> Iterator[V2Engine]:
+        at_start = "".join(f"raise_at({fault.place!r}, 1000)\n" for fault in faults)
+        directory = self.folder / f"{runner}-{name}"
+        with V2Engine(
+            self.model,
+            directory,
+            num_draft_tokens=K,
+            step_log=True,
+            runner=runner,
+            environment={
+                "GPU_ALIGN_STRICT": "0",
+                "GPU_ALIGN_RECIPES": "base",
+                "GPU_ALIGN_RECIPE_MISSES": str(directory / "misses"),
+                "GPU_ALIGN_MEMORY_TOKENS": "1000",
+                "GPU_ALIGN_MAX_PREDICTION_TOKENS": "64",
+            },
+            before=FAULTY + at_start if faults else "",
+        ) as engine:
+            yield engine
+
+    def accepted(self, run: Run) -> int:
+        """Of the verbatim predictions. The answers are checked."""
+        assert run.outputs == self.texts
+        return sum(max(0, sampled - 1) for index in range(3) for _, _, sampled in run.of(index))
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return Bench(tmp_path_factory.mktemp("extras"))
+
+
+@RUNNERS
+def test_a_step_that_fails_costs_its_part_alone(runner: str, bench: Bench) -> None:
+    """One engine: each fault is taken back and forgotten before the next one."""
+    with bench.engine(runner, "steps") as engine:
+        caches = engine.execute(f"from {SCHEDULER} import schedulers\nfound = schedulers._CACHES_EACH_STEP")
+        verbatim = bench.accepted(engine.run(bench.requests))
+        assert verbatim >= 3 * (N - 1 - N // (K + 1) - 2)
+        for fault in STEPS:
+            if fault.runner not in ("", runner) or (fault.part == "last-step cache" and caches):
+                continue
+            before = len(engine.warnings())
+            engine.execute(f"{FAULTY}\nengine.undo = raise_at({fault.place!r}, {fault.calls})")
+            accepted = bench.accepted(engine.run(bench.requests))
+            engine.execute("engine.undo()")
+            off, lines = engine.execute(RESET), engine.warnings()[before:]
+            print(
+                f"{runner:4}{fault.name:36}{accepted:4} of {verbatim} {', '.join(off) or '-':16} {lines[-1:]}"
+            )
+            assert off == [fault.part] * bool(fault.part), fault
+            check_lines(lines, fault.says)
+            if fault.drafts is None:
+                assert verbatim / 2 < accepted < verbatim, fault
+            else:
+                assert accepted == verbatim if fault.drafts else accepted <= 3 * 3 * K, (fault, accepted)
+        # And all is as it was.
+        assert bench.accepted(engine.run(bench.requests)) == verbatim
+
+
+def check_lines(lines: list[str], says: tuple[str, ...]) -> None:
+    assert [words in line for words, line in zip(says, lines, strict=True)] == [True] * len(says), lines
+    assert all(re.search(r"(RuntimeError|AttributeError)( at \S+:\d+ \S+|:)", line) for line in lines), lines
+    assert not any("a secret" in line for line in lines if "FULL CUDA graphs" not in line)
+
+
+def starts(runner: str) -> list[tuple[Fault, ...]]:
+    own = tuple(fault for fault in STARTS if fault.runner in ("", runner))
+    return [(fault,) for fault in own] if os.environ.get(EACH) else [own]
+
+
+@RUNNERS
+def test_what_fails_at_the_start_costs_itself_alone(runner: str, bench: Bench) -> None:
+    for number, faults in enumerate(starts(runner)):
+        with bench.engine(runner, f"start-{number}", faults) as engine:
+            lines = sorted(engine.warnings())
+            off = engine.execute("from vllm_integration.seams import guard\nfound = sorted(guard.faults())")
+            accepted = bench.accepted(engine.run(bench.requests))
+            name = " + ".join(fault.name for fault in faults)
+            print(f"{runner:4}{name:36} at the start {accepted:4} {', '.join(off) or '-':16} {lines[-1:]}")
+            assert off == sorted(filter(None, {fault.part for fault in faults}))
+            assert len(lines) == len(faults), lines
+            for fault in faults:
+                check_lines([line for line in lines if fault.says[0] in line], fault.says)
+            assert accepted >= 3 * (N - 1 - N // (K + 1) - 2)
