@@ -35,15 +35,16 @@ KILL = "kill -9 of the engine core"
 QUICK = ("propose", "log, write", "remembering an answer", "corrupt recipe pack")
 RUNNERS = ("V1", "V2")
 
-OFF = r"ERROR .*gpu_align is off, vLLM serves without predicted outputs: .*injected fault"
-REFUSED = r"WARNING .*Request \S+ is served without its prediction: RuntimeError: injected fault"
-NO_SLOTS = r"ERROR .*gpu_align schedules no drafts any more: RuntimeError: injected fault"
-NO_USAGE = r"ERROR .*gpu_align counts no usage any more: RuntimeError: injected fault"
-NEITHER = r"ERROR .*gpu_align counts no usage and schedules no drafts any more: RuntimeError: injected fault"
-INJECTED = "injected fault"
-NO_LOG = r"ERROR .*gpu_align writes no step logs any more .*"
-NO_MEMORY = r"ERROR .*gpu_align remembers no answers any more: RuntimeError: injected fault"
-NO_MISSES = r"ERROR .*gpu_align counts no recipe misses any more.*" + INJECTED
+FAULTY = r"RuntimeError at \S*injected\.py:\d+ faulty"
+REFUSED = rf"WARNING .*Request \S+ is served without its prediction: {FAULTY}"
+OF_A_STEP = rf"ERROR .*gpu_align drafts nothing in this step: {FAULTY}"
+OF_A_REQUEST = rf"ERROR .*gpu_align drafts nothing for request \S+: {FAULTY}"
+NO_SLOTS = rf"ERROR .*gpu_align schedules no drafts in this step: {FAULTY}"
+NO_REPORT = rf"ERROR .*gpu_align reports no drafts in this step: {FAULTY}"
+NO_USAGE = rf"ERROR .*gpu_align counts no usage any more: {FAULTY}"
+NO_LOG = r"ERROR .*gpu_align writes no step logs any more: "
+NO_MEMORY = rf"ERROR .*gpu_align remembers no answers any more: {FAULTY}"
+NO_MISSES = rf"ERROR .*gpu_align counts no recipe misses any more: {FAULTY}"
 ANEW = r"WARNING .*gpu_align's code on the host is compiled anew with each start: "
 PLAIN = r"WARNING .*gpu_align's code on the host is slow, in plain Python: Numba is not installed"
 NO_RECIPES = r"WARNING .*gpu_align drafts without recipes .*PackError"
@@ -56,7 +57,7 @@ class Fault:
     place: the function that raises at its `call`-th call; "" where `before` or `after` do it, code around the
     start of the engine.
     line: the one line in the log; "" for none. refused: requests of the first batch that are served without their
-    prediction. drafts, usage, logs: whether the second batch has them.
+    prediction. usage, logs: whether the second batch has them; logs None: that of a request of the first is missing.
     """
 
     name: str
@@ -64,9 +65,8 @@ class Fault:
     line: str = ""
     call: int = 3
     refused: int = 0
-    drafts: bool = True
     usage: bool = True
-    logs: bool = True
+    logs: bool | None = True
     before: str = ""
     after: str = ""
     environment: tuple[tuple[str, str], ...] = ()
@@ -77,37 +77,41 @@ WORKER, SCHEDULER = "vllm_integration.worker", "vllm_integration.scheduler"
 LEDGER = f"{SCHEDULER}.verification_ledger:VerificationLedger"
 TABLE = f"{SCHEDULER}.draft_budget:DraftedRequests"
 V1, V2 = ("V1",), ("V2",)
-#: Whatever is drafted for nobody has no step log; usage says that nothing was drafted.
-NO_DRAFTS: dict[str, Any] = {"drafts": False, "logs": False}
 #: No directory can be made below a file, not even by root.
 NO_HOME = tuple(
     (name, "{file}/home") for name in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
 )
 FAULTS = (
-    Fault("propose", "gpu_align:Drafter.propose", OFF, **NO_DRAFTS),
+    Fault("propose", "gpu_align:Drafter.propose", OF_A_STEP),
     Fault("add", "gpu_align:Drafter.add", REFUSED, refused=1),
-    Fault("remove", "gpu_align:Drafter.remove", OFF, call=2, **NO_DRAFTS),
-    Fault("reading a prediction", f"{WORKER}.request_drafter:open_request", OFF, **NO_DRAFTS),
-    Fault("cut", f"{WORKER}.requests:StopRule.room", OFF, **NO_DRAFTS, runners=V1),
+    Fault("remove", "gpu_align:Drafter.remove", OF_A_REQUEST, call=2),
+    Fault(
+        "reading a prediction", f"{WORKER}.request_drafter:open_request", OF_A_REQUEST, refused=1, logs=None
+    ),
+    Fault("cut", f"{WORKER}.requests:StopRule.room", OF_A_REQUEST, logs=None, runners=V1),
     Fault(
         "cut",
         f"{SCHEDULER}.schedulers:PredictedOutputsV1Scheduler._cut_to_slots",
         NO_SLOTS,
-        drafts=False,
         runners=V2,
     ),
-    Fault("grant", f"{WORKER}.proposer_v1:PredictedOutputs._sync", OFF, **NO_DRAFTS, runners=V1),
-    Fault("grant", f"{SCHEDULER}.draft_budget:DraftBudget.grant", NO_SLOTS, drafts=False, runners=V2),
+    Fault("grant", f"{WORKER}.proposer_v1:PredictedOutputs._sync", OF_A_REQUEST, logs=None, runners=V1),
+    Fault("grant", f"{SCHEDULER}.draft_budget:DraftBudget.grant", NO_SLOTS, runners=V2),
     Fault("account, step begins", f"{LEDGER}.begin", NO_USAGE, usage=False),
     Fault("account, step ends", f"{LEDGER}.settle", NO_USAGE, usage=False),
-    Fault("table of requests", f"{TABLE}.take", NEITHER, usage=False, runners=V1),
-    Fault("table of requests", f"{TABLE}.take", NEITHER, usage=False, drafts=False, runners=V2),
-    Fault("report", f"{WORKER}.proposer_v1:PredictedOutputs.report", OFF, **NO_DRAFTS, runners=V1),
-    Fault("report", f"{WORKER}.draft_reporter:DraftReporter.copy", OFF, **NO_DRAFTS, runners=V2),
-    Fault("log, record", f"{WORKER}.step_log:LoggedRequest.record", NO_LOG + INJECTED, logs=False),
-    Fault("log, finish", f"{WORKER}.step_log:DebugLog._log_of", NO_LOG + INJECTED, logs=False),
-    Fault("log, write", "gpu_align.step_log:dump", NO_LOG + INJECTED, call=2, logs=False),
-    Fault("disk full", "", NO_LOG + "No space left on device", after="injected.fill_the_disk(2)", logs=False),
+    Fault("table of requests", f"{TABLE}.take", NO_SLOTS),
+    Fault("report", f"{WORKER}.proposer_v1:PredictedOutputs.report", NO_REPORT, runners=V1),
+    Fault("report", f"{WORKER}.draft_reporter:DraftReporter.copy", OF_A_STEP, runners=V2),
+    Fault("log, record", f"{WORKER}.step_log:LoggedRequest.record", NO_LOG + FAULTY, logs=False),
+    Fault("log, finish", f"{WORKER}.step_log:DebugLog._log_of", NO_LOG + FAULTY, logs=False),
+    Fault("log, write", "gpu_align.step_log:dump", NO_LOG + FAULTY, call=2, logs=False),
+    Fault(
+        "disk full",
+        "",
+        NO_LOG + r"OSError \(No space left on device\) at ",
+        after="injected.fill_the_disk(2)",
+        logs=False,
+    ),
     Fault("remembering an answer", f"{SCHEDULER}.schedulers:Recall.keep", NO_MEMORY),
     Fault("giving an answer", f"{SCHEDULER}.schedulers:Recall.give", NO_MEMORY),
     Fault(
@@ -214,17 +218,16 @@ class Found:
         kept = [answer["usage"] is not None for answer in self.second.answers]
         drafted = sum(answer["usage"]["drafted"] for answer in self.second.answers if answer["usage"])
         every = len(bench.requests)  # with earlier answers and recipes each is drafted for
-        counted = kept if fault.drafts else [kept[index] for index in predicted]
         drafts = sum(drafts for step in self.second.steps for _, drafts, _ in step.values())
         checks = {
             "texts": self.first.outputs == self.second.outputs == bench.texts,
             f"lines {self.lines}": promised_lines == [True] * bool(fault.line),
             f"files {unread}": not unread,
-            f"drafts {drafts}": bool(drafts) == fault.drafts and bool(self.second.accepted) == fault.drafts,
+            f"drafts {drafts}": bool(drafts) and bool(self.second.accepted),
             f"refused {undrafted}": not fault.refused or len(undrafted) == fault.refused,
-            f"usage {kept}": set(counted) == {fault.usage},
-            f"drafted {drafted}": bool(drafted) == (fault.drafts and fault.usage),
-            f"logs {len(self.logs_of_second)}": len(self.logs_of_second) == every * fault.logs,
+            f"usage {kept}": set(kept) == {fault.usage},
+            f"drafted {drafted}": bool(drafted) == fault.usage,
+            f"logs {len(self.logs_of_second)}": len(self.logs_of_second) == every * (fault.logs is not False),
         }
         return [name for name, holds in checks.items() if not holds]
 

@@ -123,7 +123,8 @@ GROUPS: dict[str, Group] = {
     "recipes": Group("drafts without recipes"),
 }
 
-# Groups and the module, or module:Class, of the rows below; a row: kind, attribute(leading parameters), purpose.
+# Groups and the module, or module:Class, of the rows below; a row: kind, attribute(leading parameters) or several
+# attributes, purpose.
 _ROWS = """
 # The engine's configuration.
 config vllm.config.vllm:VllmConfig
@@ -133,9 +134,7 @@ config vllm.config.vllm:VllmConfig
 config vllm.config.vllm
   global NgramGPUTypes the drafters that asynchronous scheduling is allowed with
 config vllm.config.model:ModelConfig
-  field is_hybrid whether layers keep recurrent states, which vLLM's CPU kernels lose beside drafts
-  field is_attention_free the same
-  field architecture whether drafts were run with such layers
+  field is_hybrid,is_attention_free,architecture layers with recurrent states, which not all kernels keep beside drafts
 
 # The way of a prediction into the engine.
 inputs vllm.v1.engine.input_processor:InputProcessor
@@ -179,16 +178,14 @@ scheduler vllm.v1.core.sched.scheduler:Scheduler
   implement update_from_output(self,scheduler_output,model_runner_output) count a step's drafts
   implement update_draft_token_ids(self,draft_token_ids) cut the draft placeholders (synchronous) ⇒ draft_lengths
   field num_spec_tokens placeholders of a request whose prompt is cached; 0 for a step without
-  field requests request id → request ⇒ draft_lengths
-  field running the requests of the next step ⇒ draft_lengths
+  field requests,running request id → request, and those of the next step ⇒ draft_lengths
 scheduler vllm.v1.core.sched.async_scheduler
   global AsyncScheduler the same for asynchronous scheduling ⇒ draft_lengths
 scheduler vllm.v1.request:Request
   field sampling_params whether it has a prediction ⇒ add_requests
   field cache_salt who may share the memory of equal predictions, and of earlier answers
   field spec_token_ids a request's drafts ⇒ draft_lengths
-  field max_tokens no drafts past the end ⇒ add_requests
-  field num_output_tokens no drafts past the end ⇒ draft_lengths
+  field max_tokens,num_output_tokens no drafts past the end ⇒ draft_lengths
   field resumable `max_tokens` of such a request may fall ⇒ add_requests
 
 # Earlier answers, and the last step of one in the prefix cache.
@@ -238,8 +235,7 @@ graph_modes vllm.compilation.cuda_graph:CUDAGraphStat
 usage vllm.v1.core.sched.output:SchedulerOutput
   field num_invalid_spec_tokens drafts that a grammar has ruled out
 usage vllm.v1.outputs:ModelRunnerOutput
-  field req_ids the requests of a step
-  field sampled_token_ids tokens that a step sampled
+  field req_ids,sampled_token_ids the requests of a step, and what it sampled
 usage vllm.v1.request:Request
   field num_tokens where a draft was made ⇒ draft_lengths
 usage_v1 vllm.v1.worker.gpu_model_runner:GPUModelRunner
@@ -254,9 +250,7 @@ v1 vllm.v1.worker.gpu_model_runner:GPUModelRunner
 v1 seeds vllm.v1.worker.gpu_model_runner:GPUModelRunner
   field input_batch the rows of the batch
 v1 vllm.v1.worker.gpu_input_batch:InputBatch
-  field req_ids row → request
-  field req_id_to_index request → row
-  field num_prompt_tokens prompt length
+  field req_ids,req_id_to_index,num_prompt_tokens row → request, request → row, prompt length
 v1 v2 vllm.v1.core.sched.output:SchedulerOutput
   field finished_req_ids finished requests
 v1 v2 vllm.v1.core.sched.output:NewRequestData
@@ -298,11 +292,7 @@ v2 vllm.v1.worker.gpu.model_runner:GPUModelRunner
 v2 vllm.v1.outputs:AsyncModelRunnerOutput
   call get_output(self) the device has sampled: the draft lengths are there, too ⇒ draft_lengths
 v2 vllm.v1.worker.gpu.states:RequestState
-  field req_id_to_index request → row, which is our slot ⇒ custom_class
-  field all_token_ids prompt and output of every row; made dense device memory ⇒ custom_class
-  field total_len tokens of every row ⇒ custom_class
-  field prompt_len prompt length ⇒ custom_class
-  field prefill_len tokens of a row when its request comes or returns ⇒ custom_class
+  field req_id_to_index,all_token_ids,total_len,prompt_len,prefill_len the rows, which are our slots ⇒ custom_class
 v2 vllm.v1.worker.gpu.buffer_utils
   call StagedWriteTensor(size,dtype,device) the rows as dense device memory ⇒ uses_dense_token_ids
 v2 vllm.v1.worker.gpu.spec_decode.speculator:BaseSpeculator
@@ -311,9 +301,7 @@ num_sampled)       what the runner calls each step ⇒ propose
   implement init_cudagraph_manager(self,cudagraph_mode) nothing to set up ⇒ custom_class
   implement capture(self) nothing to capture ⇒ custom_class
 v2 vllm.v1.worker.gpu.input_batch:InputBatch
-  field req_ids row → request ⇒ propose
-  field idx_mapping the rows, on the device ⇒ propose
-  field idx_mapping_np the rows, on the host ⇒ propose
+  field req_ids,idx_mapping,idx_mapping_np row → request, and the rows on device and host ⇒ propose
 v2 vllm.config.vllm:VllmConfig
   field max_concurrent_batches steps whose reports may be under way at once
 step_log vllm.v1.worker.gpu.input_batch:InputBatch
@@ -321,15 +309,12 @@ step_log vllm.v1.worker.gpu.input_batch:InputBatch
 
 # vLLM's own drafter beside ours.
 inner vllm.config.speculative:SpeculativeConfig
-  field target_model_config what that drafter is made for
-  field target_parallel_config the same
+  field target_model_config,target_parallel_config what that drafter is made for
 
 # Which CUDA graphs are captured.
 graphs vllm.v1.worker.gpu.model_runner:GPUModelRunner
   wrap initialize_kv_cache(self,kv_cache_config) add FULL graphs for plain steps and for lengths that vary
-  field cudagraph_manager which graphs are captured
-  field attn_groups the attention backends
-  field model_state attention backends that a model brings
+  field cudagraph_manager,attn_groups,model_state which graphs are captured, and the attention backends
 graphs vllm.v1.worker.utils:AttentionGroup
   field backend of a group of layers
 graphs vllm.v1.attention.backend:AttentionBackend
@@ -339,19 +324,13 @@ graphs vllm.v1.attention.backend:AttentionCGSupport
 graphs vllm.v1.worker.gpu.model_states.interface:ModelState
   call get_additional_cg_support(self) the same of the backends that a model brings
 graphs vllm.config.compilation:CUDAGraphMode
-  call has_full_cudagraphs(self) whether there are FULL graphs
-  call separate_routine(self) whether plain decodes alone run with them
+  call has_full_cudagraphs,separate_routine(self) whether there are FULL graphs, and for plain decodes alone
 graphs vllm.v1.worker.gpu.cudagraph_utils:BatchExecutionDescriptor
   field num_tokens larger graphs are captured first
 graphs vllm.v1.worker.gpu.cudagraph_utils:CudaGraphManager
   call _init_candidates(self) the descriptors of all graphs
-  field _candidates the descriptors that a step may use
-  field _capture_descs the descriptors that are captured
-  field cudagraph_mode which graphs there are
-  field compilation_config the sizes of a step that are captured
-  field decode_query_len tokens of a request in a FULL graph
-  field varlen_decode whether graphs take lengths that vary
-  field ubatch_runner whether a step is cut into microbatches
+  field _candidates,_capture_descs the descriptors that a step may use, and those that are captured
+  field cudagraph_mode,compilation_config,decode_query_len,varlen_decode,ubatch_runner what these are made from
 graphs vllm.v1.worker.gpu.attn_utils
   call get_varlen_cudagraph_unsupported_backend(attn_groups,vllm_config,max_query_len) its graphs take one length
 
@@ -367,8 +346,7 @@ adaptive vllm.v1.worker.gpu.model_runner
 req_states,query_start_loc,num_bonus_tokens,max_total_logits,vllm_config) \
       attention backends whose CUDA graphs take one query length are refused here
 graphs adaptive vllm.v1.worker.gpu.model_runner:GPUModelRunner
-  field adaptive_verification whether vLLM made a manager, or refused it
-  field rejection_sampler does without after a refusal
+  field adaptive_verification,rejection_sampler whether vLLM made a manager, or refused it
 adaptive vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler
   field enable_adaptive_verification does without after a refusal
 adaptive vllm.v1.worker.gpu.input_batch:InputBatch
@@ -390,10 +368,11 @@ def _read(rows: str) -> Iterator[Seam]:
     for line in rows.splitlines():
         if line.startswith(" "):
             kind, called, purpose = line.split(maxsplit=2)
-            name, _, parameters = called.rstrip(")").partition("(")
-            attribute = f"{owner}.{name}" if owner else name
+            names, _, parameters = called.rstrip(")").partition("(")
             known = tuple(filter(None, parameters.split(",")))
-            yield Seam(tuple(groups), cast(Kind, kind), module, attribute, purpose, known)
+            for name in names.split(","):
+                attribute = f"{owner}.{name}" if owner else name
+                yield Seam(tuple(groups), cast(Kind, kind), module, attribute, purpose, known)
         elif line and not line.startswith("#"):
             *groups, place = line.split()
             module, _, owner = place.partition(":")

@@ -24,7 +24,7 @@ from vllm.v1.worker.gpu.attn_utils import get_varlen_cudagraph_unsupported_backe
 from ..config import engine_config as adaptive
 from ..config.in_use import drafts_predictions, inner_tokens
 from ..config.settings import Settings
-from ..seams.guard import shown_error, strict
+from ..seams.guard import shown_fault, strict
 from ..seams.install import seam
 from ..wire.reports import GRAPHS
 
@@ -43,7 +43,7 @@ def initialize_kv_cache(original: Callable[..., Any], self: Any, *args: Any, **k
         except Exception as error:
             if strict():
                 raise
-            name, detail = "failed", shown_error(error)
+            name, detail = "failed", shown_fault(error)
         reporter = getattr(self.speculator, "reporter", None)
         if reporter is not None and not kwargs.get("is_profiling"):
             reporter.graphs = [*GRAPHS].index(name)
