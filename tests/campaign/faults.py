@@ -57,7 +57,7 @@ class Fault:
     place: the function that raises at its `call`-th call; "" where `before` or `after` do it, code around the
     start of the engine.
     line: the one line in the log; "" for none. refused: requests of the first batch that are served without their
-    prediction. usage, logs: whether the second batch has them; logs None: that of a request of the first is missing.
+    prediction. usage, logs: whether the second batch has them; logs None: one of the first is missing.
     """
 
     name: str

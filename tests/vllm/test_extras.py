@@ -152,8 +152,8 @@ STARTS = (
     ),
 )
 FAULTY = """
-import importlib
 def raise_at(place, calls):
+    import importlib
     module, _, attribute = place.partition(":")
     owner = importlib.import_module(module)
     *path, leaf = attribute.split(".")

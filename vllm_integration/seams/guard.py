@@ -144,12 +144,13 @@ class Guard:
         """`step(*args)`; None where that fails, or while the part is off."""
         if self.is_off:
             return None
+        count = self._count  # a step may run others of this part
         try:
             result = step(*args)
         except Exception as error:
             self.fail(error)
             return None
-        if self._count:
+        if count and self._count == count:
             self.succeeded()
         return result
 

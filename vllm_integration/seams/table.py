@@ -134,7 +134,7 @@ config vllm.config.vllm:VllmConfig
 config vllm.config.vllm
   global NgramGPUTypes the drafters that asynchronous scheduling is allowed with
 config vllm.config.model:ModelConfig
-  field is_hybrid,is_attention_free,architecture layers with recurrent states, which not all kernels keep beside drafts
+  field is_hybrid,is_attention_free,architecture layers with states, which not all kernels keep beside drafts
 
 # The way of a prediction into the engine.
 inputs vllm.v1.engine.input_processor:InputProcessor
@@ -250,7 +250,7 @@ v1 vllm.v1.worker.gpu_model_runner:GPUModelRunner
 v1 seeds vllm.v1.worker.gpu_model_runner:GPUModelRunner
   field input_batch the rows of the batch
 v1 vllm.v1.worker.gpu_input_batch:InputBatch
-  field req_ids,req_id_to_index,num_prompt_tokens row → request, request → row, prompt length
+  field req_ids,num_prompt_tokens row → request, prompt length
 v1 v2 vllm.v1.core.sched.output:SchedulerOutput
   field finished_req_ids finished requests
 v1 v2 vllm.v1.core.sched.output:NewRequestData
@@ -276,7 +276,6 @@ parameters_v1 vllm.v1.worker.gpu_model_runner
   wrap build_logitsprocs(vllm_config,device,is_pin_memory,is_pooling_model,custom_logitsprocs) \
       with any drafter vLLM leaves out those of min_p and logit_bias
 parameters_v1 vllm.v1.sample.logits_processor
-  call LogitsProcessors(logitsprocs) vLLM's own, and those that it leaves out
   global BUILTIN_LOGITS_PROCESSORS those that an engine without drafts has
 parameters_v1 vllm.v1.sample.logits_processor.state:LogitsProcessors
   field all those that vLLM has made
@@ -302,8 +301,6 @@ num_sampled)       what the runner calls each step ⇒ propose
   implement capture(self) nothing to capture ⇒ custom_class
 v2 vllm.v1.worker.gpu.input_batch:InputBatch
   field req_ids,idx_mapping,idx_mapping_np row → request, and the rows on device and host ⇒ propose
-v2 vllm.config.vllm:VllmConfig
-  field max_concurrent_batches steps whose reports may be under way at once
 step_log vllm.v1.worker.gpu.input_batch:InputBatch
   field num_draft_tokens_per_req drafts that this step verified ⇒ propose
 

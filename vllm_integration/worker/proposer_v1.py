@@ -105,7 +105,7 @@ class PredictedOutputsProposer(RequestDrafter):
             self.for_request(new.req_id, self._admit, new.req_id, new.sampling_params)
         # Preempted, or not scheduled this step: the slot is worth more to somebody else, and a draft can
         # be rebuilt from the tokens whenever the request returns.
-        for req_id in self.slots.keys() - self._batch.req_id_to_index.keys():
+        for req_id in self.slots.keys() - set(self._batch.req_ids):
             self._release(req_id)
 
     def _admit(self, req_id: str, params: Any) -> None:
@@ -115,7 +115,7 @@ class PredictedOutputsProposer(RequestDrafter):
             return
         content = self.open(req_id, params)
         if content is not None:
-            prompt_len = int(self._batch.num_prompt_tokens[self._batch.req_id_to_index[req_id]])
+            prompt_len = int(self._batch.num_prompt_tokens[self._batch.req_ids.index(req_id)])
             self.requests[req_id] = _Request(content, stop_rule(params), prompt_len)
             self.follow(req_id, content, prompt_len, params)
 
@@ -299,7 +299,7 @@ def build_processors(
         if not any(isinstance(each, processor) for each in known)
     ]
     logger.info("gpu_align: requests with min_p or logit_bias are served, without drafts")
-    return logits_processor.LogitsProcessors([*known, *added])
+    return type(made)([*known, *added])
 
 
 @seam("v1._sample")

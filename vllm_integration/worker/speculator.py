@@ -76,19 +76,17 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         self.reporter: Any = None
         #: Of the model's own drafter, where there is one.
         self.inner = Guard(INNER_DRAFTER, "uses no drafter of the model's")
-        batches_in_flight = int(getattr(vllm_config, "max_concurrent_batches", 1))
-        self.start(partial(self._make_all, vllm_config, device, batches_in_flight))
+        self.start(partial(self._make_all, vllm_config, device))
 
-    def _make_all(self, vllm_config: Any, device: torch.device, batches_in_flight: int) -> None:
+    def _make_all(self, vllm_config: Any, device: torch.device) -> None:
         states, max_slots = self.req_states, len(self._occupied)
         _make_dense(states, device)
         self.make(vllm_config, max_slots, device, backend="triton")
         # Nothing else makes sure that a dummy run comes before the first request.
         with compiling("the drafter's kernel"):
             self.drafter.warm_up(states.all_token_ids.gpu, states.total_len.gpu)
-        self.reporter = DraftReporter(
-            max_slots, self.num_draft_tokens, device, batches_in_flight, self.miss_log
-        )
+        in_flight = 1 + int(getattr(vllm_config.parallel_config, "pipeline_parallel_size", 1))
+        self.reporter = DraftReporter(max_slots, self.num_draft_tokens, device, in_flight, self.miss_log)
 
     @property
     def enable_adaptive_verification(self) -> bool:
