@@ -253,6 +253,7 @@ PLANTED = [
                 "vllm.v1.sample.logits_processor",
                 "BUILTIN_LOGITS_PROCESSORS",
             ),
+            ("seeds", "seeds.generators", "vllm.v1.worker.gpu_input_batch", "self.generators"),
             ("graphs", "graphs.separate_routine", "vllm.config.compilation", "def separate_routine"),
             (
                 "adaptive_check",
