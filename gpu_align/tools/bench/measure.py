@@ -224,6 +224,12 @@ def _percentiles(seconds: Sequence[float]) -> dict[str, float | None]:
     return {f"p{p}": round(float(np.percentile(seconds, p)) * 1000, 3) for p in (50, 90, 99)}
 
 
+def is_loop(text: str) -> bool:
+    """Whether a text ends in a loop: its last ``max(3 * p, 60)`` characters repeat every p, for some p."""
+    tails = ((period, text[-max(3 * period, 60) :]) for period in range(1, len(text) // 3 + 1))
+    return any(len(tail) >= 60 and tail[period:] == tail[:-period] for period, tail in tails)
+
+
 T = TypeVar("T")
 
 FIRST_RUN_STREAMS = 8
@@ -316,6 +322,13 @@ class Session:
         kept = sorted(outputs)
         self.pairs = [self.pairs[index] for index in kept]
         self._outputs = [outputs[index] for index in kept]
+        if loops := [p.id for p, text in zip(self.pairs, self._outputs, strict=True) if is_loop(text)]:
+            told = (
+                f"{len(loops)} of {counted(len(kept), 'answer')} end in a loop, the first that of {loops[0]}"
+            )
+            self.result.note(
+                f"{told}: a loop is drafted at no cost, so these figures tell little about edits."
+            )
         tokens = max(tokens, 1)
         rate = tokens / (time.perf_counter() - started)
         self._pace = Pace(tokens / len(kept), rate, min(FIRST_RUN_STREAMS, len(kept)))

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from gpu_align.tools.bench import measure, page
 from gpu_align.tools.bench.client import Answer, Client
-from gpu_align.tools.bench.measure import MODES, BenchSettings, Pace, fitted, planned_s, turns
+from gpu_align.tools.bench.measure import MODES, BenchSettings, Pace, fitted, is_loop, planned_s, turns
 from gpu_align.tools.cli import app
 from tests.gpu_align.bench.fake_openai import PAIRS, WASTED, WORDS, Fake, wait_until
 
@@ -74,6 +74,32 @@ def test_figures_are_those_of_the_server(dataset: Path) -> None:
     assert "Each prediction is the text before the edit" in " ".join(found["notes"])
     for words in ("speed-up", "prediction", "TTFT", "identical", "At 4 at a time: predictions"):
         assert words in found["printed"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", False),
+        ("a" * 59, False),
+        ("a" * 60, True),
+        ("The end. " + "-" * 80, True),
+        ("She said that again. " * 3, True),
+        ("She said that again. " * 2, False),
+        ("She said that again. " * 3 + "Then she left.", False),
+        ("".join(f"| row {number} | 10 |\n" for number in range(9)), False),
+    ],
+)
+def test_a_text_that_ends_in_a_loop_is_one(text: str, expected: bool) -> None:
+    assert is_loop(text) is expected
+
+
+def test_answers_that_end_in_a_loop_are_told(tmp_path: Path) -> None:
+    dataset = tmp_path / "pairs.jsonl"
+    loop = {"id": "loop", "instruction": "edit", "before": "on and on " * 20, "after": "x"}
+    dataset.write_text("".join(json.dumps(pair) + "\n" for pair in (*PAIRS, loop)))
+    with Fake() as fake:
+        found = bench(fake, dataset, "--concurrency", "1", "--rounds", 1, "--modes", "none")
+    assert "1 of 4 answers end in a loop, the first that of loop: " in " ".join(found["notes"])
 
 
 def test_the_modes_of_a_round_follow_each_other_in_changing_order(dataset: Path) -> None:
