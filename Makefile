@@ -21,7 +21,7 @@ export PYTHONUNBUFFERED = 1
 # Else each of the test processes compiles all modules and tests anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-vllm campaign clients oldest-transformers lint format bench bench-quality bench-ablation serving-model static-check probe docs clean
+.PHONY: help demo test test-vllm campaign clients oldest-transformers lint format bench bench-quality bench-ablation serving-model real-model llama-cpp static-check probe docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
@@ -105,6 +105,19 @@ bench-ablation: $(VENV)/.dev  ## the drafter without each of its mechanisms: doc
 serving-model: $(VENV)/.dev  ## which drafts to verify at which batch, on paper; fails if the default loses
 	@mkdir -p .cache
 	@$(BIN)/python -m benchmarks.serving --write
+
+real-model: $(VENV)/.dev  ## a language model of 135M parameters: draft quality, CPU time, what others published with one
+	@test -d .cache/real_model/node/node_modules || npm install --silent --ignore-scripts --omit=optional \
+	  --prefix .cache/real_model/node node-llama-cpp@3.21.1 @node-llama-cpp/linux-x64@3.21.1
+	@$(BIN)/python -m benchmarks.real_model --serve 3 --published --write
+
+# Built from source, of llama.cpp only what it needs.
+llama-cpp: $(VENV)/.dev  ## llama-cpp-python with our drafts: docs/examples/with_llama_cpp.py
+	@test -d .cache/real_model/llama-cpp/llama_cpp || CMAKE_ARGS="-DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF \
+	  -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF" $(PIP) install --no-deps \
+	  --target .cache/real_model/llama-cpp "llama-cpp-python==0.3.36" diskcache
+	@PYTHONPATH=.cache/real_model/llama-cpp $(BIN)/python docs/examples/with_llama_cpp.py \
+	  $$($(BIN)/python -c "from benchmarks.real_model.model import gguf_file; print(gguf_file())")
 
 static-check: $(VENV)/.dev  ## registers, stack, shared memory and loads of every kernel, without a GPU
 	@$(BIN)/python -m benchmarks.speed.static_check --all

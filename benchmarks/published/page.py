@@ -48,18 +48,6 @@ def tasks_table(results: Results) -> str:
     return table(["accepted/rejected", "published", *_RULES.values()], rows)
 
 
-def insertions_table(results: Results) -> str:
-    """The heat map at a few lengths: ranges over all positions."""
-    found = results["openai"]["insertions"]
-    names = ("accepted", "rejected", "steps", "our_steps")
-    rows = []
-    for length in (0, 2, 10, 20, 40):
-        if length in found["lengths"]:
-            at = found["lengths"].index(length)
-            rows.append([length, *(_range(found[name][at]) for name in names)])
-    return table(["tokens inserted", *names[:2], "steps, OpenAI's rule", "steps, `gpu_align`"], rows)
-
-
 def edits_table(results: Results) -> str:
     """Cascade's edits: tokens a step, acceptance and rejections here, with the published speed and acceptance."""
     rows = []
@@ -111,7 +99,6 @@ PAGE = DOCS / "published.md"
 #: The blocks of the page by name.
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "letters": tasks_table,
-    "insertions": insertions_table,
     "edits": edits_table,
     "linear": linear_table,
     "lookup": lookup_table,
@@ -126,10 +113,6 @@ def _speed(curve: dict[str, Any], layout: str, policy: str, right: int) -> float
 
 def _pair(counts: Sequence[int]) -> str:
     return "/".join(map(str, counts))
-
-
-def _range(numbers: Sequence[int]) -> str:
-    return str(min(numbers)) if min(numbers) == max(numbers) else f"{min(numbers)}–{max(numbers)}"
 
 
 def _percent(share: float) -> str:
