@@ -258,7 +258,8 @@ def test_vllms_drafter_hears_how_many_of_its_drafts_can_be_used(asked: int | Non
             heard.append(num_speculative_tokens)
             return models
 
-    predicted: Any = SimpleNamespace(propose=lambda *_, **given: given["models"])
+    predicted: Any = SimpleNamespace(inner=Guard("inner drafter", "uses none"))
+    predicted.propose = lambda *_, **given: given["models"]
     drafts = with_predictions(Drafts(), predicted).propose(*[None] * 6, num_speculative_tokens=asked)
     assert heard == [told]
     assert drafts is (None if asked == 0 else models)
