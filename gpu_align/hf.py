@@ -35,6 +35,8 @@ _OLD_STATIC_WINDOW = getattr(cache_utils, "SlidingWindowLayer", None)
 #: Layers that `DraftForward.keep` crops itself: their own `crop` is missing, or fails where a window is full.
 _CROPPED_HERE = {_PREALLOCATED, _WINDOW, _STATIC_WINDOW, _OLD_STATIC_WINDOW}
 
+#: The argument and the output that hold the cache: "past_key_values", since transformers 5.24 "cache".
+CACHE_NAME = ALL_CACHE_NAMES[0]
 #: What says which tokens to feed: ``cache_position``, or, in newer versions, ``next_sequence_length``.
 _PREPARATION = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
 #: Arguments of ``forward`` with an entry a token, in the last dimension.
@@ -73,14 +75,14 @@ class DraftForward:
         self._growing: dict[str, torch.Tensor] = {
             k: v for k in _GROWING if (v := model_kwargs.get(k)) is not None
         }
-        given, _ = self._kwargs.pop("past_key_values", None), self._kwargs.pop("cache_position", None)
+        given, _ = self._kwargs.pop(CACHE_NAME, None), self._kwargs.pop("cache_position", None)
         tensors = {k for k, v in self._kwargs.items() if isinstance(v, torch.Tensor)}
         if unknown := ", ".join(sorted(tensors.difference(_GROWING))):
             raise ValueError(f"generate: expected a prompt of token ids alone, found {unknown}")
         self._use_cache: bool = model_kwargs.get("use_cache") is not False
         self.cache: Any = given if self._use_cache else None
         if self.cache is not None and not hasattr(self.cache, "get_seq_length"):
-            raise TypeError(f"past_key_values: expected a Cache, found {type(self.cache).__name__}")
+            raise TypeError(f"{CACHE_NAME}: expected a Cache, found {type(self.cache).__name__}")
         #: Of each layer with a window, before a pass with a draft: keys, values and the number of tokens seen.
         self._windows: dict[int, tuple[Any, Any, int]] = {}
         config = model.config.get_text_config()
@@ -92,7 +94,7 @@ class DraftForward:
         self._cached = 0 if self.cache is None else int(self.cache.get_seq_length())
         if self._cached >= input_ids.shape[1]:
             raise ValueError(
-                f"input_ids: expected more tokens than the {self._cached} of past_key_values, "
+                f"input_ids: expected more tokens than the {self._cached} of {CACHE_NAME}, "
                 f"found {input_ids.shape[1]}"
             )
         self._end = self._cached
@@ -122,7 +124,7 @@ class DraftForward:
             raise self._unfit(f"computes the logits of {outputs.logits.shape[1]} tokens, not of {num_logits}")
         self.steps += 1
         # A prompt goes into a cache that is not known yet, and some classes make a new one later.
-        if self._use_cache and (self.steps == 1 or outputs.get("past_key_values") not in (None, self.cache)):
+        if self._use_cache and (self.steps == 1 or outputs.get(CACHE_NAME) not in (None, self.cache)):
             self._take_cache(outputs, tokens)
         return outputs
 
@@ -131,7 +133,7 @@ class DraftForward:
         end, pending = tokens.shape[1], tokens.shape[1] - self._cached
         more: dict[str, Any] = {name: self._extended(name, end) for name in self._growing}
         if self.cache is not None:
-            more["past_key_values"] = self.cache
+            more[CACHE_NAME] = self.cache
         if "next_sequence_length" in _PREPARATION:
             more["next_sequence_length"] = pending if self._cached else None
         if "cache_position" in _PREPARATION:
@@ -165,9 +167,9 @@ class DraftForward:
 
     def _take_cache(self, outputs: Any, tokens: torch.Tensor) -> None:
         """Take the cache that a pass over all `tokens` has left, and see what it holds."""
-        kept = next((name for name in ALL_CACHE_NAMES if outputs.get(name) is not None), "past_key_values")
+        kept = next((name for name in ALL_CACHE_NAMES if outputs.get(name) is not None), CACHE_NAME)
         cache = outputs.get(kept, self.cache)
-        if kept != "past_key_values" or not (cache is None or hasattr(cache, "get_seq_length")):
+        if kept != CACHE_NAME or not (cache is None or hasattr(cache, "get_seq_length")):
             raise self._unfit(f"keeps {kept} in place of a cache")
         # The fullest layer says it: one without attention may count no tokens.
         counting = [layer for layer in getattr(cache, "layers", ()) if hasattr(layer, "get_seq_length")]
@@ -494,7 +496,7 @@ def _decode(
         given_streamer.end()
     if not config.return_dict_in_generate:
         return ids
-    result = GenerateDecoderOnlyOutput(sequences=ids, past_key_values=forward.cache, **record)
+    result = GenerateDecoderOnlyOutput(sequences=ids, **{CACHE_NAME: forward.cache}, **record)
     counts = loop.predictions
     result.predicted_outputs = PredictedOutputs(forward.steps, counts.validated, counts.refuted, loop.failure)
     return result

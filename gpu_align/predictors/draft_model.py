@@ -226,6 +226,8 @@ class DraftModelTokenPredictor(BackgroundTokenPredictor):
         self._end_tokens = frozenset(ends if isinstance(ends, list) else [ends])
         # Full attention for every layer: a window would lose what a refuted draft pushed out of it.
         self._new_cache = transformers.DynamicCache
+        #: "past_key_values", since transformers 5.24 "cache".
+        self._cache_name = transformers.generation.utils.ALL_CACHE_NAMES[0]
         self._cache: Any = None
         #: The tokens whose keys and values the cache holds.
         self._cached: list[int] = []
@@ -252,7 +254,8 @@ class DraftModelTokenPredictor(BackgroundTokenPredictor):
         feed = tokens[kept:]
         while feed and len(self._cached) + len(feed) < self._longest:
             ids = torch.tensor([feed], device=self.model.device)
-            logits = self.model(input_ids=ids, past_key_values=self._cache, use_cache=True).logits[0, -1]
+            cache = {self._cache_name: self._cache}
+            logits = self.model(input_ids=ids, use_cache=True, **cache).logits[0, -1]
             self._cached += feed
             confidence, token = logits.float().softmax(-1).max(-1)
             if confidence.item() < self.min_confidence:

@@ -256,7 +256,7 @@ def test_caches_of_early_transformers_forget(layer: type[Any], monkeypatch: pyte
     assert found.predicted_outputs.rejected > 8
     assert cache.get_seq_length() == 31
     # A cache that is nearly full leaves room for what it can hold.
-    forward = hf.DraftForward(model, torch.ones(1, 40), {"past_key_values": cache})
+    forward = hf.DraftForward(model, torch.ones(1, 40), {hf.CACHE_NAME: cache})
     assert forward.room(60) == 4
 
 
@@ -434,7 +434,7 @@ def test_drafts_end_where_rotary_frequencies_change(kind: str) -> None:
     """A draft beyond would change what the model computes of the tokens before it."""
     settings, rooms = ROPES[kind]
     model = untrained("llama", 0, max_position_embeddings=64, rope_scaling={"rope_type": kind, **settings})
-    forward = hf.DraftForward(model, PROMPT, {"past_key_values": transformers.DynamicCache()})
+    forward = hf.DraftForward(model, PROMPT, {hf.CACHE_NAME: transformers.DynamicCache()})
     assert [forward.room(length) for length in (9, 16, 70)] == rooms
 
 
