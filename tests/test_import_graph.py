@@ -210,7 +210,7 @@ PLANTED = [
     ("gpu_align.recipes.pack", "def f():\n    from ..tools.recipes import merge", "the core imports no tool"),
     ("gpu_align.arena", "from gpu_align.drafter import Drafter", "import each other"),
     ("gpu_align.arena", "def f():\n    from .drafter import Drafter", "import each other"),
-    ("vllm_integration.frontend.body", "import vllm_integration.worker.requests", "may import config"),
+    ("vllm_integration.frontend.middleware", "import vllm_integration.worker.requests", "may import config"),
     ("vllm_integration.scheduler.draft_budget", "from ..worker import requests", "scheduler may import"),
     ("vllm_integration.worker.requests", "from vllm_integration.frontend import body", "worker may import"),
     ("vllm_integration.worker.requests", "from vllm_integration import plugin", "worker may import"),

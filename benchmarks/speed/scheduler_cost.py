@@ -41,7 +41,7 @@ class Request:
 
     def __init__(self, number: int) -> None:
         self.request_id = f"chatcmpl-{number:032x}-{number:08x}"
-        prediction = wire.Prediction(token_ids=b"\1\0\0\0" * 300, http_request_id=str(number))
+        prediction = wire.Prediction(b"\1\0\0\0" * 300)
         self.sampling_params = SimpleNamespace(extra_args={wire.KEY: prediction})
         self.max_tokens = 1 << 30
         self.spec_token_ids: list[int] = []

@@ -504,7 +504,7 @@ class Engine:
     def followed() -> int:
         from vllm_integration.frontend.usage import collector
 
-        return len(collector.requests) + len(collector.http_requests)
+        return len(collector.requests)
 
 
 def serve(settings: dict[str, Any]) -> None:

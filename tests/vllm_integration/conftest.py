@@ -6,6 +6,7 @@ The server starts once a session; tests that use it are marked `vllm`.
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from tiny_llama import build, build_bytes
 from vllm_harness import Server
 
 from vllm_integration.config import settings
+from vllm_integration.frontend import prediction, streams
 from vllm_integration.seams import guard
 from vllm_integration.seams import install as compat
 
@@ -34,6 +36,15 @@ def plugin_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat, "_off_reason", None)
     monkeypatch.setattr(guard, "_faults", {})
     monkeypatch.delenv(guard._TOLD, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _guards_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The front end's guards as in a new process."""
+    for each in (prediction.reading, prediction.counting, streams._guard):
+        monkeypatch.setattr(each, "_count", 0)
+        monkeypatch.setattr(each, "_until", -math.inf)
+        monkeypatch.setattr(each, "_told", set())
 
 
 @contextmanager
@@ -82,7 +93,10 @@ def byte_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
     model = build_bytes(tmp_path_factory.mktemp("byte-llama"))
     no_free_space = ("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}')
-    with serve(model, tmp_path_factory.mktemp("byte-server"), *no_free_space, runner="V1") as running:
+    parser = ("--enable-auto-tool-choice", "--tool-call-parser", "xlam")
+    with serve(
+        model, tmp_path_factory.mktemp("byte-server"), *no_free_space, *parser, runner="V1"
+    ) as running:
         yield running
 
 

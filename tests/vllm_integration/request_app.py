@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 from vllm_fakes import config
 from vllm_harness import MAX_MODEL_LEN
 
-from vllm_integration.frontend import endpoints as api
-from vllm_integration.seams.install import wrapped_by
+from vllm_integration.frontend import middleware
+from vllm_integration.frontend.usage import HttpRequest, http_request
 
 #: A good request to each endpoint.
 ENDPOINTS = {
@@ -22,16 +24,34 @@ ENDPOINTS = {
 }
 
 
-class Serving:
-    """Says "served". A token is a character."""
+class Renderer:
+    """A token is a character."""
 
     def __init__(self) -> None:
-        self.engine_client = SimpleNamespace(vllm_config=config(max_model_len=MAX_MODEL_LEN))
-        self.renderer = self
-        self.tokenizer = "a tokenizer"
+        self.tokenizer: Any = "a tokenizer"
+        self.read: list[str] = []
+        self._executor = ThreadPoolExecutor(1)
 
-    async def tokenize_prompt_async(self, prompt: dict[str, str], params: Any) -> dict[str, list[int]]:
-        return {"prompt_token_ids": [1] * min(len(prompt["prompt"]), params.truncate_prompt_tokens)}
+    def tokenize_prompt(self, prompt: dict[str, str], params: Any) -> dict[str, list[int]]:
+        self.read.append(prompt["prompt"])
+        return {"prompt_token_ids": [*map(ord, prompt["prompt"])][: params.truncate_prompt_tokens]}
+
+
+class Engine:
+    """As much of an engine's client as the front end touches."""
+
+    def __init__(self, method: str = "custom_class", limit: int = MAX_MODEL_LEN, **settings: Any) -> None:
+        self.vllm_config = config(max_model_len=limit, **settings)
+        self.vllm_config.speculative_config.method = method
+        self.renderer = Renderer()
+
+
+class Serving:
+    """Says "served", and keeps what it got: the request, and what its tasks know of it."""
+
+    def __init__(self, engine_client: Any = None) -> None:
+        self.engine_client = engine_client or Engine()
+        self.got: list[tuple[Any, HttpRequest | None]] = []
 
     def create_error_response(self, message: str, param: str | None = None) -> Any:
         from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
@@ -41,11 +61,10 @@ class Serving:
     async def serve(self, request: Any, raw_request: Any = None) -> Any:
         from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
 
+        self.got.append((request, http_request.get()))
         return ErrorResponse(error=ErrorInfo(message="served", type="served", code=200))
 
-    create_chat_completion = create_responses = wrapped_by(api.serve)(serve)
-    create_completion = wrapped_by(api.serve_completion)(serve)
-    create_batch_chat_completion = wrapped_by(api.serve_batch)(serve)
+    create_chat_completion = create_responses = create_completion = create_batch_chat_completion = serve
 
 
 def make_app(serving: Serving | None = None) -> Any:
@@ -60,7 +79,7 @@ def make_app(serving: Serving | None = None) -> Any:
     for module in (chat, completion, responses):
         module.attach_router(app)
     init_exception_handler(app)
-    api.init_entrypoints_middleware(lambda args, app: None, None, app)
+    middleware.init_entrypoints_middleware(lambda args, app: None, None, app)
     serving = serving or Serving()
     for name in ("chat", "chat_batch", "completion", "responses"):
         setattr(app.state, f"openai_serving_{name}", serving)
@@ -68,6 +87,37 @@ def make_app(serving: Serving | None = None) -> Any:
     app.state.args = SimpleNamespace(log_error_stack=False)
     app.state.enable_server_load_tracking = False
     return app
+
+
+def taken(
+    engine: Engine, document: Any, path: str = "/v1/chat/completions", switch: str | None = None
+) -> tuple[Any, HttpRequest | None]:
+    """What vLLM gets of a request behind our middleware, and what the request's tasks know; or the error."""
+    got: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        got.append((json.loads((await receive())["body"]), http_request.get()))
+
+    scope = {"type": "http", "method": "POST", "path": path, "headers": []}
+    scope["app"] = SimpleNamespace(state=SimpleNamespace(engine_client=engine))
+    if switch is not None:
+        scope["headers"] = [(b"x-gpu-align", switch.encode())]
+    sent: list[Any] = []
+
+    async def run() -> None:
+        async def receive() -> Any:
+            return {"type": "http.request", "body": json.dumps(document).encode()}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await middleware.PredictionMiddleware(app)(scope, receive, send)
+        assert http_request.get() is None
+
+    asyncio.run(run())
+    if got:
+        return got[0]  # type: ignore[no-any-return]
+    return json.loads(sent[1]["body"])["error"], None
 
 
 async def send(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import weakref
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from usage_harness import Step, message
 from vllm_integration.config import in_use
 from vllm_integration.config.settings import Settings
 from vllm_integration.frontend import usage as frontend
+from vllm_integration.frontend.middleware import _completing
 from vllm_integration.scheduler.draft_budget import DraftedRequests
 from vllm_integration.scheduler.verification_ledger import VerificationLedger
 from vllm_integration.seams.install import wrapped_by
@@ -231,10 +233,12 @@ class FrontEnd:
     def abort_requests(self, request_ids: Any) -> list[str]:
         return [req_id for req_id in request_ids if self.request_states.pop(req_id, None)]
 
-    def start(self, req_id: str, http_request_id: str | None) -> None:
-        prediction = wire.Prediction(token_ids=b"\1\0\0\0" * 7, http_request_id=http_request_id)
+    def start(self, req_id: str, http: frontend.HttpRequest | None = None) -> None:
+        prediction = wire.Prediction(b"\1\0\0\0" * 7)
         params = SimpleNamespace(extra_args={wire.KEY: prediction})
+        token = frontend.http_request.set(http)
         self.add_request(SimpleNamespace(request_id=req_id, sampling_params=params))
+        frontend.http_request.reset(token)
 
     def output(self, req_id: str, *steps: Step, tokens: int = 1, finished: bool = False) -> None:
         headers = {"traceparent": "t", HEADER: message(steps)}
@@ -262,27 +266,37 @@ def front(monkeypatch: pytest.MonkeyPatch) -> FrontEnd:
 def test_choices_of_one_request_are_added_up(front: FrontEnd, monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[int | None] = []
     monkeypatch.setattr(frontend.metrics, "count_request", counted.append)
+    http = frontend.HttpRequest(wire.Prediction(b"\1\0\0\0" * 7))
     for req_id in ("0_a", "1_a"):
-        front.start(req_id, "http")
-        assert len(counted) == 1
+        front.start(req_id, http)
+        assert counted == [7]
     front.output("0_a", Step(1, 8, 8, 5), tokens=6)
     front.output("1_a", Step(2, 4, 4, 4), tokens=5, finished=True)
     front.output("0_a", Step(1, 3, 3, 0), finished=True)
-    usage = frontend.collector.take("http")
-    assert usage is not None
-    assert usage.of_prediction == (5, 6)
-    assert (usage.steps, usage.output_tokens, usage.accepted_by[CONTEXT]) == (3, 12, 4)
-    assert frontend.collector.take("http") is None
+    monkeypatch.setattr(frontend, "_settings", lambda: Settings(usage_details=True, bill_rejected=True))
+    usage: dict[str, Any] = {"completion_tokens": 12, "total_tokens": 20}
+    assert http.complete({"usage": usage})
+    context = {"drafted": 4, "accepted": 4}
+    details = {
+        "steps": 3,
+        "drafted": 15,
+        "by_source": {"prediction": {"drafted": 11, "accepted": 5}, "context": context},
+    }
+    assert usage == {
+        "completion_tokens": 18,
+        "total_tokens": 26,
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "accepted_prediction_tokens": 5,
+            "rejected_prediction_tokens": 6,
+            "gpu_align": details,
+        },
+    }
     assert not frontend.collector.requests
-    front.start("2_a", "late")
-    front.output("2_a", Step(0, 0, 0, 0), finished=True)
-    assert list(frontend.collector._ended) == ["late"]
-    front.start("3_a", "late")  # one more choice, when the others have ended
-    assert not frontend.collector._ended
 
 
 def test_tracing_sees_the_headers_of_the_client(front: FrontEnd) -> None:
-    front.start("a", "http")
+    front.start("a")
     front.output("a", Step(0, 0, 0, 0))
     assert front.headers_seen == [{"traceparent": "t"}]
     output = SimpleNamespace(
@@ -295,100 +309,130 @@ def test_tracing_sees_the_headers_of_the_client(front: FrontEnd) -> None:
 def test_ten_thousand_requests_leave_nothing(front: FrontEnd) -> None:
     """Finished and answered, finished and never asked for, aborted before and after the first token."""
     draw = random.Random(0)
+    alive = weakref.WeakSet[frontend.HttpRequest]()
     for index in range(10_000):
-        req_id, name = f"r{index}", f"t{index}" if index % 5 else None
-        front.start(req_id, name)
+        req_id, http = f"r{index}", frontend.HttpRequest(wire.Prediction())
+        alive.add(http)
+        front.start(req_id, http if index % 5 else None)
         kind = draw.randrange(4)
         if kind:
             front.output(req_id, Step(0, 0, 0, 0), finished=kind > 1)
         if kind < 2:
             front.abort_requests([req_id])
-        elif kind == 2 and name is not None:
-            assert frontend.collector.take(name) is not None
+        elif kind == 2:
+            assert http.complete({"usage": {"completion_tokens": 1}}) is (index % 5 > 0)
+    del http
     assert not frontend.collector.requests
-    assert len(frontend.collector.http_requests) == len(frontend.collector._ended) <= 1000
+    assert not alive
 
 
-def test_a_stream_whose_client_goes_away_leaves_nothing(
+def test_what_an_aborted_request_does_is_counted_nowhere(
     front: FrontEnd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    closed = []
-
-    async def events() -> Any:
-        try:
-            while True:
-                yield 'data: {"choices":[{}]}\n\n'
-        finally:
-            closed.append(True)
-
-    async def client() -> None:
-        stream = frontend.with_usage(events(), "http")
-        await anext(stream)
-        await stream.aclose()
-
-    front.start("a", "http")
+    front.start("a")
     front.output("a", Step(0, 0, 0, 0))
-    asyncio.run(client())
     front.abort_requests(["a"])
     monkeypatch.setattr(frontend.metrics, "count_steps", None)
-    front.output("a", Step(1, 8, 8, 8))  # nobody will read what it did since then
-    assert closed == [True]
-    assert not frontend.collector.http_requests
+    front.output("a", Step(1, 8, 8, 8))
     assert not frontend.collector.requests
 
 
 # --- responses -------------------------------------------------------------------------------------------
 
 
-def streamed(*events: Any) -> list[Any]:
-    """What becomes of the events of a stream."""
+def sent(http: frontend.HttpRequest, content_type: bytes, *chunks: bytes) -> tuple[list[bytes], bytes | None]:
+    """What a client gets of a response whose body comes in these chunks, and its Content-Length."""
+    messages: list[Any] = []
 
-    async def emit() -> Any:
-        for event in events:
-            yield event
+    async def send(message: Any) -> None:
+        messages.append(message)
 
-    async def collect() -> list[Any]:
-        return [event async for event in frontend.with_usage(emit(), "http")]
+    async def run() -> None:
+        complete = _completing(send, http)
+        headers = [(b"content-type", content_type), (b"content-length", b"7")]
+        await complete({"type": "http.response.start", "status": 200, "headers": headers})
+        for place, chunk in enumerate(chunks, 1):
+            await complete({"type": "http.response.body", "body": chunk, "more_body": place < len(chunks)})
 
-    return asyncio.run(collect())
+    asyncio.run(run())
+    return [message["body"] for message in messages[1:]], dict(messages[0]["headers"]).get(b"content-length")
 
 
-def test_only_the_last_usage_of_a_stream_is_completed(front: FrontEnd) -> None:
-    front.start("a", "http")
+@pytest.fixture
+def http(front: FrontEnd) -> frontend.HttpRequest:
+    """A request that has accepted 5 tokens of its prediction, and rejected 3."""
+    made = frontend.HttpRequest(wire.Prediction())
+    front.start("a", made)
     for step in (Step(0, 0, 0, 0), Step(1, 8, 8, 5), Step(2, 2, 2, 1)):
         front.output("a", step, tokens=step.accepted + 1)
-    usage = '"usage":{"prompt_tokens":10,"total_tokens":19,"completion_tokens":9}'
+    return made
+
+
+DETAILS = {"reasoning_tokens": 0, "accepted_prediction_tokens": 5, "rejected_prediction_tokens": 3}
+USAGE = '"usage":{"prompt_tokens":10,"total_tokens":19,"completion_tokens":9}'
+
+
+def test_only_the_last_usage_of_a_stream_is_completed(http: frontend.HttpRequest) -> None:
     text = r'{"content":"\"usage\":{ \"choices\":[] é \ud83d\ude00"}'
     chunks = [
-        f'data: {{"id":"x","choices":[{{"delta":{text}}}],{usage}}}\n\n',
-        f'data: {{"id":"x","object":"chunk","choices":[],{usage},"model":"é"}}\n\n',
+        f'data: {{"id":"x","choices":[{{"delta":{text}}}],{USAGE}}}\n\n',
+        ": keep-alive\n\n",
+        f'data: {{"id":"x","object":"chunk","choices":[],{USAGE},"model":"é"}}\n\n',
         "data: [DONE]\n\n",
     ]
-    events = streamed(*chunks)
-    assert [events[0], events[2]] == [chunks[0], chunks[2]]
-    last = json.loads(events[1].removeprefix("data: "))
-    assert last["usage"]["completion_tokens_details"] == {
-        "reasoning_tokens": 0,
-        "accepted_prediction_tokens": 5,
-        "rejected_prediction_tokens": 3,
-    }
-    del last["usage"]["completion_tokens_details"]
-    assert last == json.loads(chunks[1].removeprefix("data: "))
-    assert events[1].endswith("}\n\n")
-    assert not frontend.collector.http_requests
+    got, length = sent(http, b"text/event-stream; charset=utf-8", *(chunk.encode() for chunk in chunks))
+    events = [chunk.decode() for chunk in got]
+    assert length == b"7", "a stream's headers go at once, as they are"
+    assert [*events[:2], events[3]] == [*chunks[:2], chunks[3]]
+    last = json.loads(events[2].removeprefix("data: "))
+    assert last["usage"].pop("completion_tokens_details") == DETAILS
+    assert last == json.loads(chunks[2].removeprefix("data: "))
+    assert events[2].endswith("}\n\n")
+
+
+def test_the_last_event_of_a_response_is_completed(http: frontend.HttpRequest) -> None:
+    tools = '"tools":[{"parameters":{"properties":{"usage":{"type":"string"}}}}]'
+    counts = (
+        '"input_tokens":10,"output_tokens":9,"output_tokens_details":{"reasoning_tokens":2},"total_tokens":19'
+    )
+    usage = f'"usage":{{{counts}}}'
+    chunks = [
+        f'event: response.created\ndata: {{"response":{{{tools},"usage":null}}}}\n\n',
+        f'event: response.completed\ndata: {{"response":{{{tools},{usage}}}}}\n\n',
+    ]
+    (created, completed), _ = sent(http, b"text/event-stream", *(chunk.encode() for chunk in chunks))
+    assert created.decode() == chunks[0]
+    event, data = completed.decode().split("\n", 1)
+    assert event == "event: response.completed"
+    shown = json.loads(data.removeprefix("data: "))["response"]["usage"]
+    assert shown["output_tokens_details"] == {**DETAILS, "reasoning_tokens": 2}
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_a_response_of_json_is_completed_where_it_comes_whole(
+    http: frontend.HttpRequest, chunks: int
+) -> None:
+    body = f'{{"id":"é",{USAGE}}}'.encode()
+    parts = [body[len(body) * i // chunks : len(body) * (i + 1) // chunks] for i in range(chunks)]
+    got, length = sent(http, b"application/json", *parts)
+    if chunks > 1:
+        assert (got, length) == (parts, None)
+        return
+    assert length == str(len(got[0])).encode()
+    assert json.loads(got[0])["usage"]["completion_tokens_details"] == DETAILS
+    other, length = sent(http, b"text/plain", body)
+    assert (other, length) == ([body], b"7")
 
 
 @pytest.mark.parametrize("reported", [True, False])
 def test_an_error_and_what_the_engine_did_not_report_stay_as_they_are(
     front: FrontEnd, reported: bool
 ) -> None:
-    front.start("a", "http")
+    http = frontend.HttpRequest(wire.Prediction())
+    front.start("a", http)
     if reported:
         front.output("a", Step(1, 8, 8, 5), finished=True)
-    models = pytest.importorskip("vllm.entrypoints.serve.engine.protocol")
-    error = models.ErrorResponse(error={"message": "no", "type": "BadRequestError", "code": 400})
-    assert frontend.with_usage(error, "http") is error
-    shown = models.UsageInfo(completion_tokens=9, total_tokens=19)
-    before = shown.model_dump()
-    frontend.with_usage(SimpleNamespace(usage=shown), "http")
-    assert shown.model_dump() == before
+    error = b'{"error":{"message":"no","type":"BadRequestError","param":null,"code":400}}'
+    body = f"{{{USAGE}}}".encode()
+    assert sent(http, b"application/json", error)[0] == [error]
+    assert (sent(http, b"application/json", body)[0] == [body]) is not reported

@@ -15,7 +15,7 @@ from usage_harness import Step, count, message
 
 from vllm_integration.config import in_use
 from vllm_integration.config.settings import Settings
-from vllm_integration.frontend import metrics, usage
+from vllm_integration.frontend import metrics, status, usage
 from vllm_integration.frontend.usage import Collector
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import REFUSALS
@@ -45,26 +45,22 @@ def moved(before: Counter[str]) -> dict[str, float]:
     }
 
 
-def test_nothing_is_shown_where_nothing_is_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_use, "_facts", None)
-    monkeypatch.setattr(metrics, "_metrics", {})
-    metrics.create_if_expected()
-    assert not metrics._metrics
-
-
 @pytest.mark.parametrize("counts", [False, True])
 def test_graph_modes_are_asked_for_only_where_vllm_tells_them(
     monkeypatch: pytest.MonkeyPatch, counts: bool
 ) -> None:
     installed: list[str] = []
-    monkeypatch.setattr(usage, "install", installed.append)
-    monkeypatch.setattr(in_use, "_facts", in_use.EngineFacts(8, "V2", 4, counts))
-    usage.start(lambda *_: None, None)
-    assert installed == ["graph_modes"] * counts
+    pytest.importorskip("vllm")
+    monkeypatch.setattr(status, "install", installed.append)
+    monkeypatch.setattr(metrics, "_metrics", metrics._metrics)
+    for facts, made in ((None, []), (in_use.EngineFacts(8, "V2", 4, counts), ["graph_modes"] * counts)):
+        monkeypatch.setattr(in_use, "_facts", facts)
+        status.announce()
+        assert installed == made
 
 
 def test_graph_modes_are_counted() -> None:
-    metrics.create_if_expected()
+    metrics.create()
     metrics.count_graph("FULL")
     before, seen = values(), []
     told = SimpleNamespace(cudagraph_stats=SimpleNamespace(runtime_mode="PIECEWISE"))
@@ -76,13 +72,13 @@ def test_graph_modes_are_counted() -> None:
 
 def test_a_request_moves_every_counter_by_what_happened() -> None:
     own = Collector()
-    metrics.create_if_expected()
+    metrics.create()
     metrics.count_request(None)
     before = values()
-    own.follow("a", wire.Prediction(token_ids=b"\1\0\0\0" * 30, http_request_id="http"))
-    own.follow(
-        "b", wire.Prediction(token_ids=b"\1\0\0\0" * 30, http_request_id="http")
-    )  # another choice of it
+    http = usage.http_request.set(usage.HttpRequest(wire.Prediction()))
+    own.follow("a", wire.Prediction(b"\1\0\0\0" * 30))
+    own.follow("b", wire.Prediction(b"\1\0\0\0" * 30))  # another choice of it
+    usage.http_request.reset(http)
     steps = [
         Step(0, 0, 0, 0),  # the prefill
         Step(1, 8, 8, 5),

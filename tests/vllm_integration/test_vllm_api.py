@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import copy
+import json
 import os
-from dataclasses import replace
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from request_app import Engine, Renderer, taken
 from usage_harness import refused
 from vllm_fakes import config
 
 from tests.campaign.wire_bodies import is_taken, predictions
 from vllm_integration.config.in_use import drafts_predictions
 from vllm_integration.config.settings import Settings
-from vllm_integration.frontend import conversation
-from vllm_integration.frontend import endpoints as api
+from vllm_integration.frontend import conversation, middleware
 from vllm_integration.frontend import prediction as limits
-from vllm_integration.frontend import usage as response_usage
 from vllm_integration.frontend.prediction import FieldError, Limits, parse_prediction
+from vllm_integration.frontend.usage import RequestUsage, http_request
 from vllm_integration.seams import install as compat
-from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire import request as wire
-from vllm_integration.wire.request import PredictedOutputParams
+from vllm_integration.wire.request import Prediction
 
+pytest.importorskip("vllm")
 pytestmark = pytest.mark.usefixtures("plugin_on")
 
 
@@ -144,7 +144,15 @@ def test_what_is_over_a_limit_is_cut_and_counted_or_refused(
 
 def test_one_token_more_than_the_limit_is_made_and_no_special_ones() -> None:
     """So that it is known whether something was cut."""
-    params = pytest.importorskip("vllm") and limits.tokenize_params(LIMITS)
+
+    class Renderer:
+        def tokenize_prompt(self, prompt: Any, params: Any) -> Any:
+            seen.append(params)
+            return {"prompt_token_ids": range(3)}
+
+    seen: list[Any] = []
+    assert limits.ids_of(Renderer(), LIMITS, "x") == [0, 1, 2]
+    (params,) = seen
     assert (params.truncate_prompt_tokens, params.truncation_side) == (LIMITS.tokens + 1, "right")
     assert params.get_encode_kwargs()["add_special_tokens"] is False
 
@@ -157,78 +165,66 @@ def test_the_limits_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (allowed.characters, allowed.tokens) == found
 
 
-class Serving:
-    """As much of `OpenAIServingChat` as the wrapper touches."""
-
-    def __init__(self, method: str = "custom_class", limit: int = 64) -> None:
-        vllm_config = config(max_model_len=limit)
-        vllm_config.speculative_config.method = method
-        self.engine_client = SimpleNamespace(vllm_config=vllm_config)
-        self.renderer = self
-        self.tokenizer: Any = "a tokenizer"
-        self.tokenised: list[str] = []
-
-    async def tokenize_prompt_async(self, prompt: dict[str, str], params: int) -> dict[str, list[int]]:
-        self.tokenised.append(prompt["prompt"])
-        return {"prompt_token_ids": [ord(c) for c in prompt["prompt"]][:params]}
-
-    @staticmethod
-    def create_error_response(message: str, param: str | None = None) -> Any:
-        return ("error", message, param)
-
-    async def create_chat_completion(self, request: Any, raw_request: Any = None) -> Any:
-        return ("served", request.vllm_xargs, raw_request)
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
-def call(serving: Serving, prediction: Any, *, plain_text: bool = False, **fields: Any) -> Any:
-    request = SimpleNamespace(
-        model_extra={"prediction": prediction}, vllm_xargs=None, use_beam_search=False, request_id="r"
-    )
-    for name, value in fields.items():
-        setattr(request, name, value)
-    serve = api.serve_completion if plain_text else api.serve
-    return asyncio.run(serve(Serving.create_chat_completion, serving, request, "raw"))
+def call(
+    engine: Engine, prediction: Any, *, path: str = CHAT, switch: str | None = None, **fields: Any
+) -> Any:
+    document = {"messages": [], "user": "kept", **fields}
+    if prediction is not None:
+        document["prediction"] = prediction
+    rest, request = taken(engine, document, path, switch)
+    if "user" not in rest:
+        return "error", rest["message"], rest["param"]
+    assert request is None or not request.usages
+    passed = request is None and rest.get("prediction") is not None
+    assert rest == {**document, **rest} if passed else rest.keys() == document.keys() - {"prediction"}
+    return "served", rest.get("vllm_xargs"), request and request.prediction
 
 
-def travelling(*token_ids: int, **chosen: Any) -> dict[str, Any]:
-    """What `vllm_xargs` holds for these ids: the HTTP request id is fixed below."""
-    (prediction,) = PredictedOutputParams(token_ids=token_ids).to_extra_args().values()
-    return {wire.KEY: replace(prediction, http_request_id="http", **chosen)}
+def ids(*token_ids: int, **chosen: Any) -> Prediction:
+    return Prediction(wire.encode_token_ids("", token_ids), **chosen)
 
 
 @pytest.fixture(autouse=True)
-def _without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "tokenize_params", lambda allowed: allowed.tokens + 1)
+def _defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in os.environ:
         if name.startswith("GPU_ALIGN_"):
             monkeypatch.delenv(name)
-    monkeypatch.setattr(api.uuid, "uuid4", lambda: SimpleNamespace(hex="http"))
 
 
 KEY = wire.KEY
 TOOLS = {"tools": [{"type": "function"}]}
-#: A server, the field, what else the request has; and what vLLM then gets in `vllm_xargs`.
-SERVED: list[tuple[dict[str, Any], Any, dict[str, Any], dict[str, Any] | None]] = [
-    ({}, content("ab"), {"vllm_xargs": {"mine": 1}}, {"mine": 1, **travelling(97, 98)}),
-    ({}, None, {}, None),
-    ({}, content(""), {}, None),
-    ({}, content([]), {}, None),
-    ({}, None, {"model_extra": None}, None),
-    ({}, content(""), {"use_beam_search": True}, None),
-    ({}, None, {"vllm_xargs": {"memory": False}, "use_beam_search": True}, {}),
-    ({}, "ab", {"plain_text": True}, travelling(97, 98)),
-    ({}, content("a"), {"vllm_xargs": {"memory": 0, "mine": 1}}, {"mine": 1, **travelling(97, memory=False)}),
-    ({}, content("a"), {"vllm_xargs": {"recipes": []}}, travelling(97, recipes=())),
-    ({}, None, {"vllm_xargs": {KEY: [0, 99], "mine": 1}}, {**travelling(0, 99), "mine": 1}),
-    ({}, None, {"vllm_xargs": {KEY: "a\rb", "mine": 1}}, {**travelling(97, 10, 98), "mine": 1}),
-    ({}, None, {"vllm_xargs": {KEY: []}}, {}),
-    ({}, None, {"vllm_xargs": {KEY: ""}}, {}),
-    ({"limit": 4}, None, {"vllm_xargs": {KEY: [1, 2, 3, 4, 500]}}, travelling(1, 2, 3, 4)),
-    ({"limit": 4, "strict": "1"}, content("abcd"), {}, travelling(97, 98, 99, 100)),
-    ({"limit": 4}, content("abcdefgh"), {}, travelling(97, 98, 99, 100)),
-    ({"tokenizer": None}, None, {"vllm_xargs": {KEY: [1]}}, travelling(1)),
+OFF = Prediction(memory=False, drafts=False)
+#: A server, the field, what else the request has; what vLLM then gets in `vllm_xargs`, and what its tasks know.
+SERVED: list[tuple[dict[str, Any], Any, dict[str, Any], dict[str, Any] | None, Prediction | None]] = [
+    ({}, content("ab"), {"vllm_xargs": {"mine": 1}}, {"mine": 1}, ids(97, 98)),
+    ({}, None, {}, None, None),
+    ({}, content(""), {}, None, None),
+    ({}, content([]), {}, None, None),
+    ({}, content(""), {"use_beam_search": True}, None, None),
+    ({}, content("ab"), {"use_beam_search": False}, None, ids(97, 98)),
+    ({}, None, {"vllm_xargs": {"memory": False}, "use_beam_search": True}, {}, None),
+    ({}, None, {"vllm_xargs": {"memory": False}}, {}, Prediction(memory=False)),
+    ({}, None, {"vllm_xargs": [{"memory": False}]}, [{"memory": False}], None),
+    ({}, "ab", {"path": COMPLETIONS}, None, ids(97, 98)),
+    ({}, "ab", {"path": "/invocations", "prompt": "x"}, None, ids(97, 98)),
+    ({}, content("ab"), {"path": "/proxy/v1/responses"}, None, ids(97, 98)),
+    ({}, content("ab"), {"path": "/v1/messages"}, None, ids(97, 98)),
+    ({}, content("ab"), {"path": "/v1/embeddings"}, None, None),
+    ({}, content("a"), {"vllm_xargs": {"memory": 0, "mine": 1}}, {"mine": 1}, ids(97, memory=False)),
+    ({}, content("a"), {"vllm_xargs": {"recipes": []}}, {}, ids(97, recipes=())),
+    ({}, None, {"vllm_xargs": {KEY: [0, 99], "mine": 1}}, {"mine": 1}, ids(0, 99)),
+    ({}, None, {"vllm_xargs": {KEY: "a\rb", "mine": 1}}, {"mine": 1}, ids(97, 10, 98)),
+    ({}, None, {"vllm_xargs": {KEY: []}}, {}, None),
+    ({}, None, {"vllm_xargs": {KEY: ""}}, {}, None),
+    ({"limit": 4}, None, {"vllm_xargs": {KEY: [1, 2, 3, 4, 500]}}, {}, ids(1, 2, 3, 4)),
+    ({"limit": 4, "strict": "1"}, content("abcd"), {}, None, ids(97, 98, 99, 100)),
+    ({"limit": 4}, content("abcdefgh"), {}, None, ids(97, 98, 99, 100)),
+    ({"tokenizer": None}, None, {"vllm_xargs": {KEY: [1]}}, {}, ids(1)),
     *[
-        (server, {**content('a"'), **given}, fields, travelling(97, 34, *view))
+        (server, {**content('a"'), **given}, fields, None, ids(97, 34, *view))
         for server, given, fields, view in (
             ({}, {"views": ["json"]}, {}, (97, 92, 34)),
             ({}, {"views": ["diff", "json", "json"]}, {}, (32, 97, 34, 97, 92, 34)),
@@ -237,45 +233,60 @@ SERVED: list[tuple[dict[str, Any], Any, dict[str, Any], dict[str, Any] | None]] 
             ({}, {"views": None}, TOOLS, (97, 92, 34)),
             ({}, {}, TOOLS, (97, 92, 34)),
             ({}, {}, {**TOOLS, "tool_choice": "none"}, ()),
+            ({}, {}, {**TOOLS, "tool_choice": {"type": "none"}}, ()),
             ({}, {}, {"tools": []}, ()),
-            ({}, {}, {"response_format": SimpleNamespace(type="json_schema")}, (97, 92, 34)),
-            ({}, {}, {"response_format": SimpleNamespace(type="text")}, ()),
-            ({}, {}, {"text": SimpleNamespace(format=SimpleNamespace(type="json_object"))}, (97, 92, 34)),
+            ({}, {}, {"response_format": {"type": "json_schema"}}, (97, 92, 34)),
+            ({}, {}, {"response_format": {"type": "text"}}, ()),
+            ({}, {}, {"text": {"format": {"type": "json_object"}}}, (97, 92, 34)),
             ({"limit": 4}, {"views": ["json"]}, {}, (97, 92)),
             ({"limit": 2}, {"views": ["json"]}, {}, ()),
         )
     ],
-    ({}, content('{"'), {"response_format": SimpleNamespace(type="json_object")}, travelling(123, 34)),
-    ({"method": "ngram"}, content(5), {}, None),  # an engine that drafts otherwise
-    ({"off": "a seam is missing"}, content(5), {}, None),
+    ({}, content('{"'), {"response_format": {"type": "json_object"}}, None, ids(123, 34)),
+    # One reader for the header and the body, which comes first.
+    *[
+        ({}, content("a"), {"vllm_xargs": {"gpu_align": off}}, {}, OFF)
+        for off in ("off", " OFF", 0, 0.0, False)
+    ],
+    *[({}, content("a"), {"switch": off}, None, OFF) for off in ("off", "OFF ", "0", "0.0", "false")],
+    *[
+        ({}, None, {"vllm_xargs": {"gpu_align": on}}, {}, Prediction(drafts=True))
+        for on in ("on", "On", "true", 1, 1.0, True)
+    ],
+    *[({}, None, {"switch": on}, None, Prediction(drafts=True)) for on in ("on", "ON", "1", "1.0", "true")],
+    ({}, None, {"switch": "off", "vllm_xargs": {"gpu_align": "on"}}, {}, Prediction(drafts=True)),
+    # An engine that drafts otherwise, and with the plugin off: all goes to vLLM.
+    ({"method": "ngram"}, content(5), {}, None, None),
+    ({"off": "a seam is missing"}, content(5), {}, None, None),
 ]
 
 
-@pytest.mark.parametrize(("server", "prediction", "fields", "xargs"), SERVED)
+@pytest.mark.parametrize(("server", "prediction", "fields", "xargs", "known"), SERVED)
 def test_what_is_served(
     server: dict[str, Any],
     prediction: Any,
     fields: dict[str, Any],
     xargs: dict[str, Any] | None,
+    known: Prediction | None,
     monkeypatch: pytest.MonkeyPatch,
     plugin_log: list[str],
 ) -> None:
-    serving = set_up(server, monkeypatch)
-    assert call(serving, prediction, **copy.deepcopy(fields)) == ("served", xargs, "raw")
-    assert xargs or not serving.tokenised
+    engine = set_up(server, monkeypatch)
+    assert call(engine, prediction, **fields) == ("served", xargs, known)
+    assert known or not engine.renderer.read
     cut = ["A prediction is cut: prediction: expected at most 4 tokens, got more"]
     plugin_log = [line for line in plugin_log if "does not draft" not in line]
     assert plugin_log == cut * (prediction == content("abcdefgh")) or KEY in (fields.get("vllm_xargs") or {})
 
 
-def set_up(server: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Serving:
-    rest = dict(server)
+def set_up(server: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Engine:
+    rest = {"limit": 64, **server}
     monkeypatch.setenv("GPU_ALIGN_STRICT_LIMITS", rest.pop("strict", "0"))
     monkeypatch.setattr(compat, "_off_reason", rest.pop("off", None))
     tokenizer = rest.pop("tokenizer", "a tokenizer")
-    serving = Serving(**rest)
-    serving.tokenizer = tokenizer
-    return serving
+    engine = Engine(**rest)
+    engine.renderer.tokenizer = tokenizer
+    return engine
 
 
 XARGS = f"vllm_xargs.{KEY}"
@@ -337,7 +348,7 @@ def test_what_is_refused_is_named_and_not_repeated(
     [{"recipes": [1]}, {"recipes": ["nope"]}, {"memory": 7}, {"gpu_align": "nope"}, {"gpu_align": [0]}],
 )
 def test_a_bad_choice_names_its_key(xargs: dict[str, Any]) -> None:
-    status, message, parameter = call(Serving(), None, vllm_xargs=dict(xargs))
+    status, message, parameter = call(Engine(), None, vllm_xargs=dict(xargs))
     assert (status, [parameter]) == ("error", [*xargs])
     assert "nope" not in message
 
@@ -350,34 +361,29 @@ def test_a_view_that_is_cut_or_fails_is_counted(
 
     field = {**content('a"'), "views": ["json"]}
     counts = [refused("view", action) for action in ("truncated", "dropped")]
-    call(Serving(limit=4), field)
-    call(Serving(limit=2), field)
+    call(Engine(limit=4), field)
+    call(Engine(limit=2), field)
     monkeypatch.setattr(conversation.views, "make", broken)
-    assert call(Serving(), field) == ("served", travelling(97, 34), "raw")
+    assert call(Engine(), field) == ("served", None, ids(97, 34))
     assert [refused("view", action) for action in ("truncated", "dropped")] == [counts[0] + 1, counts[1] + 2]
     assert plugin_log == ["A prediction is used without its views: RuntimeError"]
 
 
-def test_the_text_is_taken_out_and_the_usage_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    extra = {"prediction": content("ab"), "other": 1}
-    monkeypatch.setattr(response_usage, "with_usage", lambda result, http_id: (http_id, result))
-    assert call(Serving(), None, model_extra=extra) == ("http", ("served", travelling(97, 98), "raw"))
-    assert extra == {"other": 1}
-    assert call(Serving(), content(""))[0] == "served"
+def test_what_is_refused_is_counted() -> None:
     before = [refused(reason) for reason in ("malformed", "unsupported")]
-    call(Serving(), content(5))
-    call(Serving(), content("ab"), use_beam_search=True)
+    call(Engine(), content(5))
+    call(Engine(), content("ab"), use_beam_search=True)
     assert [refused(reason) - 1 for reason in ("malformed", "unsupported")] == before
 
 
 def test_misspelt_fields_and_an_engine_that_does_not_draft_are_told_once(plugin_log: list[str]) -> None:
-    api._tell_once.cache_clear()
+    limits.tell_once.cache_clear()
     for _ in range(2):
-        call(Serving(), None, model_extra={"predictions": "secret", "metadata": {}})
-        call(Serving(), content("ab"), vllm_xargs={"gpu_align_predictions": [1], "mine": 1, 3: 4})
-        call(Serving("ngram"), content("ab"))
-        call(Serving("ngram"), None)
-    unknown = "A request has an unknown field that resembles {!r}, and vLLM ignores it: a misspelling?"
+        call(Engine(), None, predictions="secret", metadata={})
+        call(Engine(), content("ab"), vllm_xargs={"gpu_align_predictions": [1], "mine": 1, "3": 4})
+        call(Engine("ngram"), content("ab"))
+        call(Engine("ngram"), None)
+    unknown = "Unknown field of a request ignored; did you mean {!r}?"
     assert plugin_log == [
         unknown.format("prediction"),
         unknown.format(KEY),
@@ -385,39 +391,105 @@ def test_misspelt_fields_and_an_engine_that_does_not_draft_are_told_once(plugin_
     ]
 
 
-def test_each_conversation_of_a_batch_gets_the_prediction() -> None:
-    class Batch(SimpleNamespace):
-        def to_chat_completion_request(self, messages: Any) -> Any:
-            return SimpleNamespace(messages=messages, vllm_xargs=None)
+def test_two_requests_at_once_do_not_see_each_others_prediction(request_app: Any) -> None:
+    """Each task that a request starts, also one that goes on after it."""
+    seen: list[Any] = []
 
-    async def serve(self: Any, request: Any, raw_request: Any = None) -> Any:
-        return [request.to_chat_completion_request(m).vllm_xargs for m in request.messages]
+    async def later() -> None:
+        await asyncio.sleep(0.05)
+        seen.append(http_request.get())
 
-    async def both() -> Any:
-        """Two requests at once: one task must not see the other's prediction."""
-        batch = {"messages": ["m", "n"], "request_id": "r"}
-        wrapped = wrapped_by(api.serve_batch)(serve)
-        with_one = wrapped(Serving(), Batch(model_extra={"prediction": content("ab")}, **batch))
-        without = wrapped(Serving(), Batch(model_extra={}, **batch))
-        return await asyncio.gather(with_one, without)
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        tasks.append(asyncio.create_task(later()))
+        await asyncio.sleep(0.01)
 
-    split = wrapped_by(api.to_chat_completion_request)(Batch.to_chat_completion_request)
-    Batch.to_chat_completion_request = split  # type: ignore[method-assign]
-    assert asyncio.run(both()) == [[travelling(97, 98)] * 2, [None, None]]
+    tasks: list[Any] = []
+    state = SimpleNamespace(state=SimpleNamespace(engine_client=Engine()))
+
+    async def both() -> None:
+        async def ask(text: str) -> None:
+            body = json.dumps({"prediction": content(text)} if text else {}).encode()
+            scope = {"type": "http", "method": "POST", "path": CHAT, "headers": [], "app": state}
+
+            async def receive() -> Any:
+                return {"type": "http.request", "body": body}
+
+            await middleware.PredictionMiddleware(app)(scope, receive, None)  # type: ignore[arg-type]
+
+        await asyncio.gather(*map(ask, ("a", "", "b")))
+        await asyncio.gather(*tasks)
+
+    asyncio.run(both())
+    assert sorted(each.prediction.token_ids[0] for each in seen if each) == [97, 98]
+    assert seen.count(None) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "xargs", "known", "message"),
+    [
+        ({"prediction": content("ab")}, None, ids(97, 98), ""),
+        ({"vllm_xargs": {KEY: [1], "mine": 1}}, {"mine": 1}, ids(1), ""),
+        ({}, None, None, ""),
+        (
+            {"prediction": content(7)},
+            None,
+            None,
+            "prediction.content: expected a string or an array of text parts",
+        ),
+    ],
+)
+def test_a_line_of_run_batch_is_a_request(
+    fields: dict[str, Any], xargs: Any, known: Prediction | None, message: str
+) -> None:
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.exceptions import VLLMValidationError
+
+    class Serving:
+        engine_client = Engine()
+
+        async def serve(self, asked: Any) -> Any:
+            http = http_request.get()
+            assert "prediction" not in asked.model_extra
+            if http is not None:
+                http.usages.append(
+                    RequestUsage(
+                        steps=1, output_tokens=4, drafted_by=Counter({1: 3}), accepted_by=Counter({1: 2})
+                    )
+                )
+            usage = UsageInfo(completion_tokens=4, total_tokens=9)
+            return SimpleNamespace(usage=usage, asked=asked, known=http and http.prediction)
+
+    from vllm.entrypoints.serve.engine.protocol import UsageInfo
+
+    async def original(serve: Any, request: Any) -> Any:
+        return await serve(request.body)
+
+    body = ChatCompletionRequest(messages=[{"role": "user", "content": "x"}], **fields)
+    line = middleware.run_request(original, Serving().serve, SimpleNamespace(url=CHAT, body=body))
+    if message:
+        with pytest.raises(VLLMValidationError, match=message):
+            asyncio.run(line)
+        return
+    answer = asyncio.run(line)
+    assert (answer.asked.vllm_xargs, answer.known) == (xargs, known)
+    details = answer.usage.completion_tokens_details
+    counts = {"reasoning_tokens": 0, "accepted_prediction_tokens": 2, "rejected_prediction_tokens": 1}
+    assert (details and details.model_dump()) == (counts if known else None)
 
 
 def test_an_unforeseen_error_serves_the_request_without(
     monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
 ) -> None:
-    async def broken(self: Any, prompt: Any, params: Any) -> Any:
+    def broken(*_: Any) -> Any:
         raise RuntimeError("secret text")
 
-    monkeypatch.setattr(Serving, "tokenize_prompt_async", broken)
-    assert call(Serving(), content("ab")) == ("served", None, "raw")
-    assert plugin_log == ["Request r is served without its prediction: RuntimeError"]
+    monkeypatch.setattr(Renderer, "tokenize_prompt", broken)
+    rest, known = taken(Engine(), {"prediction": content("ab")})
+    assert (rest, known) == ({"prediction": content("ab")}, None)
+    assert plugin_log == ["A request is served without its prediction: RuntimeError"]
     monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
     with pytest.raises(RuntimeError):
-        call(Serving(), content("ab"))
+        taken(Engine(), {"prediction": content("ab")})
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ from gpu_align import RecipePack
 from gpu_align.recipes import Recipe
 from vllm_integration.config import settings as packs
 from vllm_integration.config.settings import Settings
-from vllm_integration.frontend import endpoints
+from vllm_integration.frontend import inputs
 from vllm_integration.frontend import prediction as fields
-from vllm_integration.frontend.endpoints import process_inputs
+from vllm_integration.frontend.inputs import process_inputs
 from vllm_integration.frontend.prediction import FieldError, choices_of
-from vllm_integration.wire.request import KEY, Prediction
+from vllm_integration.wire.request import KEY, PredictedOutputParams, Prediction
 
 EMPTY = Prediction(token_ids=b"")
 
@@ -47,8 +47,8 @@ def two_packs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         ({"memory": 0}, {"memory": False}),
         ({"memory": True}, {}),
         ({"memory": 1}, {}),
-        *[({"gpu_align": off}, {"memory": False, "drafts": False}) for off in ("off", 0, False)],
-        *[({"gpu_align": on}, {"drafts": True}) for on in ("on", 1, True)],
+        *[({"gpu_align": off}, {"memory": False, "drafts": False}) for off in ("off", " OFF", 0, 0.0, False)],
+        *[({"gpu_align": on}, {"drafts": True}) for on in ("on", "On", 1, 1.0, True)],
     ],
 )
 def test_what_is_chosen(
@@ -127,7 +127,7 @@ def brought(extra_args: dict[str, Any] | None, max_tokens: int | None = 16) -> d
 @pytest.fixture
 def ours(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("vllm")
-    monkeypatch.setattr(endpoints, "drafts_predictions", lambda _: True)
+    monkeypatch.setattr(inputs, "drafts_predictions", lambda _: True)
     for name in ("DRAFT_WITHOUT_PREDICTION", "MEMORY_TOKENS", "STRICT"):
         monkeypatch.delenv(f"GPU_ALIGN_{name}", raising=False)
     monkeypatch.setenv("GPU_ALIGN_RECIPES", "base")
@@ -148,7 +148,11 @@ ONE = {KEY: Prediction(token_ids=IDS)}
         ({}, {KEY: EMPTY, "x": 1}, {"x": 1}),
         ({}, {KEY: []}, None),
         # A text is tokenised here, with LF as the only end of a line.
-        ({}, {KEY: Prediction(text="\r\n\1")}, {KEY: Prediction(token_ids=b"\n\0\0\0" + IDS)}),
+        (
+            {},
+            {KEY: PredictedOutputParams(prediction="\r\n\1")},
+            {KEY: Prediction(token_ids=b"\n\0\0\0" + IDS)},
+        ),
         ({}, {KEY: "\1" * 6}, {KEY: Prediction(token_ids=IDS * 4)}),
         # Requests without a prediction are drafted for.
         *[
@@ -177,7 +181,7 @@ ONE = {KEY: Prediction(token_ids=IDS)}
             for more in (
                 {"memory": False},
                 {"recipes": ["x"] * 1000},
-                {"http_request_id": "other"},
+                {"sharing_key": b"other"},
                 {"kind": 2},
             )
         ],

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import random
 import time
+import tracemalloc
 from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm_fakes import config
+from request_app import Engine, Renderer, taken
 
-from vllm_integration.frontend import conversation, endpoints, metrics
-from vllm_integration.frontend.prediction import FieldError
+from vllm_integration.frontend import conversation, metrics
 from vllm_integration.wire import request as wire
 
 pytest.importorskip("vllm")
@@ -32,57 +33,43 @@ def forms(text: str, *, in_json: bool = False) -> str:
     return json.dumps(text + marked)[1:-1] + text if in_json else text + marked
 
 
-class Renderer:
-    """A token is a character."""
-
-    def __init__(self) -> None:
-        self.tokenizer: Any = "a tokenizer"
-        self.read: list[str] = []
-
-    async def tokenize_prompt_async(self, prompt: dict[str, str], params: Any) -> dict[str, list[int]]:
-        self.read.append(prompt["prompt"])
-        return {"prompt_token_ids": list(map(ord, prompt["prompt"]))[: params.truncate_prompt_tokens]}
-
-
 @pytest.fixture
-def serving(monkeypatch: pytest.MonkeyPatch) -> Any:
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     monkeypatch.setattr(conversation, "kept", conversation.Views())
     monkeypatch.delenv("GPU_ALIGN_CONVERSATION", raising=False)
-    return serving_of(20_000)
+    return Engine(limit=20_000)
 
 
-def serving_of(max_model_len: int) -> Any:
-    engine = SimpleNamespace(vllm_config=config(max_model_len=max_model_len))
-    return SimpleNamespace(engine_client=engine, renderer=Renderer())
+async def at_once(step: Any, *args: Any) -> Any:
+    return step(*args)
 
 
-def text_of(prediction: wire.Prediction | None) -> str | None:
-    if prediction is None:
-        return None
-    assert prediction.token_ids is not None
-    return "".join(map(chr, wire.decode_token_ids(prediction.token_ids)))
+async def token_ids(engine: Any, document: dict[str, Any], run: Any = at_once) -> bytes:
+    return await conversation.predict(run, document, engine.vllm_config, engine.renderer)
 
 
-def predicted(serving: Any, request: Any) -> str | None:
-    return text_of(asyncio.run(conversation.predict(serving, request)))
+def text_of(token_ids: bytes | None) -> str | None:
+    return "".join(map(chr, wire.decode_token_ids(token_ids))) if token_ids else None
 
 
-def chat(messages: list[dict[str, Any]], **more: Any) -> Any:
-    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-
-    return ChatCompletionRequest.model_validate({"messages": messages, **more})
+def predicted(engine: Any, document: dict[str, Any]) -> str | None:
+    return text_of(asyncio.run(token_ids(engine, document)))
 
 
-def responses(items: Any, **more: Any) -> Any:
-    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
-
-    return ResponsesRequest.model_validate({"input": items, **more})
+def chat(messages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    return {"messages": messages, **more}
 
 
-def completion(prompt: Any, **more: Any) -> Any:
-    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+def responses(items: Any, **more: Any) -> dict[str, Any]:
+    return {"input": items, **more}
 
-    return CompletionRequest.model_validate({"prompt": prompt, **more})
+
+def completion(prompt: Any) -> dict[str, Any]:
+    return {"prompt": prompt}
+
+
+def anthropic(*blocks: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return chat([{"role": "user", "content": "Edit it."}, {"role": "user", "content": [*blocks]}], **more)
 
 
 def tool_result(text: Any) -> list[dict[str, Any]]:
@@ -145,15 +132,41 @@ OUTPUT = {"type": "function_call_output", "call_id": "1", "output": NUMBERED}
             forms(PLAIN.replace("f", "g")) + forms(PLAIN),
         ),
         (lambda: completion([1, 2, 3]), None),
+        (lambda: completion([[1, 2], [3]]), None),
+        # Anthropic's.
+        (lambda: anthropic({"type": "tool_result", "tool_use_id": "1", "content": NUMBERED}), forms(PLAIN)),
+        (
+            lambda: anthropic(
+                {"type": "tool_result", "content": [{"type": "text", "text": FILE}]}, tools=TOOLS
+            ),
+            forms(FILE, in_json=True),
+        ),
+        (lambda: anthropic({"type": "text", "text": FILE}, tools=TOOLS), None),
+        (lambda: anthropic({"type": "tool_use", "name": "write", "input": {"content": FILE}}), forms(FILE)),
+        (
+            lambda: anthropic(
+                {"type": "tool_result", "content": FILE}, tools=TOOLS, tool_choice={"type": "none"}
+            ),
+            None,
+        ),
+        # What is malformed is vLLM's to refuse.
+        (
+            lambda: chat([{"role": "user", "content": [5, None, {"text": 7}, {"text": NUMBERED}]}]),
+            forms(PLAIN),
+        ),
+        (
+            lambda: chat([None, 5, [], {"role": 7, "content": {"text": NUMBERED}}, {"tool_calls": [5]}]),
+            forms(PLAIN),
+        ),
     ],
 )
 def test_the_forms_in_which_an_answer_may_hold_a_text(
-    serving: Any, request_of: Any, expected: str | None
+    engine: Engine, request_of: Any, expected: str | None
 ) -> None:
-    request = request_of()
-    before = request.model_dump_json()
-    assert predicted(serving, request) == expected
-    assert request.model_dump_json() == before
+    document = request_of()
+    before = copy.deepcopy(document)
+    assert predicted(engine, document) == expected
+    assert document == before
 
 
 #: What a message may hold that is no listing and no JSON, or is more than is looked at.
@@ -172,23 +185,25 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_messages_are_left_as_they_are_and_keep_nobody_waiting(name: str) -> None:
     """Time of the event loop's thread is a small part of what is spent on them."""
-    text, serving, sizes = BAD[name], serving_of(200_000), []
+    text, engine, sizes = BAD[name], Engine(limit=200_000), list[int]()
 
-    async def tokenize(prompt: dict[str, str], params: Any) -> dict[str, list[int]]:
+    def tokenize(prompt: dict[str, str], params: Any) -> dict[str, list[int]]:
         sizes.append(len(prompt["prompt"]))
         return {"prompt_token_ids": [1]}
 
-    serving.renderer.tokenize_prompt_async = tokenize
-    limits = conversation.Limits.of(serving.engine_client.vllm_config)
-    conversation.tokenize_params(limits)  # imports vLLM's
+    async def in_thread(step: Any, *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(engine.renderer._executor, step, *args)
+
+    engine.renderer.tokenize_prompt = tokenize  # type: ignore[method-assign]
+    limits = conversation.Limits.of(engine.vllm_config)
+    conversation.ids_of(engine.renderer, limits, "")  # imports vLLM's
     for tools in (None, TOOLS):
         conversation.kept = conversation.Views()
-        request = SimpleNamespace(messages=[{"role": "tool", "content": text}], tools=tools, cache_salt=None)
+        document = {"messages": [{"role": "tool", "content": text}], "tools": tools}
         sizes.clear()
         begun, begun_in_loop = time.process_time(), time.thread_time()
-        asyncio.run(conversation.predict(serving, request))
+        asyncio.run(token_ids(engine, document, in_thread))
         in_loop, spent = time.thread_time() - begun_in_loop, time.process_time() - begun
-        assert request.messages[0]["content"] is text
         # Without tools there is nothing to draft from; with them the message is a text, behind three forms of it.
         assert len(sizes) == (4 if tools and name != "a lone surrogate" else 0)
         assert sizes[-1:] in ([], [min(len(text), limits.characters)])
@@ -196,29 +211,46 @@ def test_bad_messages_are_left_as_they_are_and_keep_nobody_waiting(name: str) ->
         assert in_loop < max(0.02, spent / 3)
 
 
-def test_the_newest_messages_come_first_as_far_as_there_is_room(serving: Any) -> None:
+def test_a_million_token_ids_are_not_walked() -> None:
+    """A prompt of ids, or of lists of them: an entry that cannot be looked at would be an error."""
+
+    class Ids(list[int]):
+        def __reversed__(self) -> Any:
+            raise AssertionError
+
+    for prompt in (Ids([1]), Ids([[1]]), Ids()):  # type: ignore[list-item]
+        assert [*conversation.texts_of({"prompt": prompt if prompt else [1]})] == []
+
+
+def test_the_newest_messages_come_first_as_far_as_there_is_room(engine: Engine) -> None:
     listings = ["".join(f"{n}: {word}\n" for n in range(1, 4)) for word in ("old", "new")]
     messages = [{"role": "user", "content": text} for text in listings]
-    assert predicted(serving, chat(messages)) == forms("new\n" * 3) + forms("old\n" * 3)
-    assert predicted(serving_of(44), chat(messages)) == forms("new\n" * 3) + "ol"
-    prediction = asyncio.run(conversation.predict(serving, chat(messages)))
-    assert prediction is not None
-    assert prediction.kind == wire.TextKind.MEMORY
+    assert predicted(engine, chat(messages)) == forms("new\n" * 3) + forms("old\n" * 3)
+    assert predicted(Engine(limit=44), chat(messages)) == forms("new\n" * 3) + "ol"
 
 
-def test_a_conversation_that_grows_costs_what_is_new_in_it(
-    serving: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads: list[Any] = []
-    run_in_thread = asyncio.to_thread
-    monkeypatch.setattr(asyncio, "to_thread", lambda *args: (threads.append(args), run_in_thread(*args))[1])
-    messages = [{"role": "user", "content": f"1: a{turn}\n2: b\n3: c\n"} for turn in range(40)]
-    for turns in (39, 40):
-        serving.renderer.read.clear()
-        threads.clear()
-        assert (predicted(serving, chat(messages[:turns])) or "").count("\nb\n") == turns
-    assert serving.renderer.read == ["a39\nb\nc\n", " a39\n b\n c\n", "-a39\n-b\n-c\n"]
-    assert len(threads) == 3  # hashes of all, views and token ids of the new one
+def test_a_conversation_that_grows_costs_what_is_new_in_it(engine: Engine) -> None:
+    """And one that is new is read in few jobs, of so much text each that others get a turn."""
+    jobs: list[Any] = []
+
+    async def counted(step: Any, *args: Any) -> Any:
+        jobs.append(step)
+        return step(*args)
+
+    messages = [{"role": "user", "content": f"1: a{turn}\n2: b\n3: c\n"} for turn in range(300)]
+    for turns, expected in ((299, 2), (300, 2), (300, 1)):
+        engine.renderer.read.clear()
+        jobs.clear()
+        ids = asyncio.run(token_ids(engine, chat(messages[:turns]), counted))
+        assert (text_of(ids) or "").count("\nb\n") == turns
+        assert len(jobs) == expected
+        if turns == 300 and expected == 2:
+            assert engine.renderer.read == ["a299\nb\nc\n", " a299\n b\n c\n", "-a299\n-b\n-c\n"]
+    jobs.clear()
+    text = "".join(f"{n}: {n:030}\n" for n in range(1, 2000))
+    long = chat([{"role": "user", "content": f"{text}{n}"} for n in range(4)])
+    asyncio.run(token_ids(Engine(limit=10**6), long, counted))
+    assert len(jobs) == 1 + 4
 
 
 #: Who asks; the ids of a tenant are its own.
@@ -230,74 +262,114 @@ SALTS = (None, "", "a", "b", "1:a", "a\nTrue", "None", "0:")
 class MarkingRenderer(Renderer):
     """The ids of a text tell for whom it was read."""
 
-    async def tokenize_prompt_async(self, prompt: dict[str, str], params: Any) -> dict[str, list[int]]:
+    def tokenize_prompt(self, prompt: dict[str, str], params: Any) -> dict[str, list[int]]:
         self.read.append(prompt["prompt"])
-        await asyncio.sleep(0)  # others ask meanwhile
         return {"prompt_token_ids": [tenant.get() << 16 | ord(character) for character in prompt["prompt"]]}
 
 
+async def with_others(step: Any, *args: Any) -> Any:
+    await asyncio.sleep(0)  # others ask meanwhile
+    return step(*args)
+
+
 def test_ten_thousand_requests_and_none_drafts_from_another_tenants_conversation(
-    serving: Any, monkeypatch: pytest.MonkeyPatch
+    engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Few texts, so that nearly each is one that another tenant has sent; more of them than are kept."""
     rng = random.Random(0)
-    monkeypatch.setattr(conversation, "kept", kept := conversation.Views(max_bytes=20_000))
-    serving.renderer = MarkingRenderer()
+    monkeypatch.setattr(conversation, "kept", kept := conversation.Views(max_bytes=50_000))
+    engine.renderer = MarkingRenderer()
     texts = [f"1: a{number}\n2: b\n3: c\n" for number in range(20)]
 
     async def wrong_of_one() -> int:
         tenant.set(index := rng.randrange(len(SALTS)))
         said = rng.sample(texts, 2)
         messages = [{"role": "user", "content": text} for text in said]
-        request = SimpleNamespace(messages=messages, cache_salt=SALTS[index], tools=None)
-        prediction = await conversation.predict(serving, request)
-        assert prediction is not None
-        assert prediction.token_ids is not None
+        document = {"messages": messages, "cache_salt": SALTS[index]}
+        encoded = await token_ids(engine, document, with_others)
         own = "".join(forms(conversation.views.make(text, ["unnumbered"])[0]) for text in reversed(said))
-        ids = wire.decode_token_ids(prediction.token_ids).tolist()
+        ids = wire.decode_token_ids(encoded).tolist()
         return ids != [index << 16 | ord(character) for character in own]
 
     async def wrong() -> int:
         return sum([sum(await asyncio.gather(*(wrong_of_one() for _ in range(10)))) for _ in range(1000)])
 
     assert asyncio.run(wrong()) == 0
-    assert 3 * len(SALTS) * len(texts) < len(serving.renderer.read) < 3 * 20_000  # kept, and dropped
-    assert 15_000 < kept.num_bytes <= 20_000
+    assert 3 * len(SALTS) * len(texts) < len(engine.renderer.read) < 3 * 20_000  # kept, and dropped
+    assert 40_000 < kept.num_bytes <= 50_000
 
 
 def test_what_is_kept_of_earlier_turns_is_bounded() -> None:
-    kept = conversation.Views(max_bytes=100)
-    for number in (1, 2, 1, 3):
-        kept.put(bytes([number]), b"x" * 40)
-        assert kept.num_bytes <= 100
-    assert [number for number in (1, 2, 3) if kept.get(bytes([number]))] == [2, 3]
-    assert kept.num_bytes == 82
+    kept = conversation.Views(max_bytes=1000)
+    for number in (1, 2, 3, 1, 4, 5):
+        kept.put(bytes([number]) * 32, b"x" * 40)
+        kept.get(bytes([1]) * 32)
+        assert kept.num_bytes <= 1000
+    held = [number for number in range(1, 6) if kept.get(bytes([number]) * 32)]
+    assert held == [1, 4, 5] or held == [1, 3, 4, 5]
+    kept.put(bytes([9]) * 32, b"x" * 5000)
+    assert kept.num_bytes == 0
 
 
-def test_a_request_says_itself_whether_it_does(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def taken(**more: Any) -> str | None:
-        request = chat([{"role": "user", "content": NUMBERED}], **more)
-        prediction = asyncio.run(endpoints.take(serving, request, plain_text=False))
-        assert conversation.CONVERSATION not in (request.vllm_xargs or {})
-        return text_of(prediction)
+@pytest.mark.parametrize("size", [0, 40, 4000])
+def test_as_many_bytes_are_kept_as_are_counted(size: int) -> None:
+    kept, count = conversation.Views(), 20_000
+    tracemalloc.start()
+    for number in range(count):
+        kept.put(number.to_bytes(4, "little") * 8, bytes([number % 250]) * size)
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert 0.6 < kept.num_bytes / held < 1.6
+
+
+def test_a_request_says_itself_whether_it_does(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(**more: Any) -> tuple[str | None, wire.TextKind | None]:
+        rest, http = taken(engine, chat([{"role": "user", "content": NUMBERED}], **more))
+        assert conversation.CONVERSATION not in (rest.get("vllm_xargs") or {})
+        given = http and http.prediction
+        return text_of(given and given.token_ids), given and given.kind
 
     on, off = ({"vllm_xargs": {"conversation": value}} for value in (1, 0))
-    assert (taken(), taken(**off), taken(**on)) == (None, None, forms(PLAIN))
+    nothing, forms_of_it = (None, None), (forms(PLAIN), wire.TextKind.MEMORY)
+    assert (found(), found(**off), found(**on)) == (nothing, nothing, forms_of_it)
     monkeypatch.setenv("GPU_ALIGN_CONVERSATION", "1")
-    assert (taken(), taken(**off), taken(**on)) == (forms(PLAIN), None, forms(PLAIN))
-    assert taken(prediction={"type": "content", "content": "x"}) == "x"
-    assert taken(use_beam_search=True) is None
-    with pytest.raises(FieldError, match=r"conversation: expected a boolean, got something else"):
-        taken(vllm_xargs={"conversation": "yes"})
+    assert (found(), found(**off), found(**on)) == (forms_of_it, nothing, forms_of_it)
+    assert found(prediction={"type": "content", "content": "x"}) == ("x", wire.TextKind.PREDICTION)
+    assert found(use_beam_search=True) == nothing
+    error, _ = taken(engine, chat([], vllm_xargs={"conversation": "yes"}))
+    assert error["message"] == "conversation: expected a boolean, got something else"
 
 
-def test_where_it_fails_the_request_goes_on(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+MALFORMED = [
+    {"content": [{"type": "text", "text": "a"}, {"type": "image_url"}, {"type": "text", "text": "b"}]},
+    {"content": [{"type": "text", "text": "a"}, {"type": "input_text", "text": 5}]},
+    {"content": [{"type": "text", "text": "a"}, 5]},
+    {"content": [{"type": "text"}, {"type": "text", "text": "b"}]},
+]
+
+
+@pytest.mark.parametrize("message", MALFORMED, ids=str)
+@pytest.mark.parametrize(
+    "more", [{}, {"prediction": {"type": "content", "content": "x"}}], ids=["", "predicted"]
+)
+def test_vllm_gets_whole_what_is_read_here(
+    engine: Engine, message: dict[str, Any], more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its own models read a part of it later: the body goes to vLLM as it came."""
+    monkeypatch.setenv("GPU_ALIGN_CONVERSATION", "1")
+    document = chat([{"role": "user", **message}, {"role": "user", "content": NUMBERED}])
+    rest, http = taken(engine, {**document, **more})
+    assert rest == document
+    assert http
+
+
+def test_where_it_fails_the_request_goes_on(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[tuple[str, str]] = []
     monkeypatch.setattr(metrics, "count_refused", lambda *args: counted.append(args))
-    monkeypatch.setattr(conversation.views, "make", lambda *_: 1 / 0)
+    monkeypatch.setattr(conversation.views, "of_message", lambda *_: 1 / 0)
     monkeypatch.delenv("GPU_ALIGN_STRICT", raising=False)
-    request = chat([{"role": "user", "content": NUMBERED}], vllm_xargs={"conversation": 1})
-    assert asyncio.run(endpoints.take(serving, request, plain_text=False)) is None
+    document = chat([{"role": "user", "content": NUMBERED}], vllm_xargs={"conversation": 1})
+    assert taken(engine, document) == ({**document, "vllm_xargs": {}}, None)
     assert counted == [("conversation", "dropped")]
     assert counted[0] in metrics.REFUSED
 
@@ -330,13 +402,14 @@ class _Vocabulary(dict[str, int]):
 
 @pytest.mark.parametrize("name", CALLS)
 def test_the_text_of_a_call_is_among_the_views_of_what_was_read_and_of_the_call(
-    serving: Any, name: str
+    engine: Engine, name: str
 ) -> None:
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.tool_parsers import ToolParserManager
 
     in_form = PLAIN if name == "qwen3_coder" else json.dumps(PLAIN)[1:-1]
     assert CALLS[name].count(in_form) == 1
-    assert in_form in (predicted(serving, chat(tool_result(NUMBERED), tools=TOOLS)) or "")
+    assert in_form in (predicted(engine, chat(tool_result(NUMBERED), tools=TOOLS)) or "")
     arguments = ARGUMENTS
     if name != "openai":  # Harmony's parser reads the ids of its own vocabulary
         vocabulary = _Vocabulary()
@@ -345,10 +418,10 @@ def test_the_text_of_a_call_is_among_the_views_of_what_was_read_and_of_the_call(
             convert_tokens_to_ids=vocabulary.get, bos_token="<s>", all_special_tokens=[], all_special_ids=[],
             eos_token="</s>", decode=lambda ids, **_: "".join(map(chr, ids)),
         )  # fmt: skip
-        request = chat([{"role": "user", "content": "x"}], tools=TOOLS)
+        request = ChatCompletionRequest.model_validate(chat([{"role": "user", "content": "x"}], tools=TOOLS))
         parser: Any = ToolParserManager.get_tool_parser(name)(tokenizer, request.tools)
         [call] = parser.extract_tool_calls(CALLS[name], request).tool_calls
         arguments = call.function.arguments
-    assert predicted(serving, chat([call_of(json.loads(arguments))], tools=TOOLS)) == forms(
+    assert predicted(engine, chat([call_of(json.loads(arguments))], tools=TOOLS)) == forms(
         PLAIN, in_json=True
     )

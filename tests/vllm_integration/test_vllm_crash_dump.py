@@ -59,7 +59,7 @@ def plan_of(request: Request, drafts: list[int]) -> SchedulerOutput:
 
 
 def prediction() -> wire.Prediction:
-    return wire.Prediction(token_ids=wire.encode_token_ids("", IDS), http_request_id="h")
+    return wire.Prediction(token_ids=wire.encode_token_ids("", IDS))
 
 
 def config(ours: bool = True) -> Any:

@@ -4,9 +4,7 @@ written, and the engine goes on. (The schedulers: `test_vllm_scheduling`.)"""
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +15,7 @@ from usage_harness import Step, message
 from vllm_fakes import FakeEngine, config, sampling, v1_alone
 
 from gpu_align import Drafter
-from vllm_integration.frontend import endpoints, prediction, usage
+from vllm_integration.frontend import inputs, middleware, prediction, usage
 from vllm_integration.seams import guard
 from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire import reports
@@ -34,7 +32,6 @@ pytestmark = pytest.mark.usefixtures("plugin_on")
 
 @pytest.fixture(autouse=True)
 def _as_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prediction.guard, "ended", set())
     for name in ("STRICT", "DEBUG_DIR", "DRAFT_WITHOUT_PREDICTION", "MAX_PREDICTION_TOKENS"):
         monkeypatch.delenv(f"GPU_ALIGN_{name}", raising=False)
 
@@ -294,11 +291,10 @@ def test_usage_goes_on(monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]) -
         (collector, "count"),
         (collector, "end"),
         (usage, "_take_messages"),
-        (usage.metrics, "create_if_expected"),
     ):
         plugin_log.clear()
         with monkeypatch.context() as patch:
-            patch.setattr(prediction.guard, "ended", set())
+            patch.setattr(prediction.counting, "_told", set())
             patch.setattr(usage, "engine_here", lambda: "an engine")
             break_at(patch, owner, name)
             for _ in range(3):
@@ -311,61 +307,55 @@ def test_usage_goes_on(monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]) -
                     new_token_ids=[1],
                 )
                 processor = SimpleNamespace(request_states={"r": None})
-                usage.start(lambda self: None, processor)
                 assert usage.add_request(lambda self, request: 1, processor, request) == 1
                 assert usage.process_outputs(lambda self, outputs: 2, processor, [output]) == 2
                 assert usage.abort_requests(lambda self, ids: ["r"], processor, ["r"]) == ["r"]
-        assert [r"injected\nfault" in line for line in plugin_log] == [True], name
+        assert 1 <= len(plugin_log) <= 2, name
+        assert all(re.match(r"gpu_align does not count .*: RuntimeError at ", line) for line in plugin_log)
+        prediction.counting.succeeded()
 
 
-@pytest.mark.parametrize("name", ["_complete", "_completed_event"])
+@pytest.mark.parametrize("name", ["_completed", "_completed_events"])
 def test_responses_go_on(name: str, monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]) -> None:
-    counted = usage.RequestUsage(output_tokens=1, steps=1)
-    monkeypatch.setattr(usage.collector, "take", lambda _: counted)
-    break_at(monkeypatch, usage, name)
-    shown = lambda: SimpleNamespace(completion_tokens_details=SimpleNamespace(), completion_tokens=1)  # noqa: E731
-    result = SimpleNamespace(usage=shown())
-    assert usage.with_usage(result, "h") is result
-    sent = [
-        "data: {}",
-        'data: {"choices":[],"usage":{"completion_tokens":1}}',
-        SimpleNamespace(response=result),
-    ]
+    break_at(monkeypatch, middleware, name)
+    body = b'{"choices":[],"usage":{"completion_tokens":1}}'
+    for content_type in (b"application/json", b"text/event-stream"):
+        got: list[Any] = []
 
-    async def stream() -> Any:
-        for event in sent:
-            yield event
+        async def send(message: Any) -> None:
+            got.append(message)  # noqa: B023
 
-    async def received() -> list[Any]:
-        return [event async for event in usage.with_usage(stream(), "h")]
+        async def respond() -> None:
+            complete = middleware._completing(send, usage.HttpRequest(wire.Prediction()))
+            headers = [(b"content-type", content_type)]  # noqa: B023
+            await complete({"type": "http.response.start", "headers": headers})
+            await complete({"type": "http.response.body", "body": b"data: " + body})
 
-    got = asyncio.run(received())
-    assert len(got) == 3
-    assert got == sent
+        asyncio.run(respond())
+        assert [message.get("body") for message in got] == [None, b"data: " + body]
     assert 1 <= len(plugin_log) <= 2
-    assert all("could not complete the usage" in line for line in plugin_log)
+    assert all(line.startswith("gpu_align does not count in this step: ") for line in plugin_log)
 
 
-@pytest.mark.parametrize("name", ["choices_of", "drafts_predictions", "take_prediction", "attach"])
-@pytest.mark.parametrize("serve", [endpoints.serve, endpoints.serve_completion, endpoints.serve_batch])
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (prediction, "choices_of"),
+        (middleware, "drafts_predictions"),
+        (prediction, "_prediction"),
+        (middleware, "take"),
+        (middleware.Settings, "here"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
 def test_endpoints_go_on(
-    name: str, serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
+    owner: Any, name: str, monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
 ) -> None:
-    async def taken(*_: Any, **__: Any) -> wire.Prediction:
-        return wire.Prediction(b"\1\0\0\0", http_request_id="h")
+    from request_app import Engine, taken
 
-    async def original(self: Any, request: Any, raw_request: Any = None) -> Any:
-        if many:
-            endpoints.to_chat_completion_request(lambda self: request, self)
-        return "answer"
-
-    many = serve is endpoints.serve_batch
-    monkeypatch.setattr(endpoints, "drafts_predictions", lambda _: True)
-    monkeypatch.setattr(endpoints, "take_prediction", taken)
-    break_at(monkeypatch, endpoints, name)
-    serving = SimpleNamespace(engine_client=SimpleNamespace(vllm_config=None))
-    request = SimpleNamespace(request_id="r\n", vllm_xargs={wire.KEY: [1], "memory": 0}, model_extra=None)
-    assert asyncio.run(serve(original, serving, request)) == "answer"
+    break_at(monkeypatch, owner, name)
+    document = {"vllm_xargs": {wire.KEY: [1], "memory": 0, "other": 1}}
+    assert taken(Engine(), document) == (document, None)
     (line,) = plugin_log
     assert "RuntimeError" in line
     assert line.isprintable()
@@ -375,38 +365,26 @@ def test_a_count_that_fails_leaves_the_400(monkeypatch: pytest.MonkeyPatch, plug
     break_at(monkeypatch, prediction.metrics, "count_refused")
     prediction.count_refused("bytes")
     prediction.count_refused("bytes")
-    assert [r"injected\nfault" in line for line in plugin_log] == [True]
+    assert ["RuntimeError at " in line for line in plugin_log] == [True]
 
 
 def test_the_offline_api_goes_on(monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]) -> None:
     sampling_params = pytest.importorskip("vllm.sampling_params")
-    monkeypatch.setattr(endpoints, "drafts_predictions", lambda _: True)
+    monkeypatch.setattr(inputs, "drafts_predictions", lambda _: True)
     processor = SimpleNamespace(vllm_config=None, renderer=SimpleNamespace(tokenizer=object()))
     extra_args = {**PredictedOutputParams(prediction="SECRET").to_extra_args(), "other": 1}
     params = sampling_params.SamplingParams(extra_args=extra_args)
-    monkeypatch.setattr(endpoints.Limits, "of", broken)
-    given = endpoints.process_inputs(lambda self, name, prompt, params: params, processor, "r", "p", params)
+    monkeypatch.setattr(inputs.Limits, "of", broken)
+    given = inputs.process_inputs(lambda self, name, prompt, params: params, processor, "r", "p", params)
     assert given.extra_args == {"other": 1}
     assert params.extra_args == extra_args
     assert plugin_log == ["Request r is served without its prediction: RuntimeError"]
 
 
-def test_a_server_starts_without_the_filter_of_its_log(
+def test_a_server_starts_that_cannot_say_what_it_is(
     monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
 ) -> None:
-    break_at(monkeypatch, endpoints, "install_filter")
-    monkeypatch.setattr(
-        endpoints.status, "announce", lambda *args: None
-    )  # an engine may be known in this process
+    break_at(monkeypatch, middleware.status, "announce")
     app = SimpleNamespace(user_middleware=[])
-    assert endpoints.init_entrypoints_middleware(lambda *args: "done", None, app) == "done"
+    assert middleware.init_entrypoints_middleware(lambda *args: "done", None, app) == "done"
     assert (len(plugin_log), len(app.user_middleware)) == (1, 1)
-
-
-def test_a_filter_that_fails_shows_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    break_at(monkeypatch, endpoints, "_brings_prediction")
-    record = logging.LogRecord(
-        "vllm", logging.ERROR, "", 1, "refused", None, (ValueError, ValueError(), None)
-    )
-    assert endpoints.without_predictions(record)
-    assert record.exc_info is None

@@ -12,7 +12,7 @@ from vllm_fakes import FakeEngine, config, sampling, v1_alone
 
 from vllm_integration import PredictedOutputParams
 from vllm_integration.config import engine_config
-from vllm_integration.frontend.endpoints import engine_of_request, process_inputs
+from vllm_integration.frontend.inputs import engine_of_request, process_inputs
 from vllm_integration.seams import install
 from vllm_integration.seams.install import wrapped_by
 from vllm_integration.worker import proposer_v1
@@ -82,7 +82,7 @@ def test_the_most_drafts_are_vllms() -> None:
 def verify() -> Callable[[Any, Any], Any]:
     """`verify(params, vllm_config)`: vLLM's check of a request, within our wrapped `process_inputs`."""
     sampling_params = pytest.importorskip("vllm.sampling_params")
-    from vllm_integration.frontend import endpoints as parameters
+    from vllm_integration.frontend import inputs as parameters
 
     check = sampling_params.SamplingParams._validate_spec_decode
     check = wrapped_by(parameters.validate)(getattr(check, "__wrapped__", check))

@@ -49,12 +49,12 @@ def test_the_newest_answers_come_first_and_each_is_whole() -> None:
 def test_what_is_given_is_marked_and_travels_as_a_size() -> None:
     recall = Recall(max_tokens=100, most=100)
     recall.keep(request_of(output=[1, 2, 3], salt="a"))
-    request = request_of({**vars(EMPTY), "recipes": ["x"], "http_request_id": "h"}, salt="a", other=5)
+    request = request_of({**vars(EMPTY), "recipes": ["x"]}, salt="a", other=5)
     before = request.sampling_params
     assert given_to(recall, request) == [1, 2, 3]
     found = request.sampling_params.extra_args[KEY]
     assert found.kind == wire.TextKind.MEMORY
-    assert (found.recipes, found.http_request_id) == (("x",), "h")
+    assert found.recipes == ("x",)
     assert found.sharing_key
     assert repr(found) == "Prediction(3 tokens of earlier answers)"
     assert request.sampling_params.extra_args["other"] == 5
@@ -71,7 +71,7 @@ def test_what_is_given_is_marked_and_travels_as_a_size() -> None:
         None,
         Prediction(token_ids=b"\7\0\0\0"),
         Prediction(token_ids=b"", memory=False),
-        Prediction(),
+        Prediction(None),
         "junk",
         5,
     ],

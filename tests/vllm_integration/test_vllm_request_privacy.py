@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 from request_app import ENDPOINTS, Serving, make_app, send
 
-from vllm_integration.frontend import endpoints as api
 from vllm_integration.seams import install as compat
-from vllm_integration.seams.install import wrapped_by
 
 pytestmark = pytest.mark.vllm
 
@@ -61,10 +59,7 @@ class Logging(Serving):
 
     max_log_len: int | None = None
 
-    async def tokenize_prompt_async(self, prompt: dict[str, str], params: Any) -> dict[str, list[int]]:
-        return {"prompt_token_ids": IDS * 200}
-
-    async def log(self, request: Any, raw_request: Any = None) -> Any:
+    async def serve(self, request: Any, raw_request: Any = None) -> Any:
         from vllm.entrypoints.serve.utils.request_logger import RequestLogger
 
         logger = RequestLogger(max_log_len=self.max_log_len)
@@ -73,11 +68,9 @@ class Logging(Serving):
             request = request.to_chat_completion_request(request.messages[0])
         params = request.to_sampling_params(8, {})
         logger.log_inputs("r", "the prompt", [1], None, params, None)
-        return await self.serve(request)
+        return await super().serve(request)
 
-    create_chat_completion = create_responses = wrapped_by(api.serve)(log)
-    create_completion = wrapped_by(api.serve_completion)(log)
-    create_batch_chat_completion = wrapped_by(api.serve_batch)(log)
+    create_chat_completion = create_responses = create_completion = create_batch_chat_completion = serve
 
 
 class Everything(logging.Formatter):
@@ -112,9 +105,8 @@ def test_no_log_line_shows_a_prediction(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lines = _log_of_all_requests(formatter, max_log_len, error_stack, responses, monkeypatch)
-    assert sum("Received request" in line and "Prediction(" in line for line in lines) >= 4 * 6
-    refused = sum("no traceback: the request brings a prediction" in line for line in lines)
-    assert (refused > 0) is error_stack
+    assert sum("Received request" in line for line in lines) >= 4 * 6
+    assert any("Traceback" in line for line in lines) is error_stack
     assert [line for line in lines if FOUND.search(line)] == []
 
 
@@ -137,10 +129,6 @@ def _log_of_all_requests(
     lines: list[str] = []
     handler = logging.Handler(logging.INFO)
     handler.setFormatter(formatters()[formatter])
-    from vllm.entrypoints.openai.chat_completion.protocol import BatchChatCompletionRequest as Batch
-
-    split = wrapped_by(api.to_chat_completion_request)(Batch.to_chat_completion_request)
-    monkeypatch.setattr(Batch, "to_chat_completion_request", split)
     handler.emit = lambda record: lines.append(handler.format(record))  # type: ignore[method-assign]
     app = make_app(Logging())
     monkeypatch.setattr(Logging, "max_log_len", max_log_len)

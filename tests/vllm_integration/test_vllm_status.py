@@ -20,7 +20,7 @@ from usage_harness import Step, message
 import gpu_align
 from vllm_integration.config import in_use
 from vllm_integration.config.in_use import EngineFacts
-from vllm_integration.frontend import metrics, status
+from vllm_integration.frontend import metrics, prediction, status
 from vllm_integration.frontend import usage as usage_collector
 from vllm_integration.frontend.usage import _BY_THE_WORKER, Collector
 from vllm_integration.seams import install as compat
@@ -38,7 +38,6 @@ def defaults(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
     monkeypatch.setenv("GPU_ALIGN_RECIPES", "off")
     monkeypatch.setattr(in_use, "_facts", EngineFacts(32, "V2", 64))
-    monkeypatch.setattr(compat, "_installed", {"chat", "completions", "messages", "usage"})
 
 
 def models() -> dict[str, str]:
@@ -53,7 +52,7 @@ def app_with(keys: list[str] | None = None, plugins: str = "gpu_align") -> Any:
     from vllm.entrypoints.serve.middleware.register import init_entrypoints_middleware
     from vllm.plugins.endpoint_plugins import interface
 
-    from vllm_integration.frontend.endpoints import init_entrypoints_middleware as ours
+    from vllm_integration.frontend.middleware import init_entrypoints_middleware as ours
 
     args = Namespace(
         api_key=keys,
@@ -142,7 +141,7 @@ def test_the_status_has_the_same_and_the_counters(monkeypatch: pytest.MonkeyPatc
         "num_draft_tokens": 32,
         "drafter": None,
         "max_num_seqs": 64,
-        "endpoints": ["/v1/chat/completions", "/v1/completions", "/v1/messages"],
+        "endpoints": [*prediction.ENDPOINTS[:-1]],
         "recipes": [],
         "memory_tokens": 0,
         "settings": {"GPU_ALIGN_RECIPES": "off", "GPU_ALIGN_STRICT_LIMITS": True},
@@ -218,13 +217,13 @@ def as_one_of_several(directory: Path) -> list[Any]:
     facts = dict.fromkeys(metrics._INFO, 1)
     metrics.set_info(**facts)
     first = [metrics.read(), metrics.enabled()]
-    for requests in (2, 3):
+    for made in (2, 3):
         if not os.fork():
             metrics.set_info(**facts)
-            for _ in range(requests):
+            for _ in range(made):
                 metrics.count_request(10)
             metrics.count_refused("room", "dropped")
-            metrics.set_enabled(requests == 2)
+            metrics.set_enabled(made == 2)
             os._exit(0)
         os.wait()
     registry = prometheus_client.CollectorRegistry()

@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from gpu_align.arena import tokens_for_all
 from gpu_align.ops.constants import MAX_MATCH
 
-from ..seams.install import shown_reason
+from ..seams.guard import shown_reason
 from ..wire.request import KEY
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from gpu_align.step_log import SOURCES
 
-from ..config.in_use import engine_here
 from ..wire.steps import Steps
 
 #: Value of `gpu_align.Source`, and index in `SOURCES`.
@@ -95,12 +94,6 @@ _metrics: dict[str, Any] = {}
 _MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 
 
-def create_if_expected() -> None:
-    """Make all metrics, at 0, where this process is a front end of an engine that drafts from predictions."""
-    if engine_here() is not None:
-        _get("requests")
-
-
 def set_info(**facts: object) -> None:
     """What this server is; equal in all of its front ends. The metric takes some of the facts as labels."""
     _get("info").labels(*(facts[name] for name in _INFO)).set(1)
@@ -138,7 +131,7 @@ def _samples() -> Iterator[tuple[str, str, dict[str, str], float]]:
     """Our samples: the key in `SPECS`, what prometheus_client adds to the name, the labels, the value."""
     from prometheus_client import CollectorRegistry, multiprocess
 
-    _get("requests")
+    create()
     collectors: Iterable[Any] = _metrics.values()
     if _MULTIPROCESS in os.environ:
         registry = CollectorRegistry()
@@ -209,12 +202,14 @@ def count_finished(accepted: int, rejected: int) -> None:
 
 
 def _get(name: str) -> Any:
-    if not _metrics:
-        _create()
+    create()
     return _metrics[name]
 
 
-def _create() -> None:
+def create() -> None:
+    """Make all metrics, at 0. Again is harmless."""
+    if _metrics:
+        return
     # Late: prometheus_client decides when it is imported whether this process is one of several.
     import prometheus_client
 

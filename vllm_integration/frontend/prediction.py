@@ -1,33 +1,69 @@
-"""What a request says to us, read and checked: its prediction, within limits, and what it chooses beside it.
+"""What is ours in the JSON document of a request, taken out of it, read and checked: its prediction, within
+limits, and what it chooses beside it. It takes time in proportion to the document.
 
-What fails in the front end besides that costs numbers, and never an answer.
+Other failures of the front end lose metrics, never responses.
 """
 
 from __future__ import annotations
 
+import difflib
+import functools
+import json
 import logging
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
+from gpu_align import views
+
 from ..config.settings import CHARS_PER_TOKEN, MAX_PACKS, Settings, known_names
-from ..seams.install import Guard, strict
+from ..seams.guard import Guard, strict
 from ..wire import request as wire
 from . import metrics
 
 logger = logging.getLogger("vllm.gpu_align")
 
-#: Of this process. A fault that returns with each output must not fill the log.
-guard = Guard("(told once)", retries=True)
 FIELD = "prediction"
 #: What a client chooses beside it.
 KEYS = (wire.RECIPES_KEY, wire.MEMORY_KEY, wire.SWITCH_KEY)
 #: HTTP header that says the last of these, where the body does not.
-HEADER = "x-gpu-align"
-_ON, _OFF = (1, "on"), (0, "off")
+HEADER = b"x-gpu-align"
+_ON, _OFF = ("on", "true", "1", "1.0"), ("off", "false", "0", "0.0")
+#: Where token ids are.
+XARGS = f"vllm_xargs.{wire.KEY}"
+NO_TOKENIZER = f"prediction: expected token ids in {XARGS} or extra_args, there is no tokenizer for text"
+_JSON_FORMATS = ("json_object", "json_schema", "structural_tag")
 #: Key of `vllm_xargs`: whether a request without a prediction drafts from its own messages.
 CONVERSATION = "conversation"
+_Taken = tuple[wire.Prediction | None, bytes | None, dict[str, Any] | None]
+
+#: Where a prediction is read; on the last are the same requests, as SageMaker sends them.
+ENDPOINTS = (
+    "/v1/chat/completions",
+    "/v1/chat/completions/batch",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/invocations",
+)
+#: Endpoints that generate, or prepare what is generated, and have no place for a prediction.
+UNSUPPORTED_ENDPOINTS = (
+    "/v1/chat/completions/render",
+    "/v1/completions/render",
+    "/v1/responses/render",
+    "/v1/messages/render",
+    "/inference/v1/generate",
+    "/cohere/v2/chat",
+    "/cohere/v2/chat/render",
+    "/v1/systemone",
+    "/generative_scoring",
+)
+
+
+#: Of this process. What fails in them costs a look at a request, or counts, and never a response.
+reading = Guard("requests", "does not look at a request", core=True)
+counting = Guard("counts", "does not count", core=True)
 
 
 def serve_without_prediction(what: str, error: Exception) -> None:
@@ -39,16 +75,18 @@ def serve_without_prediction(what: str, error: Exception) -> None:
 
 def count_refused(reason: str, action: str = "refused") -> None:
     """One of `metrics.REFUSED`."""
-    guard.run("could not count a refused prediction", metrics.count_refused, reason, action)
+    counting.run(metrics.count_refused, reason, action)
 
 
 class FieldError(ValueError):
     """A field of a request that is refused. The message never repeats what the client sent, only types, places and
-    sizes. reason: as `metrics.REFUSED` has it, where the parameter is the prediction."""
+    sizes. reason: as `metrics.REFUSED` has it, where the parameter is the prediction. code: the HTTP status."""
 
-    def __init__(self, message: str, reason: str = "malformed", parameter: str = FIELD) -> None:
+    def __init__(
+        self, message: str, reason: str = "malformed", parameter: str = FIELD, code: int = 400
+    ) -> None:
         super().__init__(message)
-        self.parameter, self.reason = parameter, reason
+        self.parameter, self.reason, self.code = parameter, reason, code
 
     def count(self) -> None:
         if self.parameter == FIELD:
@@ -160,14 +198,16 @@ def type_name(value: object) -> str:
     return names.get(type(value), "number" if isinstance(value, (int, float)) else type(value).__name__)
 
 
-def tokenize_params(limits: Limits) -> Any:
-    """No special tokens; one token more than the limit is kept, to tell "cut" from "just fits"."""
+def ids_of(renderer: Any, limits: Limits, text: str) -> list[int]:
+    """The token ids of a text, as vLLM tokenises, without special tokens; one more than the limit is kept, to tell
+    "cut" from "just fits"."""
     from vllm.renderers import TokenizeParams
 
     most = limits.tokens + 1
-    return TokenizeParams(
-        max_total_tokens=most, truncate_prompt_tokens=most, truncation_side="right", add_special_tokens=False
+    params = TokenizeParams(
+        most, truncate_prompt_tokens=most, truncation_side="right", add_special_tokens=False
     )
+    return list(renderer.tokenize_prompt({"prompt": text}, params)["prompt_token_ids"])
 
 
 def as_prediction(token_ids: list[int], limits: Limits, where: str = FIELD) -> wire.Prediction:
@@ -196,21 +236,26 @@ def choices_of(extra_args: Mapping[str, Any], settings: Settings) -> dict[str, A
         if known is not None and not set(chosen[wire.RECIPES_KEY]) <= set(known):
             has = f"names out of {', '.join(known)}" if known else "no names, the server has no recipes"
             raise _bad_recipes(f"recipes: expected {has}, got another one")
-    if memory is not None:
-        # vLLM makes 0 and 1 of JSON's booleans. `true` is the default.
-        if not isinstance(memory, (bool, int)) or memory not in (0, 1):
-            raise FieldError("memory: expected a boolean, got something else", parameter=wire.MEMORY_KEY)
-        if not memory:
-            chosen[wire.MEMORY_KEY] = False
+    if flag(wire.MEMORY_KEY, memory) is False:  # `true` is the default
+        chosen[wire.MEMORY_KEY] = False
     if switch is not None:
-        if switch not in (*_ON, *_OFF):
+        said = str(switch).strip().lower()
+        if said not in (*_ON, *_OFF):
             raise FieldError(
                 'gpu_align: expected "on" or "off", got something else', parameter=wire.SWITCH_KEY
             )
-        chosen["drafts"] = switch in _ON
-        if not chosen["drafts"]:
-            chosen[wire.MEMORY_KEY] = False
+        chosen |= {"drafts": True} if said in _ON else {"drafts": False, wire.MEMORY_KEY: False}
     return chosen
+
+
+def flag(name: str, value: object) -> bool | None:
+    """A boolean, which vLLM may have made a number of; None where there is none."""
+    if value is not None and (not isinstance(value, (bool, int)) or value not in (0, 1)):
+        raise FieldError(f"{name}: expected a boolean, got something else", parameter=name)
+    return None if value is None else bool(value)
+
+
+_bad_recipes = functools.partial(FieldError, parameter=wire.RECIPES_KEY)
 
 
 def _names(value: object) -> tuple[str, ...]:
@@ -227,5 +272,131 @@ def _names(value: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(value))
 
 
-def _bad_recipes(message: str) -> FieldError:
-    return FieldError(message, parameter=wire.RECIPES_KEY)
+def expects_json(document: dict[str, Any]) -> bool:
+    """Whether the answer may be a tool call, or has to be JSON."""
+    choice = document.get("tool_choice")
+    if document.get("tools") and choice != "none" and _of(choice, "type") != "none":
+        return True
+    asked = (document.get("response_format"), _of(document.get("text"), "format"))
+    return any(_of(each, "type") in _JSON_FORMATS for each in asked)
+
+
+def _of(item: Any, name: str) -> Any:
+    return item.get(name) if isinstance(item, dict) else None
+
+
+def views_for(value: object, text: str, document: dict[str, Any]) -> tuple[str, ...]:
+    """Names of the views (`gpu_align.views`) that are drafted from beside the text of a `prediction` field: those
+    that it names under `views`, else JSON's where the answer may hold the text as a string of JSON."""
+    where, names = f"{FIELD}.views", value.get("views") if isinstance(value, dict) else None
+    if names is None:
+        # Where the answer is JSON and no call of a tool, a text that is JSON is the answer itself.
+        is_answer = text.lstrip().startswith(("{", "[")) and not document.get("tools")
+        return ("json",) if text and expects_json(document) and not is_answer else ()
+    if not isinstance(names, list):
+        raise FieldError(f"{where}: expected an array of names, got {type_name(names)}")
+    known, most = ", ".join(views.NAMES), len(views.NAMES)
+    if len(names) > most:
+        raise FieldError(f"{where}: expected at most {most} names, got {len(names)}; they are {known}")
+    try:
+        views.check_names(where, names)
+    except ValueError as error:
+        raise FieldError(str(error)) from None
+    if names and not text:
+        raise FieldError(f"{where}: expected no names with an empty prediction, got some of {known}")
+    return tuple(names)
+
+
+def ids_with_views(renderer: Any, limits: Limits, text: str, names: Sequence[str]) -> list[int]:
+    """The ids of `text`, then those of its views, as far as they are within the limit."""
+    token_ids = ids_of(renderer, limits, text)
+    try:
+        for view in views.make(text, names):
+            remaining = max(limits.tokens - len(token_ids), 0)
+            ids = ids_of(renderer, limits, view[: limits.characters]) if remaining else []
+            token_ids = [*token_ids, *ids[:remaining]]
+            if not remaining or len(ids) > remaining or len(view) > limits.characters:
+                count_refused("view", "truncated" if remaining else "dropped")
+    except Exception as error:  # its message might repeat the text
+        if strict():
+            raise
+        count_refused("view", "dropped")
+        logger.warning("A prediction is used without its views: %s", type(error).__name__)
+    return token_ids
+
+
+def take(body: bytes, endpoint: str, switch: str | None, vllm_config: Any, renderer: Any) -> _Taken:
+    """What a request brings and chooses, its body without that, and its document where that is to be drafted from;
+    each None where there is nothing. What is no JSON object is left to vLLM. Raises `FieldError`.
+
+    switch: what the header says of drafts for the request, if anything."""
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        return None, None, None
+    if endpoint in UNSUPPORTED_ENDPOINTS:
+        if document.get(FIELD) is not None:
+            raise FieldError(f"{FIELD}: {endpoint} does not take a prediction", "unsupported")
+        return None, None, None
+    xargs = document.get("vllm_xargs")
+    xargs = xargs if isinstance(xargs, dict) else {}
+    for given, known in ((document, (FIELD,)), (xargs, (wire.KEY, CONVERSATION, *KEYS))):
+        for key in given.keys() - known:
+            for name in difflib.get_close_matches(str(key)[:64], known, 1, 0.8):
+                tell_once(f"Unknown field of a request ignored; did you mean {name!r}?")
+    ours = {key: xargs.pop(key) for key in (wire.KEY, CONVERSATION, *KEYS) if key in xargs}
+    if FIELD in document:
+        ours[FIELD] = document.pop(FIELD)
+    rest = json.dumps(document).encode() if ours else None
+    if switch is not None:
+        ours.setdefault(wire.SWITCH_KEY, switch)
+    choices = choices_of(ours, Settings.here())
+    converse = flag(CONVERSATION, ours.get(CONVERSATION))
+    if converse is None:
+        converse = Settings.here().conversation
+    nothing = wire.Prediction(**choices) if choices else None
+    if choices.get("drafts") is False:
+        return nothing, rest, None
+    beams = str(document.get("use_beam_search", False)).lower() in ("true", "1", "1.0", "yes", "y", "on", "t")
+    if ours.get(FIELD) is not None or wire.KEY in ours:
+        plain_text = endpoint == "/v1/completions" or (endpoint == ENDPOINTS[-1] and "prompt" in document)
+        prediction = _prediction(ours, document, plain_text, vllm_config, renderer)
+        if not prediction.is_empty:
+            if beams:
+                raise FieldError("prediction: cannot be combined with use_beam_search", "unsupported")
+            return replace(prediction, **choices), rest, None
+    return None if beams else nothing, rest, document if converse and not beams else None
+
+
+def _prediction(
+    ours: dict[str, Any], document: dict[str, Any], plain_text: bool, vllm_config: Any, renderer: Any
+) -> wire.Prediction:
+    value, given, limits = ours.get(FIELD), ours.get(wire.KEY), Limits.of(vllm_config)
+    if value is not None and given is not None:
+        raise FieldError(f"prediction: expected the field or {XARGS}, got both")
+    if value is not None:
+        text = parse_prediction(value, limits, plain_text=plain_text)
+    elif isinstance(given, str):
+        text = checked_text(XARGS, [given], limits)
+    elif isinstance(given, list):
+        prediction = as_prediction(given, limits, XARGS)
+        vocab_size = int(vllm_config.model_config.get_vocab_size())
+        ids = wire.decode_token_ids(prediction.token_ids or b"")
+        if ids.size and ids.max() >= vocab_size:
+            raise FieldError(f"{XARGS}: expected 0 ≤ token id < {vocab_size}, got others")
+        return prediction
+    else:
+        raise FieldError(f"{XARGS}: expected an array of token ids or a string, got {type_name(given)}")
+    names = views_for(value, text, document)
+    if not text:
+        return wire.Prediction()
+    if renderer.tokenizer is None:
+        raise FieldError(NO_TOKENIZER, "unsupported")
+    return as_prediction(ids_with_views(renderer, limits, text, names), limits)
+
+
+@functools.cache
+def tell_once(message: str) -> None:
+    logger.warning(message)

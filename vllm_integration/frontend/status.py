@@ -13,22 +13,16 @@ import gpu_align
 
 from ..config.in_use import EngineFacts, engine_here
 from ..config.settings import SHOWN_HASH, Settings, packs_of
-from ..seams.install import is_installed, off_reason, shown_reason
+from ..seams.guard import shown_reason
+from ..seams.install import install, off_reason
 from ..wire.reports import GRAPHS
 from . import metrics, usage
+from .prediction import ENDPOINTS
 
 logger = logging.getLogger("vllm.gpu_align")
 
 PATH = "/gpu_align/status"
 
-#: Where the field is read, and the group of seams that reads it.
-ENDPOINTS = {
-    "/v1/chat/completions": "chat",
-    "/v1/chat/completions/batch": "batch",
-    "/v1/completions": "completions",
-    "/v1/responses": "responses",
-    "/v1/messages": "messages",
-}
 #: The `off_reason` where it is not this process that is off.
 _WORKER_OFF = "a worker has turned drafting off: its ERROR line in the server's log says why"
 
@@ -46,7 +40,7 @@ def server_facts(engine: EngineFacts) -> dict[str, Any]:
         "num_draft_tokens": engine.num_draft_tokens,
         "drafter": engine.drafter or None,
         "max_num_seqs": engine.max_num_seqs,
-        "endpoints": [path for path, group in ENDPOINTS.items() if is_installed(group)],
+        "endpoints": list(ENDPOINTS[:-1]),
         "recipes": [{"name": name, "hash": found} for name, found in packs_of(settings)],
         "memory_tokens": settings.memory_tokens,
         "settings": settings.changed(),
@@ -67,7 +61,7 @@ def _line(facts: Mapping[str, Any]) -> str:
     return (
         f"gpu_align {facts['version']} drafts on vLLM {facts['vllm']}, {facts['runner']} model runner, "
         f"K={facts['num_draft_tokens']}{beside}; "
-        f"`prediction` on {', '.join(facts['endpoints']) or 'no endpoint'}; "
+        f"`prediction` on {', '.join(facts['endpoints'])}; "
         f"recipes: {packs or 'off'}; {memory if facts['memory_tokens'] else 'no response memory'}; "
         f"settings: {changed or 'defaults'}"
     )
@@ -78,6 +72,9 @@ def announce() -> None:
     engine = engine_here()
     if engine is None:
         return
+    metrics.create()
+    if engine.counts_graph_modes:
+        install("graph_modes")
     facts = server_facts(engine)
     packs = [f"{pack['name']}@{(pack['hash'] or '')[7:SHOWN_HASH]}".rstrip("@") for pack in facts["recipes"]]
     metrics.set_info(**{**facts, "drafter": facts["drafter"] or "", "recipes": ",".join(packs)})

@@ -6,11 +6,10 @@ are written here: neither the engine nor the device does more.
 
 from __future__ import annotations
 
-import functools
-import json
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -21,18 +20,17 @@ from gpu_align.step_log import SOURCES
 
 from ..config.in_use import engine_here
 from ..config.settings import Settings
-from ..seams.install import install, seam, shown_id
+from ..seams.guard import shown_id
+from ..seams.install import seam
 from ..wire import request as wire
 from ..wire.reports import REFUSALS
 from ..wire.steps import HEADER, decode
 from . import metrics
 from .metrics import PREDICTION
-from .prediction import guard
+from .prediction import counting
 
 logger = logging.getLogger("vllm.gpu_align")
 
-#: HTTP requests whose engine requests have all ended and which no response has asked for: clients that went away.
-_MAX_ENDED = 1000
 #: Why a worker did not use a prediction as it came, as `metrics.REFUSED` says it.
 _BY_THE_WORKER = {
     "cut": ("tokens", "truncated"),
@@ -41,15 +39,12 @@ _BY_THE_WORKER = {
 }
 
 
-@functools.cache
-def _settings() -> Settings:
-    return Settings.from_env()
+_settings = Settings.here
 
 
 @dataclass
 class RequestUsage:
-    """Of one engine request, or of the choices of an HTTP request together: what the engine verified, not what was
-    proposed.
+    """Of one engine request, or of those of an HTTP request: what the engine verified, not what was proposed.
 
     prediction_tokens: the length of its prediction, 0 where that is not known. predicted: whether it brought one.
     steps: model passes that produced at least one token of the output (the first is the prefill's).
@@ -59,7 +54,6 @@ class RequestUsage:
     """
 
     req_id: str = ""
-    http_request_id: str | None = None
     prediction_tokens: int = 0
     predicted: bool = True
     steps: int = 0
@@ -128,13 +122,57 @@ class RequestUsage:
         )
 
 
+#: Key of the further fields of `GPU_ALIGN_USAGE_DETAILS`, beside `accepted_prediction_tokens`.
+DETAILS = "gpu_align"
+
+
+@dataclass(eq=False)
+class HttpRequest:
+    """What the tasks of an HTTP request share. prediction: what its engine requests are drafted from. usages: of
+    each of these that is drafted for."""
+
+    prediction: wire.Prediction
+    usages: list[RequestUsage] = field(default_factory=list)
+
+    def complete(self, document: Any) -> bool:
+        """Add the counts of all engine requests to the `usage` of a response, or of a stream's last event; whether
+        there is anything to add.
+
+        A request without a prediction has neither count, and of `GPU_ALIGN_USAGE_DETAILS` what was drafted for it
+        all the same. Nothing is added where the engine reported nothing.
+        """
+        shown, settings = (document.get("response") or document).get("usage"), _settings()
+        predicted = any(each.predicted for each in self.usages)
+        reported = any(each.output_tokens or each.steps for each in self.usages)
+        if not (isinstance(shown, dict) and reported and (predicted or settings.usage_details)):
+            return False
+        whole = RequestUsage(steps=sum(each.steps for each in self.usages))
+        for each in self.usages:
+            whole.drafted_by.update(each.drafted_by)
+            whole.accepted_by.update(each.accepted_by)
+        tokens = "output_tokens" if "output_tokens" in shown else "completion_tokens"
+        details = shown[f"{tokens}_details"] = shown.get(f"{tokens}_details") or {"reasoning_tokens": 0}
+        accepted, rejected = whole.of_prediction
+        if predicted:
+            details |= {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
+        if settings.usage_details:
+            counts = whole.as_dict()
+            details[DETAILS] = {name: counts[name] for name in ("steps", "drafted", "by_source")}
+        if settings.bill_rejected:
+            shown[tokens] = (shown.get(tokens) or 0) + rejected
+            shown["total_tokens"] += rejected
+        return True
+
+
+#: Of the request that a task serves; None where it brings nothing.
+http_request: ContextVar[HttpRequest | None] = ContextVar("gpu_align_http_request", default=None)
+
+
 class Collector:
-    """Usage of requests on their way, and of those that have ended, until `take` is asked for it."""
+    """Usage of the engine requests that have not ended."""
 
     def __init__(self) -> None:
         self.requests: dict[str, RequestUsage] = {}
-        self.http_requests: dict[str, list[RequestUsage]] = {}
-        self._ended: dict[str, None] = {}
         #: Place in `GRAPHS`: what a worker has told.
         self.graphs = 0
 
@@ -142,18 +180,16 @@ class Collector:
         """`prediction`: what the request has in `extra_args`. Following a request again changes nothing."""
         if req_id in self.requests or getattr(prediction, "drafts", None) is False:
             return
-        name = getattr(prediction, "http_request_id", None)
         encoded = getattr(prediction, "token_ids", None)
         # Empty, or another text: drafted for without a prediction.
         predicted = encoded != b"" and not getattr(prediction, "kind", 0)
-        length = len(encoded or b"") // 4
+        length, http = len(encoded or b"") // 4, http_request.get()
         # Its choices bring one prediction together.
-        if predicted and name not in self.http_requests:
+        if predicted and not (http and http.usages):
             metrics.count_request(None if encoded is None else length)
-        request = self.requests[req_id] = RequestUsage(req_id, name, length, predicted)
-        if name is not None:
-            self.http_requests.setdefault(name, []).append(request)
-            self._ended.pop(name, None)
+        request = self.requests[req_id] = RequestUsage(req_id, length, predicted)
+        if http is not None:
+            http.usages.append(request)
 
     def count(self, sent: Sequence[tuple[Any, str]], open_requests: Collection[str]) -> None:
         """Count what came with outputs, which the front end has cut. sent: each with its message. open_requests:
@@ -199,40 +235,10 @@ class Collector:
         if _settings().verbose:
             request.tell_end(aborted)
         metrics.count_finished(*request.of_prediction)
-        name = request.http_request_id or ""
-        choices = self.http_requests.get(name)
-        if choices and not any(each.req_id in self.requests for each in choices):
-            self._ended[name] = None
-            if len(self._ended) > _MAX_ENDED:
-                oldest = next(iter(self._ended))
-                del self._ended[oldest], self.http_requests[oldest]
-
-    def take(self, http_request_id: str) -> RequestUsage | None:
-        """The usage of an HTTP request, which is forgotten; None when the engine has reported nothing of it."""
-        self._ended.pop(http_request_id, None)
-        choices = self.http_requests.pop(http_request_id, [])
-        if not any(each.output_tokens or each.steps for each in choices):
-            return None
-        return RequestUsage(
-            predicted=choices[0].predicted,
-            steps=sum(each.steps for each in choices),
-            output_tokens=sum(each.output_tokens for each in choices),
-            drafted_by=sum((each.drafted_by for each in choices), Counter()),
-            accepted_by=sum((each.accepted_by for each in choices), Counter()),
-        )
 
 
 #: The collector of this process.
 collector = Collector()
-
-
-@seam("usage.__init__")
-def start(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
-    """`OutputProcessor.__init__`: metrics are there from the start, at 0."""
-    original(self, *args, **kwargs)
-    guard.run("could not create metrics", metrics.create_if_expected)
-    if getattr(engine_here(), "counts_graph_modes", False):
-        install("graph_modes")
 
 
 @seam("graph_modes.update_scheduler_stats")
@@ -242,14 +248,14 @@ def update_scheduler_stats(
     """`OutputProcessor.update_scheduler_stats`, once a step; wrapped only with `--cudagraph-metrics`."""
     original(self, scheduler_stats, *args, **kwargs)
     if (stats := getattr(scheduler_stats, "cudagraph_stats", None)) is not None:
-        guard.run("could not count CUDA graphs", metrics.count_graph, stats.runtime_mode)
+        counting.run(metrics.count_graph, stats.runtime_mode)
 
 
 @seam("usage.add_request")
 def add_request(original: Callable[..., Any], self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
     """`OutputProcessor.add_request`, after which a request that is drafted for is followed."""
     result = original(self, request, *args, **kwargs)
-    guard.run("could not follow a request", _follow, request)
+    counting.run(_follow, request)
     return result
 
 
@@ -269,10 +275,10 @@ def process_outputs(
     when vLLM has looked for stop strings. Nobody reads an output before both are done: the readers are other
     tasks of the same event loop.
     """
-    sent = guard.run("could not read what was verified", _take_messages, engine_core_outputs)
+    sent = counting.run(_take_messages, engine_core_outputs)
     result = original(self, engine_core_outputs, *args, **kwargs)
     if sent:
-        guard.run("could not count what was verified", collector.count, sent, self.request_states)
+        counting.run(collector.count, sent, self.request_states)
     return result
 
 
@@ -283,7 +289,7 @@ def abort_requests(
     """`OutputProcessor.abort_requests`, after which what it aborted is no longer followed."""
     aborted = original(self, request_ids, *args, **kwargs)
     for req_id in aborted:
-        guard.run("could not forget an aborted request", collector.end, req_id, True)
+        counting.run(collector.end, req_id, True)
     return aborted
 
 
@@ -295,84 +301,3 @@ def _take_messages(outputs: Sequence[Any]) -> list[tuple[Any, str]]:
             messages.append((output, headers[HEADER]))
             output.trace_headers = {name: headers[name] for name in headers if name != HEADER} or None
     return messages
-
-
-#: Key of the further fields of `GPU_ALIGN_USAGE_DETAILS`, beside `accepted_prediction_tokens`.
-DETAILS = "gpu_align"
-
-
-def with_usage(result: Any, http_request_id: str) -> Any:
-    """`result` of a serving method, with the accepted and rejected prediction tokens of its HTTP request, summed
-    over all choices.
-
-    result: a response object, which is completed in place; an error, which is left alone; or an async generator of
-        a stream, for which another one is returned: of server-sent events (strings), or of the event objects of
-        /v1/responses. Only the last usage of a stream is completed: the chunk without choices, the response of the
-        final event.
-
-    A request without a prediction has neither, and of `GPU_ALIGN_USAGE_DETAILS` what was drafted for it all the
-    same. Nothing is added where the engine reported nothing.
-    """
-    if hasattr(result, "__aiter__"):
-        return _stream(result, http_request_id)
-    shown = getattr(result, "usage", None)
-    guard.run("could not complete the usage of a response", _complete, shown, http_request_id)
-    return result
-
-
-async def _stream(events: Any, http_request_id: str) -> AsyncIterator[Any]:
-    try:
-        async for event in events:
-            completed = guard.run(
-                "could not complete the usage of a stream", _completed_event, event, http_request_id
-            )
-            yield event if completed is None else completed
-    finally:
-        guard.run("could not forget a request", collector.take, http_request_id)
-        close = getattr(events, "aclose", None)
-        if close is not None:  # the client may have gone away in the middle
-            await close()
-
-
-def _completed_event(event: Any, http_request_id: str) -> Any:
-    """None where it stays as it is."""
-    if not isinstance(event, str):
-        shown = getattr(getattr(event, "response", None), "usage", None)
-        if shown is not None:
-            _complete(shown, http_request_id)
-        return None
-    # What a user writes cannot look like this: quotes inside of JSON strings are escaped.
-    if not (event.startswith("data: {") and '"usage":{' in event and '"choices":[]' in event):
-        return None
-    from vllm.entrypoints.serve.engine.protocol import UsageInfo
-
-    chunk = json.loads(event.removeprefix("data: "))
-    if chunk.get("choices") != [] or not isinstance(chunk.get("usage"), dict):
-        return None
-    usage = UsageInfo.model_validate(chunk["usage"])
-    if not _complete(usage, http_request_id):
-        return None
-    chunk["usage"] = usage.model_dump(exclude_none=True)
-    return f"data: {json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n"
-
-
-def _complete(shown: Any, http_request_id: str) -> bool:
-    """Complete a `UsageInfo` or a `ResponseUsage`, whose models take further fields; whether there is anything."""
-    usage = collector.take(http_request_id)
-    if shown is None or usage is None or not (usage.predicted or _settings().usage_details):
-        return False
-    tokens = "output_tokens" if hasattr(shown, "output_tokens_details") else "completion_tokens"
-    details = getattr(shown, f"{tokens}_details")
-    if details is None:
-        details = type(shown)(completion_tokens_details={}).completion_tokens_details
-        shown.completion_tokens_details = details
-    accepted, rejected = usage.of_prediction
-    if usage.predicted:
-        details.accepted_prediction_tokens, details.rejected_prediction_tokens = accepted, rejected
-    if _settings().usage_details:
-        counts = usage.as_dict()
-        setattr(details, DETAILS, {name: counts[name] for name in ("steps", "drafted", "by_source")})
-    if _settings().bill_rejected:
-        setattr(shown, tokens, (getattr(shown, tokens) or 0) + rejected)
-        shown.total_tokens += rejected
-    return True

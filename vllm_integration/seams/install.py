@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from . import source_probe
-from .guard import Function, first_to_tell, shown_error, shown_id, shown_reason, strict
+from .guard import Function, first_to_tell, shown_error, strict
 from .table import GROUPS, SEAMS
 
 logger = logging.getLogger("vllm.gpu_align")
@@ -211,32 +211,3 @@ def _owner(module: str, attribute: str) -> tuple[Any, str]:
     for part in path:
         owner = getattr(owner, part)
     return owner, leaf
-
-
-class FrontEndGuard:
-    """The front end's: a step that fails is told once and tried again."""
-
-    def __init__(self, told: str, *, retries: bool = True) -> None:
-        self._told, self.ended = told, set[str]()
-
-    def run(self, serves: str, step: Callable[..., Any], *args: Any) -> Any:
-        try:
-            return step(*args)
-        except Exception as error:
-            if strict():
-                raise
-            if serves not in self.ended:
-                self.ended.add(serves)
-                logger.error("gpu_align %s %s: %s", serves, self._told, shown_error(error))
-            return None
-
-
-Guard = FrontEndGuard
-
-
-def are_whole(groups: tuple[str, ...], otherwise: str) -> bool:
-    """Whether nothing is `missing`."""
-    return not missing(*groups)
-
-
-__all__ = ["Guard", "shown_error", "shown_id", "shown_reason", "strict"]

@@ -70,7 +70,9 @@ class Group:
 
 CONFIG = "vllm.config.vllm"
 
-_ENDPOINTS = ("vllm_integration.frontend.endpoints",)
+_INPUTS = ("vllm_integration.frontend.inputs",)
+_MIDDLEWARE = ("vllm_integration.frontend.middleware",)
+_STREAMS = ("vllm_integration.frontend.streams",)
 _USAGE = ("vllm_integration.frontend.usage",)
 _ENGINE_CONFIG = ("vllm_integration.config.engine_config",)
 _SCHEDULERS = ("vllm_integration.scheduler.schedulers",)
@@ -80,19 +82,20 @@ _DRAFTER = ("vllm_integration.worker.request_drafter",)
 GROUPS: dict[str, Group] = {
     # The core: drafts and their lengths.
     "config": Group("", CONFIG, _ENGINE_CONFIG),
-    "inputs": Group("", "vllm.v1.engine.input_processor", _ENDPOINTS),
-    "chat": Group("", "vllm.entrypoints.openai.chat_completion.serving", _ENDPOINTS),
-    "completions": Group("", "vllm.entrypoints.openai.completion.serving", _ENDPOINTS),
-    "responses": Group("", "vllm.entrypoints.openai.responses.serving", _ENDPOINTS),
-    "batch": Group("", "vllm.entrypoints.openai.chat_completion.batch_serving", _ENDPOINTS),
-    "app": Group("", "vllm.entrypoints.launchers.app", _ENDPOINTS),
+    "inputs": Group("", "vllm.v1.engine.input_processor", _INPUTS),
+    "app": Group("", "vllm.entrypoints.launchers.app", _MIDDLEWARE),
     "v1": Group("", "", ("vllm_integration.worker.proposer_v1",)),
     "v2_start": Group("", "vllm.v1.worker.gpu.model_runner", ("vllm_integration.plugin",)),
     "v2": Group("", "", _SPECULATOR + _DRAFTER),
     "scheduler": Group(),
     # Extras.
-    "messages": Group(
-        "takes no prediction on /v1/messages", "vllm.entrypoints.anthropic.serving", _ENDPOINTS
+    "run_batch": Group(
+        "reads no predictions of `vllm run-batch`", "vllm.entrypoints.launchers.run_batch", _MIDDLEWARE
+    ),
+    "streams": Group(
+        "leaves streamed tool calls to parsers that expect one token a step",
+        "vllm.parser.abstract_parser",
+        _STREAMS,
     ),
     "usage": Group("reports no usage", "vllm.v1.engine.output_processor", _USAGE),
     "usage_v1": Group("reports no usage with the V1 model runner", "", _DRAFTER),
@@ -106,7 +109,7 @@ GROUPS: dict[str, Group] = {
     "parameters": Group(
         "leaves min_p and logit_bias to vLLM, which refuses them",
         "vllm.v1.engine.input_processor",
-        _ENDPOINTS,
+        _INPUTS,
     ),
     "parameters_v1": Group(
         "does not serve min_p and logit_bias with the V1 model runner",
@@ -143,33 +146,20 @@ inputs vllm.v1.engine.input_processor:InputProcessor
   field renderer the tokenizer
 inputs vllm.renderers.base:BaseRenderer
   call tokenize_prompt(self,prompt,params) tokenise as vLLM does
+  field _executor the threads that vLLM tokenises in
 inputs vllm.renderers
   call TokenizeParams(max_total_tokens) no special tokens, cut at the capacity
-chat vllm.entrypoints.generate.base.serving:GenerateBaseServing
-  call create_error_response(message,err_type,status_code,param) HTTP 400 with the field
-  field renderer the tokenizer
-  field engine_client whether the engine drafts from predictions
-chat vllm.entrypoints.openai.chat_completion.serving:OpenAIServingChat
-  wrap create_chat_completion(self,request,raw_request) read and validate the `prediction` field
-chat vllm.renderers.base:BaseRenderer
-  call tokenize_prompt_async(self,prompt,params) tokenise off the event loop
-completions vllm.entrypoints.openai.completion.serving:OpenAIServingCompletion
-  wrap create_completion(self,request,raw_request) read and validate the `prediction` field
-responses vllm.entrypoints.openai.responses.serving:OpenAIServingResponses
-  wrap create_responses(self,request,raw_request) read and validate the `prediction` field
-batch vllm.entrypoints.openai.chat_completion.batch_serving:OpenAIServingChatBatch
-  wrap create_batch_chat_completion(self,request,raw_request) read and validate the `prediction` field
-batch vllm.entrypoints.openai.chat_completion.protocol:BatchChatCompletionRequest
-  wrap to_chat_completion_request(self,messages) each conversation's request gets the prediction
-messages vllm.entrypoints.anthropic.protocol:AnthropicMessagesRequest
-  field vllm_xargs the chat request has the same
-messages vllm.entrypoints.anthropic.serving:AnthropicServingMessages
-  wrap create_messages(self,request,raw_request) the `prediction` field, which vLLM's model of the request drops
-  field engine_client whether the engine drafts from predictions
 app vllm.entrypoints.launchers.app
-  wrap init_entrypoints_middleware(args,app) the check of bodies
-app vllm.entrypoints.serve.exception_handling.handlers.validation
-  global logger a traceback there can end with the request's body: not with a prediction in it
+  wrap init_entrypoints_middleware(args,app) our middleware, behind those of vLLM
+run_batch vllm.entrypoints.launchers.run_batch
+  wrap run_request(serving_engine_func,request) a line of a file is a request without HTTP
+
+# Streamed tool calls and thoughts.
+streams vllm.parser.abstract_parser:DelegatingParser
+  wrap parse_delta(self,delta_text,delta_token_ids,request,prompt_token_ids) a burst of tokens, one by one
+streams vllm.parser.abstract_parser:Parser
+  field _engine_based whether the parser takes any number of tokens
+  field model_tokenizer the tokenizer
 
 # The schedulers, of both model runners.
 scheduler vllm.v1.core.sched.scheduler:Scheduler
@@ -214,7 +204,6 @@ v1 v2 dump vllm.v1.core.sched.output:NewRequestData
 
 # Usage and metrics.
 usage vllm.v1.engine.output_processor:OutputProcessor
-  wrap __init__(self) a front end starts: its metrics begin at 0
   wrap add_request(self,request) engine request → HTTP request
   wrap process_outputs(self,engine_core_outputs) what came with outputs, and what a stop string kept
   wrap abort_requests(self,request_ids) forget aborted requests
@@ -222,10 +211,6 @@ usage vllm.v1.engine.output_processor:OutputProcessor
 usage vllm.v1.engine:EngineCoreOutput
   field trace_headers the one open mapping from the scheduler to the front end
   field new_token_ids tokens of a step that are output; vLLM cuts them at a stop string
-usage vllm.entrypoints.serve.engine.protocol:UsageInfo
-  field completion_tokens_details where accepted and rejected prediction tokens are shown
-usage vllm.entrypoints.openai.responses.protocol:ResponseUsage
-  field output_tokens_details the same for /v1/responses
 graph_modes vllm.v1.engine.output_processor:OutputProcessor
   wrap update_scheduler_stats(self,scheduler_stats) steps by CUDA graph mode, with `--cudagraph-metrics`
 graph_modes vllm.v1.metrics.stats:SchedulerStats

@@ -1,6 +1,6 @@
 """How a prediction travels: one value under one key of `SamplingParams.extra_args`. vLLM's MessagePack makes a
-dict of it, our schedulers put the type back. Its `repr` shows its size and never its content, because
-`--enable-log-requests` and vLLM's crash dump print `SamplingParams`.
+dict of it, our schedulers put the type back. Its `repr` shows its size and never its content, because vLLM's crash
+dump prints `SamplingParams`.
 """
 
 from __future__ import annotations
@@ -35,28 +35,25 @@ class TextKind(IntEnum):
 
 @dataclass(frozen=True, repr=False)
 class Prediction:
-    """A prediction in `extra_args`: `token_ids` (int32 little-endian), or `text` not yet tokenised. A request that
-    brings none and is drafted for all the same has one whose `token_ids` are empty.
+    """Ids and options of a request in `extra_args`.
 
-    http_request_id: of the HTTP request it came with: the usage of all its choices is added up by it.
-    sharing_key: requests with equal keys may share the memory of equal predictions; None: with nobody. The
-        scheduler sets it.
+    token_ids: int32, little-endian; none where it is drafted for without a prediction. None: malformed.
     recipes: names of the packs whose recipes the request uses; None: of all packs.
     memory: False where the request takes no part in the memory of earlier answers, else None.
-    kind: what the ids are. The scheduler, which puts earlier answers in the place of an empty prediction, sets it.
     drafts: False: nothing is drafted for it. True: also where it brings nothing. None: as the settings say.
+    sharing_key: requests with equal keys may share the memory of equal predictions; None: with nobody. The
+        scheduler sets it.
+    kind: what the ids are. The scheduler, which puts earlier answers in the place of an empty prediction, sets it.
 
     A plain dataclass on purpose: vLLM's MessagePack encoder takes these (and refuses subclasses of `bytes`).
     """
 
-    token_ids: bytes | None = None
-    text: str | None = None
-    http_request_id: str | None = None
-    sharing_key: bytes | None = None
+    token_ids: bytes | None = b""
     recipes: tuple[str, ...] | None = None
     memory: bool | None = None
-    kind: TextKind = TextKind.PREDICTION
     drafts: bool | None = None
+    sharing_key: bytes | None = None
+    kind: TextKind = TextKind.PREDICTION
 
     @property
     def is_empty(self) -> bool:
@@ -64,10 +61,8 @@ class Prediction:
         return self.token_ids == b""
 
     def __repr__(self) -> str:
-        if self.token_ids is not None:
-            what = "tokens of earlier answers" if self.kind else "tokens"
-            return f"Prediction({len(self.token_ids) // 4} {what})"
-        return f"Prediction({len(self.text or '')} characters)"
+        what = "tokens of earlier answers" if self.kind else "tokens"
+        return f"Prediction({len(self.token_ids or b'') // 4} {what})"
 
 
 class RequestContent(NamedTuple):
@@ -128,10 +123,10 @@ class PredictedOutputParams:
         return bool(self.to_extra_args())
 
     def to_extra_args(self) -> dict[str, Any]:
-        """`{KEY: Prediction}` to use as, or merge into, `SamplingParams.extra_args`; `{}` when empty."""
+        """To use as, or merge into, `SamplingParams.extra_args`; `{}` when empty. A text is tokenised where the
+        request enters the engine."""
         if self.prediction is not None:
-            text = normalise_newlines(self.prediction)
-            return {KEY: Prediction(text=text)} if text else {}
+            return {KEY: self} if self.prediction else {}
         encoded = encode_token_ids("token_ids", self.token_ids)
         return {KEY: Prediction(token_ids=encoded)} if encoded else {}
 
@@ -188,19 +183,16 @@ def decode_token_ids(encoded: bytes) -> TokenIds:
 
 
 #: Of each field of a `Prediction` that another process may have sent, the type it has, where it is not None.
-_TYPES = {"http_request_id": str, "sharing_key": bytes, "memory": bool, "drafts": bool, "kind": int}
+_TYPES = {"sharing_key": bytes, "memory": bool, "drafts": bool, "kind": int}
 
 
 def read(value: object) -> Prediction:
-    """Whatever arrived under `KEY`, as a `Prediction` with exactly one of `token_ids` and `text` set.
-
-    Taken: a `Prediction`, the dict it becomes between processes, a sequence of token ids (also how a client sends
-    one through `vllm_xargs`), a string. Raises `TypeError`/`ValueError` that repeat no text and no id.
-    """
+    """Whatever arrived under `KEY`: a `Prediction`, the dict it becomes between processes, or the token ids that a
+    client sends through `vllm_xargs`. Raises `TypeError`/`ValueError` that repeat no id."""
     if isinstance(value, (Prediction, Mapping)):
         fields = dict(vars(value) if isinstance(value, Prediction) else value)
     else:
-        fields = {"text" if isinstance(value, str) else "token_ids": value}
+        fields = {"token_ids": value}
     known = Prediction.__dataclass_fields__
     if set(fields) - set(known):
         raise ValueError(f"prediction: expected the keys {', '.join(known)}, got others")
@@ -208,17 +200,12 @@ def read(value: object) -> Prediction:
         value = fields.get(name)
         if value is not None and not isinstance(value, expected):
             raise TypeError(f"prediction.{name}: expected {expected.__name__}, got {type(value).__name__}")
-    recipes, token_ids, text = map(fields.get, ("recipes", "token_ids", "text"))
+    recipes, token_ids = map(fields.get, ("recipes", "token_ids"))
     if recipes is not None:
         if not isinstance(recipes, (list, tuple)) or not all(isinstance(name, str) for name in recipes):
             raise TypeError("prediction.recipes: expected strings")
         fields["recipes"] = tuple(recipes)
     fields["kind"] = TextKind(fields.get("kind") or 0)
-    if (token_ids is None) == (text is None):
-        raise ValueError("prediction: expected exactly one of token_ids and text")
-    if text is not None:
-        check_text("prediction", text)
-        return Prediction(**{**fields, "text": normalise_newlines(text)})
     if not isinstance(token_ids, (bytes, bytearray, memoryview)):
         token_ids = encode_token_ids("prediction", token_ids, tell=False)
     return Prediction(**{**fields, "token_ids": bytes(token_ids)})
@@ -249,7 +236,7 @@ def put_back(request: Any) -> None:
     try:
         given = read(value)
     except (TypeError, ValueError):
-        given = Prediction()
+        given = Prediction(token_ids=None)
     given = replace(given, sharing_key=sharing_key_of(request))
     request.sampling_params = with_extra_args(request.sampling_params, {KEY: given})
 

@@ -70,9 +70,7 @@ def open_request(
         # Who may share is the scheduler's to say. One that is not ours leaves what a client may have written.
         key = value.sharing_key if isinstance(value, wire.Prediction) else None
         content = wire.RequestContent(content.token_ids, given.kind, _known(given.recipes, packs), key)
-        if given.token_ids is None:
-            raise ValueError("prediction: expected token ids, got text that was not tokenised")
-        token_ids = wire.decode_token_ids(given.token_ids)
+        token_ids = wire.decode_token_ids(given.token_ids or b"")
         if token_ids.size and not (token_ids.min() >= 0 and token_ids.max() < vocab_size):
             raise ValueError(f"prediction: expected 0 ≤ token id < {vocab_size}, got others")
     except (TypeError, ValueError) as error:

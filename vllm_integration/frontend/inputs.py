@@ -1,0 +1,132 @@
+"""What the engine gets of a request: ids and options in `SamplingParams.extra_args`, over HTTP and offline."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Any
+
+from ..config.engine_config import V1_SCHEDULER
+from ..config.in_use import drafts_predictions
+from ..config.settings import Settings, drafts_without_prediction
+from ..seams.guard import shown_id
+from ..seams.install import missing, seam
+from ..wire import request as wire
+from .prediction import (
+    CONVERSATION,
+    FIELD,
+    KEYS,
+    NO_TOKENIZER,
+    FieldError,
+    Limits,
+    as_prediction,
+    checked_text,
+    choices_of,
+    ids_of,
+    serve_without_prediction,
+)
+from .usage import http_request
+
+#: The configuration of the engine that a request goes to, while it is checked; None where it is not one of ours.
+engine_of_request: ContextVar[Any] = ContextVar("engine_of_request", default=None)
+
+
+@seam("inputs.process_inputs")
+def process_inputs(
+    original: Callable[..., Any],
+    self: Any,
+    request_id: str,
+    prompt: Any,
+    params: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """`InputProcessor.process_inputs`, with what the HTTP request brought in `params.extra_args`, and an empty
+    prediction where a request without one is drafted for. The caller's params stay as they are."""
+    if not drafts_predictions(self.vllm_config):
+        return original(self, request_id, prompt, params, *args, **kwargs)
+    try:
+        params = _prepared(self, params)
+    except FieldError as error:
+        from vllm.exceptions import VLLMValidationError
+
+        error.count()
+        raise VLLMValidationError(str(error), parameter=error.parameter) from None
+    except Exception as error:
+        serve_without_prediction(f"Request {shown_id(request_id)}", error)
+        if getattr(params, "extra_args", None):
+            params = wire.with_extra_args(params, dict.fromkeys((wire.KEY, *KEYS)))
+    outer = engine_of_request.set(self.vllm_config)
+    try:
+        return original(self, request_id, prompt, params, *args, **kwargs)
+    finally:
+        engine_of_request.reset(outer)
+
+
+def _prepared(processor: Any, params: Any) -> Any:
+    """`params` with what the engine shall know; the caller's own where that is nothing."""
+    extra_args, http = getattr(params, "extra_args", None) or {}, http_request.get()
+    given = wire.Prediction() if http is None else http.prediction
+    if wire.KEY in extra_args:
+        given = _offline(processor, extra_args[wire.KEY])
+    if any(key in extra_args for key in KEYS):
+        given = replace(given, **choices_of(extra_args, Settings.here()))
+    if extra_args.get(CONVERSATION):
+        message = f"{CONVERSATION}: expected over HTTP; offline the texts can be the prediction"
+        raise FieldError(message, "unsupported", parameter=CONVERSATION)
+    # Without a prediction it is drafted for where that is asked for, and a draft can become output.
+    max_tokens = getattr(params, "max_tokens", None)
+    is_drafted_for = hasattr(params, "extra_args") and (
+        not given.is_empty
+        or (
+            (max_tokens is None or max_tokens > 1)
+            and (given.drafts or drafts_without_prediction(given.recipes, given.memory))
+        )
+    )
+    kept = given if is_drafted_for and given.drafts is not False else None
+    if given.drafts is False and Settings.here().draft_without_prediction:
+        kept = wire.Prediction(drafts=False, memory=False)
+    # Where nothing is drafted for a request, its answer may still be one that is not to be remembered.
+    apart = kept is None and given.memory is False
+    changes: dict[str, Any] = {**dict.fromkeys(KEYS), wire.KEY: kept}
+    changes[wire.MEMORY_KEY] = False if apart else None
+    if kept is None and not apart and not changes.keys() & extra_args.keys():
+        return params
+    return wire.with_extra_args(params, changes)
+
+
+def _offline(processor: Any, value: Any) -> wire.Prediction:
+    """A prediction of the offline API, or of a client whose endpoint takes sampling parameters as they are."""
+    if isinstance(value, dict):  # the rest is ours to say
+        value = value.get("text", value.get("token_ids"))
+    text = value.prediction if isinstance(value, wire.PredictedOutputParams) else value
+    if not isinstance(text, str):
+        try:
+            return wire.read(value)
+        except (TypeError, ValueError) as error:
+            raise FieldError(str(error)) from None
+    if processor.renderer.tokenizer is None:
+        raise FieldError(NO_TOKENIZER, "unsupported")
+    limits = Limits.of(processor.vllm_config)
+    return as_prediction(ids_of(processor.renderer, limits, checked_text(FIELD, [text], limits)), limits)
+
+
+@seam("parameters._validate_spec_decode")
+def validate(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """`SamplingParams._validate_spec_decode`, which finds neither `min_p` nor `logit_bias`."""
+    if (self.min_p or self.logit_bias) and _serves_them(engine_of_request.get()):
+        self = copy.copy(self)
+        self.min_p, self.logit_bias = 0.0, None
+    return original(self, *args, **kwargs)
+
+
+def _serves_them(vllm_config: Any) -> bool:
+    """Whether the engine of this configuration does; None: of none of ours. On V1 our scheduler keeps vLLM's from
+    planning placeholders for such a request, which would be verified like drafts."""
+    if vllm_config is None or not drafts_predictions(vllm_config):
+        return False
+    if vllm_config.use_v2_model_runner:
+        return True
+    return vllm_config.scheduler_config.scheduler_cls == V1_SCHEDULER and not missing("parameters_v1")

@@ -1,0 +1,374 @@
+"""The ASGI middleware of predictions, the innermost of vLLM's HTTP server. It takes out of a request what is ours
+before vLLM parses it, hands it to the request's tasks, and completes the `usage` of the response."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ..config.in_use import drafts_predictions
+from ..config.settings import Settings, drafts_without_prediction
+from ..seams.install import seam
+from ..wire import request as wire
+from . import conversation, status
+from .prediction import (
+    ENDPOINTS,
+    FIELD,
+    HEADER,
+    UNSUPPORTED_ENDPOINTS,
+    FieldError,
+    count_refused,
+    counting,
+    reading,
+    serve_without_prediction,
+    take,
+    tell_once,
+)
+from .usage import HttpRequest, http_request
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+#: Its `usage` stays as it is.
+_MESSAGES = "/v1/messages"
+#: Bytes that are looked at without letting others run.
+_SLICE = 65536
+
+
+@seam("app.init_entrypoints_middleware")
+def init_entrypoints_middleware(
+    original: Callable[..., Any], args: Any, app: Any, *more: Any, **kwargs: Any
+) -> Any:
+    """`init_entrypoints_middleware`, with ours as the innermost: behind authentication, before parsing. An HTTP
+    server starts here: it says what it is."""
+    from starlette.middleware import Middleware
+
+    app.user_middleware.append(Middleware(PredictionMiddleware))
+    reading.run(status.announce)
+    return original(args, app, *more, **kwargs)
+
+
+class PredictionMiddleware:
+    """ASGI middleware.
+
+    HTTP 413: a body over `GPU_ALIGN_MAX_BODY_BYTES` or `GPU_ALIGN_MAX_BODY_ITEMS` brings a prediction. HTTP 400:
+    something is malformed, or a prediction comes to one of `UNSUPPORTED_ENDPOINTS`.
+
+    Other paths pass untouched, as does everything on servers that do not draft from predictions. A body in which
+    nothing can be ours is not parsed, and goes to vLLM as it came. One that is refused is read to its end, because
+    some clients read the answer only after they have sent everything; one that is too large is not kept.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_post = scope["type"] == "http" and scope["method"] == "POST"
+        body: _Body | None = reading.run(_to_be_read, scope) if is_post else None
+        if body is None:
+            tells = is_post and scope["path"].endswith(ENDPOINTS)
+            return await self._app(scope, _replay([], receive, tells=True) if tells else receive, send)
+        messages: list[Message] = []
+        while not messages or messages[-1].get("more_body", False):
+            messages.append(await receive())
+            if messages[-1]["type"] != "http.request":  # the client has gone
+                return await self._app(scope, _replay(messages, receive), send)
+            await body.look_at(messages[-1].get("body", b""))
+            if body.is_too_large:
+                messages = [{**messages[-1], "body": b""}]
+        request = None
+        try:
+            request, rest = await body.take(b"".join(message.get("body", b"") for message in messages))
+            if rest is not None:
+                messages = [{"type": "http.request", "body": rest, "more_body": False}]
+        except FieldError as error:
+            from starlette.responses import JSONResponse
+
+            error.count()
+            told = {
+                "message": str(error),
+                "type": "BadRequestError",
+                "param": error.parameter,
+                "code": error.code,
+            }
+            kind = {"type": "error"} if body.endpoint == _MESSAGES else {}
+            return await JSONResponse({**kind, "error": told}, status_code=error.code)(scope, receive, send)
+        except Exception as error:
+            serve_without_prediction("A request", error)
+        if request is not None and body.endpoint != _MESSAGES:
+            send = _completing(send, request)
+        token = http_request.set(request)  # in the context of this request's own task
+        try:
+            await self._app(scope, _replay(messages, receive), send)
+        finally:
+            http_request.reset(token)
+
+
+def _to_be_read(scope: Scope) -> _Body | None:
+    """What reads this request's body; None where nothing in it is looked at."""
+    endpoints = (each for each in (*ENDPOINTS, *UNSUPPORTED_ENDPOINTS) if scope["path"].endswith(each))
+    endpoint = max(endpoints, key=len, default="")
+    engine_client = getattr(scope["app"].state, "engine_client", None)
+    if not endpoint or engine_client is None or not drafts_predictions(engine_client.vllm_config):
+        return None
+    return _Body(Settings.here(), endpoint, dict(scope["headers"]), engine_client)
+
+
+#: Keys that bring a prediction.
+_KEYS = (FIELD.encode(), wire.KEY.encode())
+#: So many plain values of arrays and objects cost as much as one key, array or object.
+VALUES_PER_ITEM = 4
+
+
+def _pattern(*keys: bytes) -> re.Pattern[bytes]:
+    """All that JSON reads as one of these keys: each letter may be written as backslash, u and four digits."""
+    letters = (b"".join(rb"(?:%c|\\u(?i:%04x))" % (letter, letter) for letter in key) for key in keys)
+    return re.compile(rb'"(?:%s)"[ \t\n\r]*:' % b"|".join(letters))
+
+
+_KEY, _OPTIONS_KEY = _pattern(*_KEYS), _pattern(b"vllm_xargs")
+#: Keys that a client may have meant.
+_MISSPELT = re.compile(rb'"[\w-]{0,8}predict[\w-]{0,8}"[ \t\n\r]*:')
+#: Without one of these a chunk has no such key.
+_MAY_BE = (b"predict", b"vllm_xargs", rb"\u")
+#: The longest of the keys: six bytes a letter, and the quotation marks.
+_LONGEST = 6 * max(map(len, _KEYS)) + 2
+
+
+class BodyScan:
+    """A scan of one body of JSON: `feed` it the chunks.
+
+    size: bytes so far. brings_prediction: whether one of `_KEYS` is a key of an object in it, however written.
+    may_be_ours: whether there may be anything that `requests.take` looks at.
+
+    A quotation mark that no backslash precedes begins or ends a string, also where a chunk ends: what lies in
+    strings is no structure. JSON may also be UTF-16 or UTF-32, which then have bytes of zero, as no UTF-8 of JSON
+    has; what is structure is not told apart there, and all is counted.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.brings_prediction = self.may_be_ours = False
+        self._structures = 0
+        self._commas = 0
+        self._in_string = False
+        self._is_wide = False
+        self._tail = b""  # of what was searched for a key, which may go on in the next chunk
+        self._backslash = b""  # the last byte, where what it escapes has not arrived
+
+    @property
+    def items(self) -> int:
+        """Keys, arrays and objects so far, and a quarter of the commas between their values."""
+        return self._structures + self._commas // VALUES_PER_ITEM
+
+    def feed(self, chunk: bytes, *, counts: bool = True) -> None:
+        """The next bytes of the body. counts: whether `items` is asked for."""
+        self.size += len(chunk)
+        if not counts:
+            self._look_for_keys(chunk.replace(b"\0", b""))
+            return
+        if self._is_wide or b"\0" in chunk:
+            self._is_wide = True
+            chunk = structure = chunk.replace(b"\0", b"")
+        else:
+            structure = self._outside_strings(chunk)
+        self._look_for_keys(chunk)
+        self._structures += structure.count(b"{") + structure.count(b"[") + structure.count(b":")
+        self._commas += structure.count(b",")
+
+    def _look_for_keys(self, chunk: bytes) -> None:
+        window = self._tail + chunk
+        # Any amount of white space may lie between a key and its colon.
+        self._tail = window.rstrip(b" \t\n\r")[-_LONGEST:]
+        if not self.brings_prediction and any(part in window for part in _MAY_BE):
+            self.brings_prediction = _KEY.search(window) is not None
+            patterns = () if self.may_be_ours else (_OPTIONS_KEY, _MISSPELT)
+            self.may_be_ours |= self.brings_prediction or any(each.search(window) for each in patterns)
+
+    def _outside_strings(self, chunk: bytes) -> bytes:
+        chunk = self._backslash + chunk
+        end = len(chunk) - (len(chunk) - len(chunk.rstrip(b"\\"))) % 2
+        self._backslash = chunk[end:]
+        parts = chunk[:end].replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
+        outside = parts[self._in_string :: 2]
+        self._in_string ^= len(parts) % 2 == 0  # an odd number of quotation marks
+        return b"".join(outside)
+
+
+class _Body:
+    """One request's body on its way in. is_too_large: it is over a limit and brings a prediction."""
+
+    def __init__(self, settings: Settings, endpoint: str, headers: dict[bytes, bytes], client: Any) -> None:
+        self.is_too_large, self.endpoint, self._is_limited = False, endpoint, endpoint in ENDPOINTS
+        self._settings, self._client = settings, client
+        self._switch = headers[HEADER].decode("latin-1") if HEADER in headers else None
+        length, limit = (
+            headers.get(b"content-length", b""),
+            min(settings.max_body_bytes, settings.max_body_items),
+        )
+        self._may_be_long = not length.isdigit() or int(length) > limit
+        self._scan, self._can_be_read = BodyScan(), True
+
+    async def look_at(self, chunk: bytes) -> None:
+        for start in range(0, len(chunk), _SLICE):
+            if start:
+                await asyncio.sleep(0)
+            if self._can_be_read:  # what has been refused by then stays refused
+                self._can_be_read = bool(reading.run(self._feed, chunk[start : start + _SLICE]))
+
+    def _feed(self, part: bytes) -> bool:
+        scan, settings = self._scan, self._settings
+        scan.feed(part, counts=self._may_be_long)
+        is_over = scan.size > settings.max_body_bytes or scan.items > settings.max_body_items
+        self.is_too_large |= self._is_limited and is_over and scan.brings_prediction
+        return True
+
+    def _too_large(self) -> FieldError:
+        scan, settings = self._scan, self._settings
+        reason, most, found = (
+            "bytes",
+            f"{settings.max_body_bytes} bytes (GPU_ALIGN_MAX_BODY_BYTES)",
+            scan.size,
+        )
+        if scan.size <= settings.max_body_bytes:
+            counted = f"keys, arrays and objects, {VALUES_PER_ITEM} plain values counting as one"
+            most = f"{settings.max_body_items} {counted} (GPU_ALIGN_MAX_BODY_ITEMS)"
+            reason, found = "items", scan.items
+        expected = f"{FIELD}: expected a request body of at most {most}, got {found}"
+        return FieldError(expected, reason, code=413)
+
+    async def take(self, body: bytes) -> tuple[HttpRequest | None, bytes | None]:
+        """What the request brings and chooses, and its body without that; None for what does not change. Raises
+        `FieldError`."""
+        if self.is_too_large:
+            raise self._too_large()
+        vllm_config, renderer = self._client.vllm_config, self._client.renderer
+        run = functools.partial(asyncio.get_running_loop().run_in_executor, renderer._executor)
+        is_asked = self._is_limited and (self._switch is not None or self._settings.conversation)
+        prediction = rest = None
+        if self._can_be_read and (self._scan.may_be_ours or is_asked):
+            prediction, rest, document = await run(
+                take, body, self.endpoint, self._switch, vllm_config, renderer
+            )
+            if document is not None:
+                try:
+                    token_ids = await conversation.predict(run, document, vllm_config, renderer)
+                    if token_ids:
+                        prediction = replace(
+                            prediction or wire.Prediction(), token_ids=token_ids, kind=wire.TextKind.MEMORY
+                        )
+                except Exception as error:
+                    count_refused("conversation", "dropped")
+                    serve_without_prediction("A conversation", error)
+        if prediction is None and self._settings.usage_details and drafts_without_prediction():
+            prediction = wire.Prediction()
+        return None if prediction is None else HttpRequest(prediction), rest
+
+
+@seam("run_batch.run_request")
+async def run_request(
+    original: Callable[..., Any], serve: Any, request: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """A line of `vllm run-batch`, which comes and goes without HTTP."""
+    engine_client = getattr(getattr(serve, "__self__", None), "engine_client", None)
+    if request.url not in ENDPOINTS or not drafts_predictions(getattr(engine_client, "vllm_config", None)):
+        return await original(serve, request, *args, **kwargs)
+
+    async def served(asked: Any) -> Any:
+        body, http = _Body(Settings.here(), request.url, {}, engine_client), None
+        try:
+            whole = asked.model_dump_json(exclude={"messages"}, exclude_unset=True).encode()
+            await body.look_at(whole)
+            http, rest = await body.take(whole)
+            if rest is not None:
+                asked.vllm_xargs = json.loads(rest).get("vllm_xargs")
+                asked.model_extra.pop(FIELD, None)
+        except FieldError as error:
+            from vllm.exceptions import VLLMValidationError
+
+            error.count()
+            raise VLLMValidationError(str(error), parameter=error.parameter) from None
+        except Exception as error:
+            serve_without_prediction("A line of a batch", error)
+        http_request.set(http)  # vLLM serves each line in a task of its own
+        response = await serve(asked)
+        usage = getattr(response, "usage", None)
+        if (
+            http is not None
+            and usage is not None
+            and http.complete(document := {"usage": usage.model_dump()})
+        ):
+            response.usage = type(usage)(**document["usage"])
+        return response
+
+    return await original(served, request, *args, **kwargs)
+
+
+def _completing(send: Send, request: HttpRequest) -> Send:
+    """A `send` that completes the `usage` of a response of JSON, or of a stream's last event."""
+    held: Message | None = None  # the start of JSON, whose length may change
+    is_stream = False
+
+    async def complete(message: Message) -> None:
+        nonlocal held, is_stream
+        if message["type"] == "http.response.start":
+            content_type = dict(message["headers"]).get(b"content-type", b"")
+            is_stream = content_type.startswith(b"text/event-stream")
+            if content_type.startswith(b"application/json"):
+                held = message
+                return
+        elif message["type"] == "http.response.body" and (held or is_stream):
+            read = _completed_events if is_stream else _completed
+            if is_stream or not message.get("more_body", False):
+                body = counting.run(read, message["body"], request)
+                message = message if body is None else {**message, "body": body}
+            if held is not None:
+                headers = [each for each in held["headers"] if each[0] != b"content-length"]
+                if not message.get("more_body", False):
+                    headers.append((b"content-length", str(len(message["body"])).encode()))
+                await send({**held, "headers": headers})
+                held = None
+        await send(message)
+
+    return complete
+
+
+def _completed(body: bytes, request: HttpRequest) -> bytes | None:
+    """The JSON of a response with the counts; None where there are none."""
+    document = json.loads(body) if b'"usage":{' in body else None
+    if document is None or not request.complete(document):
+        return None
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _completed_events(chunk: bytes, request: HttpRequest) -> bytes | None:
+    """The same of the events of a stream. What a user writes cannot look like the marks of the last one: quotes
+    inside of JSON strings are escaped."""
+    if not (b'"usage":{' in chunk and (b'"choices":[]' in chunk or b'"response":{' in chunk)):
+        return None
+    start = b"data: "
+    lines = chunk.split(b"\n")
+    for place, line in enumerate(lines):
+        if line.startswith(start + b"{"):
+            lines[place] = start + (_completed(line[len(start) :], request) or line[len(start) :])
+    return b"\n".join(lines)
+
+
+def _replay(messages: list[Message], receive: Receive, *, tells: bool = False) -> Receive:
+    """A `receive` that begins with messages that were received already. tells: of a prediction, once."""
+    rest = iter(messages)
+
+    async def again() -> Message:
+        message = next(rest, None) or await receive()
+        if tells and b'"prediction":' in message.get("body", b""):
+            tell_once(
+                "Requests bring predictions; this server does not draft from them (--speculative-config)"
+            )
+        return message
+
+    return again
