@@ -36,7 +36,6 @@ class Message(NamedTuple):
     steps: list[Step]
     own: bool
     refused: str = ""
-    off: bool = False
     graphs: int = 0
 
 
@@ -44,21 +43,16 @@ def read(text: str) -> Message:
     found = decode([text])
     steps = [Step(*numbers) for numbers in zip(*(column.tolist() for column in found.steps), strict=True)]
     assert found.counts.tolist() == [len(steps)]
-    return Message(
-        steps, bool(found.own[0]), REFUSALS[int(found.refused[0])], bool(found.off[0]), int(found.graphs[0])
-    )
+    return Message(steps, bool(found.own[0]), REFUSALS[int(found.refused[0])], int(found.graphs[0]))
 
 
 @pytest.mark.parametrize("own", [True, False])
-@pytest.mark.parametrize("off", [True, False])
 @pytest.mark.parametrize("graphs", [0, len(GRAPHS) - 1])
 @pytest.mark.parametrize("refused", REFUSALS)
 @pytest.mark.parametrize("steps", [[], [Step(1, 16, 12, 3)], [Step(0, 0, 0, 0), Step(2, 1000, 1, 1)]])
-def test_a_message_survives_the_way(
-    steps: list[Step], own: bool, refused: str, off: bool, graphs: int
-) -> None:
-    expected = Message(steps, own and bool(steps), refused, off, graphs)
-    more = {"own": expected.own, "refused": REFUSALS.index(refused), "off": off, "graphs": graphs}
+def test_a_message_survives_the_way(steps: list[Step], own: bool, refused: str, graphs: int) -> None:
+    expected = Message(steps, own and bool(steps), refused, graphs)
+    more = {"own": expected.own, "refused": REFUSALS.index(refused), "graphs": graphs}
     assert read(message(steps, **more)) == expected
 
 

@@ -25,7 +25,7 @@ from vllm_integration.frontend import usage as usage_collector
 from vllm_integration.frontend.usage import _BY_THE_WORKER, Collector
 from vllm_integration.seams import install as compat
 from vllm_integration.wire.reports import GRAPHS, REFUSALS
-from vllm_integration.wire.steps import HEADER
+from vllm_integration.wire.steps import FAULTS, HEADER
 
 pytestmark = pytest.mark.usefixtures("plugin_on", "defaults")
 
@@ -137,6 +137,7 @@ def test_the_status_has_the_same_and_the_counters(monkeypatch: pytest.MonkeyPatc
         "version": gpu_align.__version__,
         "on": True,
         "off_reason": None,
+        "faults": {},
         "runner": "V2",
         "num_draft_tokens": 32,
         "drafter": None,
@@ -153,22 +154,28 @@ def test_the_status_has_the_same_and_the_counters(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_worker_that_has_turned_drafting_off_is_in_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It comes with any request's output, is on `/metrics` too, and stays."""
+    """And why, also of an extra. It comes with any request's output, and is on `/metrics` too."""
     app = app_with()
     monkeypatch.setattr(usage_collector, "collector", Collector())
     request, processor = SimpleNamespace(request_id="r"), SimpleNamespace(request_states={"r": None})
     told = []
-    for off in (False, True, False):
-        graphs = [*GRAPHS].index("backend") if off else 0
-        header = {HEADER: message([Step(0, 0, 0, 0)], off=off, graphs=graphs)}
+    why = "RuntimeError at drafter.py:1 propose"
+    for faults in ({}, {"drafting": why}, {"step log": why}, {}):
+        graphs = [*GRAPHS].index("backend") if faults else 0
+        header = {HEADER: message([Step(0, 0, 0, 0)], graphs=graphs), FAULTS: json.dumps(faults)}
         output = SimpleNamespace(**vars(request), trace_headers=header, new_token_ids=[1], finished=False)
         usage_collector.process_outputs(lambda self, outputs: None, processor, [output])
         found = get(app).json()
         gauge = prometheus_client.REGISTRY.get_sample_value("gpu_align_enabled")
-        told.append((found["on"], found["off_reason"], gauge, found["full_cuda_graphs"]))
-    off_now = (False, status._WORKER_OFF, 0, GRAPHS["backend"]._asdict())
-    assert told == [(True, None, 1, GRAPHS["unknown"]._asdict()), off_now, off_now]
-    assert get(app_with()).json()["on"], "a server that starts knows nothing of it"
+        assert output.trace_headers is None
+        assert found["faults"] == faults
+        for part in ("drafting", "step log"):
+            labels = {"part": part, "reason": why}
+            shown = prometheus_client.REGISTRY.get_sample_value("gpu_align_fault", labels)
+            assert (shown or 0) == (part in faults)
+        told.append((found["on"], found["off_reason"], gauge))
+    assert told == [(True, None, 1), (False, why, 0), (True, None, 1), (True, None, 1)]
+    assert found["full_cuda_graphs"] == GRAPHS["backend"]._asdict()
     for reason, gauge in (("a seam is missing", 0), (None, 1)):  # from its start
         monkeypatch.setattr(compat, "_off_reason", reason)
         app_with()

@@ -84,7 +84,6 @@ class FakeEngine:
     usage: dict[str, RequestUsage] = field(default_factory=dict)
     ledger: VerificationLedger = field(init=False)
     report: DraftReport = field(default_factory=DraftReport)
-    told_off: bool = False
 
     def __post_init__(self) -> None:
         settings = self.proposer.settings
@@ -176,7 +175,6 @@ class FakeEngine:
                 usage.output_tokens += len(each.new_token_ids)
                 found = decode([each.trace_headers[HEADER]])
                 source, _, verified, accepted = found.steps
-                self.told_off |= bool(found.off[0])
                 for step in zip(source.tolist(), verified.tolist(), accepted.tolist(), strict=True):
                     usage.add_step(*step)
 

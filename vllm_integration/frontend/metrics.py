@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 from gpu_align.step_log import SOURCES
 
+from ..seams import guard, install
+from ..wire.reports import DRAFTS
 from ..wire.steps import Steps
 
 #: Value of `gpu_align.Source`, and index in `SOURCES`.
@@ -53,7 +55,8 @@ _BY_VERDICT, _BY_SOURCE = {"verdict": VERDICTS}, {"source": DRAFTING}
 _SPECS: dict[str, dict[str, tuple[Any, ...]]] = {
     "Gauge": {
         "info": ("Always 1: what this server is, as labels.", dict.fromkeys(_INFO, ())),
-        "enabled": ("1 while drafts are made, 0 once the plugin or a worker has turned them off.",),
+        "enabled": ("1 while drafts are made, 0 while a part without which none are is off.",),
+        "fault": ("1 while a part of the plugin is off, and why.", dict.fromkeys(("part", "reason"), ())),
     },
     "Counter": {
         "requests": ("Requests that brought a prediction.",),
@@ -99,14 +102,33 @@ def set_info(**facts: object) -> None:
     _get("info").labels(*(facts[name] for name in _INFO)).set(1)
 
 
-def set_enabled(value: bool) -> None:
-    """Whether drafts are made, as far as this process knows."""
-    _get("enabled").set(int(value))
+#: Parts of the plugin that are off in the engine, as it was told last, and what the metric shows.
+_engine_faults: dict[str, str] = {}
+_shown_faults: set[tuple[str, str]] = set()
 
 
-def enabled() -> bool:
-    """Whether drafts are made, as far as any process of the server knows."""
-    return all(value for name, _, _, value in _samples() if name == "enabled")
+def all_faults() -> dict[str, str]:
+    """The parts of the plugin that are off in the engine or in this process, and why."""
+    return {**_engine_faults, **guard.faults()}
+
+
+def off_reason() -> str | None:
+    """Why nothing is drafted, as far as this process knows; None where something is."""
+    found = all_faults()
+    return install.off_reason() or next((found[part] for part in DRAFTS if part in found), None)
+
+
+def show_faults(engine: Mapping[str, str] | None = None) -> None:
+    """Show which parts are off. engine: those of the engine, if it has told."""
+    if engine is not None:
+        _engine_faults.clear()
+        _engine_faults.update(engine)
+    _get("enabled").set(int(off_reason() is None))
+    found = set(all_faults().items())
+    for part, reason in found ^ _shown_faults:
+        _get("fault").labels(part, reason).set(int((part, reason) in found))
+    _shown_faults.clear()
+    _shown_faults.update(found)
 
 
 def read() -> dict[str, Any]:

@@ -62,8 +62,8 @@ UNSUPPORTED_ENDPOINTS = (
 
 
 #: Of this process. What fails in them costs a look at a request, or counts, and never a response.
-reading = Guard("requests", "does not look at a request", core=True)
-counting = Guard("counts", "does not count", core=True)
+reading = Guard("requests", "does not look at a request", core=True, then=metrics.show_faults)
+counting = Guard("counts", "does not count", core=True, then=metrics.show_faults)
 
 
 def serve_without_prediction(what: str, error: Exception) -> None:

@@ -23,9 +23,6 @@ logger = logging.getLogger("vllm.gpu_align")
 
 PATH = "/gpu_align/status"
 
-#: The `off_reason` where it is not this process that is off.
-_WORKER_OFF = "a worker has turned drafting off: its ERROR line in the server's log says why"
-
 
 def server_facts(engine: EngineFacts) -> dict[str, Any]:
     """What does not change while the server of this process runs, as docs/metrics.md shows it. Reads the packs,
@@ -78,7 +75,7 @@ def announce() -> None:
     facts = server_facts(engine)
     packs = [f"{pack['name']}@{(pack['hash'] or '')[7:SHOWN_HASH]}".rstrip("@") for pack in facts["recipes"]]
     metrics.set_info(**{**facts, "drafter": facts["drafter"] or "", "recipes": ",".join(packs)})
-    metrics.set_enabled(off_reason() is None)
+    metrics.show_faults()
     if off_reason() is None:
         logger.info("%s", shown_reason(_line(facts), longest=2000))
 
@@ -106,8 +103,8 @@ class StatusEndpoint:
         if right and not (any(right) and scheme.lower() == "bearer"):
             return JSONResponse({"error": "Unauthorized"}, status_code=401)
         engine = engine_here()
-        reason = off_reason() or (None if metrics.enabled() else _WORKER_OFF)
-        changing = {"on": reason is None, "off_reason": reason, "counters": metrics.read()}
+        reason, off = metrics.off_reason(), metrics.all_faults()
+        changing = {"on": reason is None, "off_reason": reason, "faults": off, "counters": metrics.read()}
         graphs = [*GRAPHS.values()][usage.collector.graphs]._asdict()
         facts = server_facts(engine) if engine else {}
         return JSONResponse({**facts, **changing, "full_cuda_graphs": graphs})

@@ -6,6 +6,7 @@ are written here: neither the engine nor the device does more.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -24,7 +25,7 @@ from ..seams.guard import shown_id
 from ..seams.install import seam
 from ..wire import request as wire
 from ..wire.reports import REFUSALS
-from ..wire.steps import HEADER, decode
+from ..wire.steps import FAULTS, HEADER, decode
 from . import metrics
 from .metrics import PREDICTION
 from .prediction import counting
@@ -219,8 +220,6 @@ class Collector:
             realignments += sum(request.add_step(source, *verified) for source, _, *verified in taken)
         metrics.count_steps(messages.steps, firsts=firsts, realignments=realignments)
         self.graphs = int(messages.graphs[-1]) or self.graphs
-        if messages.off.any():
-            metrics.set_enabled(False)
         for number in messages.refused[messages.refused > 0].tolist():
             metrics.count_refused(*_BY_THE_WORKER[REFUSALS[number]])
         for output, _ in sent:
@@ -296,8 +295,12 @@ def abort_requests(
 def _take_messages(outputs: Sequence[Any]) -> list[tuple[Any, str]]:
     messages = []
     for output in outputs:
-        headers = output.trace_headers
-        if headers and HEADER in headers:
-            messages.append((output, headers[HEADER]))
-            output.trace_headers = {name: headers[name] for name in headers if name != HEADER} or None
+        if not output.trace_headers:
+            continue
+        headers = dict(output.trace_headers)
+        if (told := headers.pop(FAULTS, None)) is not None:
+            metrics.show_faults(json.loads(told))
+        if (steps := headers.pop(HEADER, None)) is not None:
+            messages.append((output, steps))
+        output.trace_headers = headers or None
     return messages
