@@ -102,7 +102,7 @@ class Oracle:
             self.waiting.remove(step)
             own = step[0] == self.num_tokens
         refused, self.refused = self.refused, ""
-        return Message(steps, own, refused, off)
+        return Message(steps, own, refused)
 
 
 def drafts_of(made: dict[str, tuple[int, int, int]]) -> StepDrafts:

@@ -223,19 +223,19 @@ def as_one_of_several(directory: Path) -> list[Any]:
     metrics._metrics.clear()
     facts = dict.fromkeys(metrics._INFO, 1)
     metrics.set_info(**facts)
-    first = [metrics.read(), metrics.enabled()]
+    first = metrics.read()
     for made in (2, 3):
         if not os.fork():
             metrics.set_info(**facts)
             for _ in range(made):
                 metrics.count_request(10)
             metrics.count_refused("room", "dropped")
-            metrics.set_enabled(made == 2)
+            metrics.show_faults({} if made == 2 else {"drafting": "why"})
             os._exit(0)
         os.wait()
     registry = prometheus_client.CollectorRegistry()
     multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-    return [*first, metrics.read(), metrics.enabled(), prometheus_client.generate_latest(registry).decode()]
+    return [first, metrics.read(), prometheus_client.generate_latest(registry).decode()]
 
 
 def test_several_processes_are_one_server_and_every_label_is_there_from_the_start(tmp_path: Path) -> None:
@@ -247,9 +247,9 @@ def test_several_processes_are_one_server_and_every_label_is_there_from_the_star
         finally:
             os._exit(0)
     os.waitpid(child, 0)
-    first, enabled, last, still, text = json.loads(answer.read_text())
-    assert (enabled, still) == (True, False), "one of them has heard of a worker that is off"
-    assert "\ngpu_align_enabled 0.0\n" in text
+    first, last, text = json.loads(answer.read_text())
+    assert "\ngpu_align_enabled 0.0\n" in text, "one of them has heard of a worker that is off"
+    assert '\ngpu_align_fault{part="drafting",reason="why"} 1.0\n' in text
     refused: dict[str, dict[str, int]] = {}
     for reason, action in metrics.REFUSED:
         refused.setdefault(reason, {})[action] = 0

@@ -31,13 +31,11 @@ class Step(NamedTuple):
     accepted: int
 
 
-def message(
-    steps: Sequence[Step], *, own: bool = True, refused: int = 0, off: bool = False, graphs: int = 0
-) -> str:
+def message(steps: Sequence[Step], *, own: bool = True, refused: int = 0, graphs: int = 0) -> str:
     """What travels with one output: `steps`, the last of them its own if `own`."""
     columns = Steps(*np.array(steps, dtype=np.int64).reshape(-1, 4).T)
     places = np.zeros(len(steps), np.int64)
-    (text,) = encode(columns, places, np.array([own]), np.array([refused]), off, graphs)
+    (text,) = encode(columns, places, np.array([own]), np.array([refused]), graphs)
     return text
 
 
