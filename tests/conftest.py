@@ -33,6 +33,7 @@ ENGINES = {
     "campaign-server": ["small_counts["],
     "hybrid": ["test_v2_hybrid"],
     "upstream": ["test_v2_upstream"],
+    "real": ["test_real_model"],
     "server": ["test_usage_server", "test_vllm_request_endpoints", "test_vllm_request_clients"],
     "v2": ["test_v2_output"],
     "v2-server": ["test_v2_server"],
