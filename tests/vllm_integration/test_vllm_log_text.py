@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 import vllm_integration
-from vllm_integration.seams.install import shown_error, shown_id
+from vllm_integration.seams.guard import shown_error, shown_id
 from vllm_integration.wire import request as wire
 from vllm_integration.worker.request_drafter import RequestDrafter
 from vllm_integration.worker.requests import open_request, take_refusals

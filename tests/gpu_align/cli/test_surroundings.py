@@ -157,6 +157,7 @@ def through_a_pipe(*chunks: bytes) -> Path:
         ((gzip.compress(RECORD) + gzip.compress(RECORD),), 2),
         ((b"",), 0),
     ],
+    ids=["plain", "long", "two chunks", "gzip", "gzip in two chunks", "marked", "two members", "nothing"],
 )
 def test_records_through_a_pipe(chunks: tuple[bytes, ...], lines: int) -> None:
     assert len([*inputs.json_lines(through_a_pipe(*chunks))]) == lines
@@ -183,6 +184,7 @@ OLD, NEW = b"def a():\n    return 1\n", b"def a():\n    return 2\n"
         ("recipes learn PIPE old.py --out pack.json", NEW, "read 2 files, 44 bytes"),
         ("report PIPE", b"1\n", "expected"),
     ],
+    ids=["records", "gzip", "before", "after", "tune", "observe", "learn", "report"],
 )
 def test_commands_read_pipes(
     line: str, contents: bytes, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
