@@ -88,7 +88,10 @@ def complete(
 
 def main() -> int:
     """Copy a JSON object, which is the prediction."""
-    chat = f"<|im_start|>user\nRepeat this JSON exactly:\n\n{TEXT}<|im_end|>\n<|im_start|>assistant\n"
+    said = (("system", "You are a helpful AI assistant"), ("user", f"Repeat this JSON exactly:\n\n{TEXT}"))
+    chat = (
+        "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in said) + "<|im_start|>assistant\n"
+    )
     for name, drafter in drafters().items():
         llama = load(sys.argv[1], drafter)
         prompt = llama.tokenize(chat.encode(), add_bos=False, special=True)
