@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from .config import DrafterConfig
     from .drafter import CapturedStep, Drafter
     from .memory import ResponseMemory
-    from .ops.draft import Draft, Source
-    from .ops.recipe_lookup import Recipes
+    from .ops.layout import Draft, Source
+    from .ops.recipes.table import Recipes
     from .recipes.pack import RecipePack
 
 __all__ = [
@@ -33,13 +33,13 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "CapturedStep": "drafter",
-    "Draft": "ops.draft",
+    "Draft": "ops.layout",
     "Drafter": "drafter",
     "DrafterConfig": "config",
     "RecipePack": "recipes",
-    "Recipes": "ops.recipe_lookup",
+    "Recipes": "ops.recipes.table",
     "ResponseMemory": "memory",
-    "Source": "ops.draft",
+    "Source": "ops.layout",
 }
 
 

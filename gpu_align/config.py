@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from .ops.backend import check_int
-from .ops.constants import MAX_MATCH
-from .ops.draft import length_quarters, read_table
-from .ops.state import StepSettings
+from .ops.choose.survival import length_quarters, read_table
+from .ops.layout import StepSettings
+from .ops.match import MAX_MATCH
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
@@ -14,7 +13,7 @@ import torch
 
 from .arena import MAX_TOKENS, ArenaStats, Extent, PredictionArena, check_sharing_key, tokens_for_all
 from .config import DrafterConfig
-from .ops import constants as c
+from .ops import layout as c
 from .ops.backend import (
     Backend,
     check_batch,
@@ -24,11 +23,10 @@ from .ops.backend import (
     check_token_ids,
     resolve_backend,
 )
-from .ops.draft import Draft, SurvivalTables, allocate_draft
-from .ops.draft_budget import limit_drafts_inplace
-from .ops.recipe_lookup import Recipes, shared_recipe_table
+from .ops.choose.survival import SurvivalTables
+from .ops.layout import Draft, allocate_draft, allocate_state
+from .ops.recipes.table import Recipes, shared_recipe_table
 from .ops.slots import load_slot_kernel, occupy_slot, store_prediction, vacate_slot
-from .ops.state import allocate_state
 from .ops.step import StepCall, StepLaunch, make_step
 
 #: What the kernel can count: lanes of a draft, positions as parts of 32-bit keys, and the rest in 32 bits.
@@ -141,48 +139,17 @@ class Preparation:
             self._done = None
 
 
-IntArray = npt.NDArray[np.signedinteger[Any]]
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class SlotSnapshot:
-    """A request as `Drafter.export_slot` gives it and `Drafter.import_slot` takes it. Can be pickled.
-
-    It holds the prediction and says what the output was like: protect it as you protect requests.
-    """
-
-    prediction: npt.NDArray[np.int32]  # [n]
-    prompt_len: int
-    recipes: tuple[str, ...] | None  # names of the recipe packs that it uses; None is all
-    memory: bool  # whether the prediction is a text of earlier answers
-    #: And the next three: its rows of the drafter's state, `gpu_align.ops.constants`.
-    align_state: IntArray
-    lcs_row: IntArray
-    edits: IntArray
-    context_index: IntArray
-    related: bool = False  # of a memory: whether they are answers to requests like this one
-
-    def __repr__(self) -> str:
-        """One line: sizes, and nothing of the request."""
-        return f"SlotSnapshot(num_prediction={len(self.prediction)}, prompt_len={self.prompt_len})"
-
-
-_ROWS = ("align_state", "lcs_row", "edits", "context_index")
-
-
 class CapturedStep:
     """A step of a `Drafter` that an engine replays, to `draft`: no arguments, no checks, one launch."""
 
-    def __init__(
-        self, drafter: Drafter, *inputs: torch.Tensor, budget: int | torch.Tensor | None = None
-    ) -> None:
+    def __init__(self, drafter: Drafter, *inputs: torch.Tensor) -> None:
         token_ids, total_len, slots, num_sampled = inputs
         self._drafter = drafter
-        self._propose = partial(drafter.propose, *inputs, budget=budget)
+        self._propose = partial(drafter.propose, *inputs)
         self._graph: torch.cuda.CUDAGraph | None = None
         # Nothing sampled: the kernel is compiled and runs once, and leaves every slot as it is.
         idle = torch.zeros_like(num_sampled)
-        self.draft = drafter.propose(token_ids, total_len, slots, idle, budget=budget)
+        self.draft = drafter.propose(token_ids, total_len, slots, idle)
         if drafter.device.type == "cuda":
             torch.cuda.current_stream(drafter.device).synchronize()
             self._graph = torch.cuda.CUDAGraph()
@@ -300,9 +267,6 @@ class Drafter:
         self._step = make(out=self._draft)
         self._preparation = Preparation(make, max_slots, num_draft_tokens, self.device)
         weakref.finalize(self, self._preparation.finish).atexit = False  # then nobody gets its memory
-        #: Of `propose` with a budget: scratch, [max_slots, K], and an int's place.
-        self._survival = torch.zeros_like(self._draft.token_ids, dtype=torch.int32)
-        self._budget = torch.zeros(1, dtype=torch.int32, device=self.device)
 
     def __repr__(self) -> str:
         """One line: sizes, and nothing of any request."""
@@ -415,53 +379,6 @@ class Drafter:
         self._release(slot)
         vacate_slot(self._state, slot, self._backend)
 
-    def export_slot(self, slot: int) -> SlotSnapshot:
-        """What is known of the request in `slot`, for `import_slot` of another drafter. The slot stays as it is.
-
-        The host waits for the device; the engine moves the tokens of the row. ValueError: no such slot, or vacant.
-        """
-        slot = self._check_slot(slot)
-        self._preparation.join()
-        state, meta = self._state, self._state.slot_meta[slot].tolist()
-        if meta[c.OUTPUT_START] == c.VACANT:
-            raise ValueError(f"slot: expected one that holds a request, found {slot}, which is vacant")
-        base, packs = meta[c.PREDICTION_BASE], meta[c.RECIPE_PACKS]
-        names = tuple(name for i, name in enumerate(self.recipe_names) if packs >> i & 1)
-        return SlotSnapshot(
-            prediction=state.prediction_tokens[base : base + meta[c.PREDICTION_LEN]].cpu().numpy().copy(),
-            prompt_len=meta[c.OUTPUT_START],
-            recipes=None if packs == c.ALL_PACKS else names,
-            memory=meta[c.TEXT_KIND] != c.TEXT_PREDICTION,
-            related=meta[c.TEXT_KIND] == c.TEXT_RELATED_MEMORY,
-            **{name: getattr(state, name)[slot].cpu().numpy().copy() for name in _ROWS},
-        )
-
-    def import_slot(self, slot: int, snapshot: SlotSnapshot, *, sharing_key: Hashable = None) -> bool:
-        """Give `slot` to a request of another drafter, with what was known of it: no token is aligned again.
-
-        The drafts are those that `add` and its tokens would bring, too. Arguments, result and errors as those of
-        `add`; the row in `token_ids` holds the same tokens as that of the other drafter did. ValueError: another
-        `max_context_len` here, or a pack that the request uses is not there.
-        """
-        if not isinstance(snapshot, SlotSnapshot):
-            raise TypeError(f"snapshot: expected a SlotSnapshot, found {type(snapshot).__name__}")
-        rows = {name: (getattr(self._state, name), getattr(snapshot, name)) for name in _ROWS}
-        for name, (held, row) in rows.items():
-            if row.shape != held.shape[1:]:
-                raise ValueError(
-                    f"snapshot.{name}: expected {list(held.shape[1:])}, as of this drafter's max_context_len, "
-                    f"found {list(row.shape)}"
-                )
-        is_held = self.add(
-            slot, snapshot.prediction, snapshot.prompt_len,
-            sharing_key=sharing_key, recipes=snapshot.recipes, memory=snapshot.memory,
-            related=snapshot.related,
-        )  # fmt: skip
-        if is_held:
-            for held, row in rows.values():
-                held[slot].copy_(torch.from_numpy(row))
-        return is_held
-
     @property
     def prediction_stats(self) -> ArenaStats:
         """How the room for predictions is used, and what it could not hold."""
@@ -480,8 +397,6 @@ class Drafter:
         total_len: torch.Tensor,
         slots: torch.Tensor,
         num_sampled: torch.Tensor,
-        *,
-        budget: int | torch.Tensor | None = None,
     ) -> Draft:
         """Draft the next tokens of every request in the batch.
 
@@ -493,9 +408,6 @@ class Drafter:
                 where num_sampled > 0.
             num_sampled: [B] int32: tokens sampled this step; 0 means that the request is still in its prefill:
                 nothing about it changes and its draft has length 0.
-            budget: the most draft tokens of the whole batch; the least likely go first, by one more launch
-                (`gpu_align.ops.draft_budget`), and of equal ones those of later requests. An int, at least 0, or
-                [1] int32 on the drafter's device, which a CUDA graph reads anew at each replay. None is no limit.
 
         A request's output is ``token_ids[slot, prompt_len:total_len]``, with the `prompt_len` of `add`, and empty
         where ``total_len <= prompt_len``. An empty output is the beginning of every prediction: if num_sampled > 0
@@ -526,16 +438,7 @@ class Drafter:
         self._step(token_ids, total_len, slots, num_sampled)
         if batch_size not in self._drafts:
             self._drafts[batch_size] = Draft(*(tensor[:batch_size] for tensor in self._draft))
-        draft = self._drafts[batch_size]
-        if budget is None:
-            return draft
-        if isinstance(budget, torch.Tensor):
-            check_tensor("budget", budget, dtype=torch.int32, shape=(1,), device=self.device)
-        else:
-            budget = self._budget.fill_(check_int("budget", budget, 0, 2**31 - 1))
-        scratch, tokens = self._survival, (token_ids, total_len, slots, self.vocab_size)
-        limit_drafts_inplace(draft, budget, scratch, *tokens, self._backend)
-        return draft
+        return self._drafts[batch_size]
 
     @on_its_device
     def prepare(self, token_ids: torch.Tensor, total_len: torch.Tensor, slots: Sequence[int]) -> None:
@@ -565,13 +468,11 @@ class Drafter:
             self._preparation.start(token_ids, total_len, chosen)
 
     @on_its_device
-    def warm_up(self, token_ids: torch.Tensor, total_len: torch.Tensor, *, budget: bool = False) -> None:
+    def warm_up(self, token_ids: torch.Tensor, total_len: torch.Tensor) -> None:
         """Run once what a request runs, so that nothing is compiled or pinned when the first one comes.
 
         Args:
             token_ids, total_len: as in `propose`. Read only; no slot changes.
-            budget: whether `propose` will be given budgets: one more kernel for each power of two of requests up
-                to `max_slots`, which takes seconds for each where Triton has not compiled it before.
         """
         # Pinned memory is kept by powers of two. PyTorch sorts few keys by one kernel and many by another, and
         # there are keys of 16 and of 32 bits.
@@ -583,13 +484,8 @@ class Drafter:
             )  # nobody's pages
         load_slot_kernel(self._state, self._backend)
         # Nothing is sampled: the step leaves the slot as it is.
-        slots, num_sampled = (
-            torch.zeros(self.max_slots, dtype=d, device=self.device) for d in (torch.int64, torch.int32)
-        )
-        self.propose(token_ids, total_len, slots[:1], num_sampled[:1])
-        for i in range((self.max_slots - 1).bit_length() + 1 if budget else 0):
-            size = min(1 << i, self.max_slots)
-            self.propose(token_ids, total_len, slots[:size], num_sampled[:size], budget=0)
+        slots, num_sampled = (torch.zeros(1, dtype=d, device=self.device) for d in (torch.int64, torch.int32))
+        self.propose(token_ids, total_len, slots, num_sampled)
         self.prepare(token_ids, total_len, [0])
 
     @on_its_device
@@ -599,8 +495,6 @@ class Drafter:
         total_len: torch.Tensor,
         slots: torch.Tensor,
         num_sampled: torch.Tensor,
-        *,
-        budget: int | torch.Tensor | None = None,
     ) -> CapturedStep:
         """Record a step over these tensors as a CUDA graph: a replay runs it on what they hold by then.
 
@@ -608,7 +502,7 @@ class Drafter:
         All graphs write to the same `Draft` buffers. `add` and `remove` go on as ever, as long as they run on the
         stream that replays. On the CPU there is no graph, and a replay is a call of `propose`.
         """
-        return CapturedStep(self, token_ids, total_len, slots, num_sampled, budget=budget)
+        return CapturedStep(self, token_ids, total_len, slots, num_sampled)
 
     def _check_slot(self, slot: int) -> int:
         return check_int("slot", slot, 0, self.max_slots - 1, f"0 <= slot < {self.max_slots}")

@@ -220,7 +220,7 @@ PLANTED = [
     ("vllm_integration.seams.table", "from vllm_integration.seams import install", "import each other"),
     ("gpu_align.arena", "def f():\n    from .drafter import _MOST", "imports the private name _MOST"),
     ("gpu_align.arena", "class Drafter:\n    pass", "each have a class Drafter"),
-    ("gpu_align.ops.state", "def f():\n    from ..tools import cli", "expected 5 levels"),
+    ("gpu_align.ops.layout", "def f():\n    from ..tools import cli", "expected 5 levels"),
 ]
 
 

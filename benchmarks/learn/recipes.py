@@ -24,9 +24,9 @@ from benchmarks.processes import pool
 from benchmarks.quality.runs import Entry, cached_corpus, make_corpora, read_entries
 from benchmarks.tables import command
 from gpu_align import RecipePack, Source
-from gpu_align.ops.constants import ALL_PACKS
-from gpu_align.ops.recipe_lookup import RecipeTable
-from gpu_align.ops.reference.recipe_lookup import find_recipe
+from gpu_align.ops.recipes import ALL_PACKS
+from gpu_align.ops.recipes.reference import find_recipe
+from gpu_align.ops.recipes.table import RecipeTable
 from gpu_align.predictors import PredictorLoop
 from gpu_align.recipes.pack import NUM_BINS, SHIPPED
 from gpu_align.simulate import Record, load_tokenizer

@@ -22,8 +22,8 @@ from benchmarks.processes import pool
 from benchmarks.quality.runs import cached_corpus, make_corpora, read_entries
 from benchmarks.tables import command
 from gpu_align.config import DrafterConfig
-from gpu_align.ops.constants import NUM_CLASSES
-from gpu_align.ops.draft import SHIPPED, fit_curves, read_table
+from gpu_align.ops.choose import NUM_CLASSES
+from gpu_align.ops.choose.survival import SHIPPED, fit_curves, read_table
 from gpu_align.simulate import Record
 from gpu_align.tools.tune import fit
 from gpu_align.tools.tune.fit import NUM_DRAFT_TOKENS, ReplayCounts, at_knots, calibrate, observe

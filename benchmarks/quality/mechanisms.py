@@ -34,14 +34,14 @@ SCOPES = {
 #: The same for names that mean something else outside of the drafter and the tests of its operations.
 LOCAL_SCOPES = {"drafter": DRAFTER, "installed": DRAFTER, "all": (*DRAFTER, "tests/gpu_align/ops")}
 
-_CONSTANTS = "gpu_align.ops.constants"
-_DRAFT = "gpu_align.ops.reference.draft"
-_LCS = "gpu_align.ops.reference.lcs"
+_OPS = "gpu_align.ops"
+_RULES, _ALIGN, _MATCH = f"{_OPS}.rules", f"{_OPS}.align", f"{_OPS}.match"
+_CHOOSE, _COMPOSE, _LAYOUT = f"{_OPS}.choose", f"{_OPS}.compose", f"{_OPS}.layout"
 #: More tokens than any output has.
 _NEVER = 1 << 30
 
 
-#: Module → name → what it is instead. A function is compiled as the module compiles its own.
+#: Module → name → what it is instead. A function is compiled as the module compiles its own, if it does.
 Overrides = Mapping[str, Mapping[str, Any]]
 
 
@@ -68,37 +68,37 @@ MECHANISMS: dict[str, Mechanism] = {
     "own context": Mechanism(
         "candidates in the prediction alone",
         config={"use_context": False},
-        names=r"context_index|insert_context|uses?_context|in_context|IS_CONTEXT|CONTEXT_START|FIRST_CONTEXT"
+        names=r"context_index|insert_context|uses?_context|in_context|CONTEXT_START|FIRST_CONTEXT"
         r"|min_context_match|(?<![A-Z]_)WAYS",
     ),
     "global resync": Mechanism(
-        "in sync again near the anchor only", {_CONSTANTS: {"GLOBAL_EVERY": _NEVER}}, names="GLOBAL_"
+        "in sync again near the anchor only", {_ALIGN: {"GLOBAL_EVERY": _NEVER}}, names="GLOBAL_"
     ),
-    "global resync at every 8th token": Mechanism("at every token", {_CONSTANTS: {"GLOBAL_EVERY": 1}}),
+    "global resync at every 8th token": Mechanism("at every token", {_ALIGN: {"GLOBAL_EVERY": 1}}),
     "local resync": Mechanism(
         "in sync again by the global resync only",
-        {_CONSTANTS: {"LOCAL_MATCH": _NEVER}},
+        {_ALIGN: {"LOCAL_MATCH": _NEVER}},
         names="LOCAL_",
     ),
     "margin": Mechanism(
         "one bucket for all margins",
-        {_CONSTANTS: {"MARGIN_EDGES": ()}},
+        {_CHOOSE: {"MARGIN_EDGES": ()}},
         names=r"margin|MARGIN|runner_up|leader|reach\b",
     ),
     "four best matches": Mechanism(
         "the best one of each source",
-        {_CONSTANTS: {"NUM_MATCHES": 1}},
+        {_MATCH: {"NUM_MATCHES": 1}},
         names="NUM_MATCHES|enter|best_matches",
         local=True,
     ),
     "alignment buckets": Mechanism(
         "one bucket for all of the prediction",
-        {_DRAFT: {"alignment_bucket": lambda position, length, alignment, cursor, top: 0}},
+        {_RULES: {"alignment_bucket": lambda ahead, deficit: 0}},
         names="alignment_bucket|deficit|DEFICIT|ALIGNMENT_|NUM_ALIGNMENTS",
     ),
     "adherence": Mechanism(
         "one bucket, and no match is ignored",
-        {_DRAFT: {"adherence_of": lambda num_in_sync, num_output: 2}},  # `ADHERENCE_CLOSE`
+        {_RULES: {"adherence_of": lambda num_in_sync, num_output: 2}},  # `ADHERENCE_CLOSE`
         names="adherence|ADHERENCE|LOST_SHARE|LOOSE_SHARE|num_in_sync|NUM_IN_SYNC|lost_classes",
     ),
     "min_survival_lost": Mechanism(
@@ -106,44 +106,44 @@ MECHANISMS: dict[str, Mechanism] = {
     ),
     "edit replay": Mechanism(
         "no edit is replayed",
-        {_CONSTANTS: {"MAX_REPLAYS": 0}},
+        {_COMPOSE: {"MAX_REPLAYS": 0}},
         names="edit(?!_script)|EDIT|Edit|REPLAY|replay|AT_START|DIVERGED_AT|diverged_at|has_key|common_end",
         local=True,
     ),
     "trust in edits": Mechanism(
         "any remembered edit is replayed",
-        {_DRAFT: {"trusts_edits": lambda alignment: True}},
+        {f"{_COMPOSE}.reference": {"_trusts_edits": lambda edits: True}},
         names="trusts_edits|SEEN_BEFORE|seen_before|trusted",
         local=True,
     ),
     "LCS row": Mechanism(
         "after a divergence the cursor stays at the anchor",
-        {_LCS: {"extend_row": lambda row, window, token: None}},
+        {f"{_ALIGN}.reference": {"_extend_row": lambda row, window, token: None}},
         names=r"extend_row|lcs_row|_row\(|cursor_score|\bscore\b|MATCH_WEIGHT|WORD|b_words|holds|WINDOW",
         local=True,
     ),
-    "LCS window of 256": Mechanism("of 64 tokens", {_CONSTANTS: {"WINDOW": 64}}),
+    "LCS window of 256": Mechanism("of 64 tokens", {_LAYOUT: {"WINDOW": 64}}),
     "cursor window": Mechanism(
         "the cursor alone",
-        {_CONSTANTS: {"CURSOR_BEHIND": 0, "CURSOR_AHEAD": 0}},
+        {_MATCH: {"CURSOR_BEHIND": 0, "CURSOR_AHEAD": 0}},
         names="CURSOR_BEHIND|CURSOR_AHEAD",
     ),
     "cursor window of 19": Mechanism(
-        "of 2: the cursor and the next position", {_CONSTANTS: {"CURSOR_BEHIND": 0, "CURSOR_AHEAD": 1}}
+        "of 2: the cursor and the next position", {_MATCH: {"CURSOR_BEHIND": 0, "CURSOR_AHEAD": 1}}
     ),
     "exact prefix": Mechanism(
         "an exact prefix is a match like any other",
-        {_DRAFT: {"is_exact_prefix": lambda alignment, num_output: False}},
+        {_RULES: {"is_exact_prefix": lambda alignment, num_output: False}},
         names="exact_prefix|EXACT_PREFIX",
     ),
     "indentation shift": Mechanism(
         "no draft is moved",
-        {_DRAFT: {"indentation_shift": lambda text, position, matched, context, indents: 0}},
+        {f"{_COMPOSE}.reference": {"indentation_shift": lambda request, recipes, choice: 0}},
         names="indent|line_layout|shifted|LINE_END|NUM_RUNS",
     ),
     "repetition": Mechanism(
         "a draft ends with the context",
-        {_DRAFT: {"wraps_around": lambda matched, period: False}},
+        {_RULES: {"wraps_around": lambda matched, period: False}},
         names=r"wraps_around|period",
     ),
     "recipes": Mechanism(
@@ -280,7 +280,7 @@ class _Namespace(dict[str, Any]):
         if name in self._overrides:
             self.left.discard(name)
             value = self._overrides[name]
-            if isinstance(value, FunctionType):
+            if isinstance(value, FunctionType) and "njit" in self._names:
                 value = self._names["njit"](value)
         self._names[name] = value  # where it is looked up, too: nothing is held here
 

@@ -27,8 +27,8 @@ from triton.runtime import driver
 
 from gpu_align import Drafter
 from gpu_align import drafter as drafter_module
+from gpu_align.ops import index
 from gpu_align.ops import slots as slots_of
-from gpu_align.ops import suffix_match as index
 
 BATCH, CONTEXT, K = 64, 8192, 16
 #: Tokens of the prediction that is added.
@@ -164,8 +164,8 @@ def main() -> None:
     warnings.simplefilter("ignore")  # Triton on settings that it will change
     device = NoDevice()
     driver.set_active(device)
-    from gpu_align.ops.kernels.step import step_kernel
     from gpu_align.ops.step import StepLaunch
+    from gpu_align.ops.step.kernel import step_kernel
 
     drafter = Drafter(
         max_slots=BATCH, max_context_len=CONTEXT, max_prediction_len=4096, num_draft_tokens=K, vocab_size=131_072,

@@ -1,6 +1,6 @@
 """How each kernel is compiled where there is no GPU: what `static_check` measures.
 
-A kernel is a ``@triton.jit`` function of some ``gpu_align/ops/kernels/*.py`` whose name ends in ``_kernel``; it is
+A kernel is a ``@triton.jit`` function of some ``gpu_align/ops/*/kernel.py`` whose name ends in ``_kernel``; it is
 found there, not listed here. What cannot be found are the constants and warps that its launcher passes: a new
 kernel needs one entry in `CONFIGS`, under ``operation.name``, and its arguments' types in `TYPES` where they are
 neither pointers to int32 nor int32.
@@ -16,7 +16,6 @@ from gpu_align.ops.step import compile_options
 #: Argument name → type, in every kernel. Other names that end in ``_ptr`` are pointers to int32, the rest int32.
 TYPES = {
     "slots_ptr": "*i64",
-    "op_ptr": "*i8",
     "carry_ptr": "*i8",
     "code_ptr": "*i16",
     "chunk_ptr": "*i64",
@@ -65,11 +64,11 @@ def _lcs_code() -> list[Config]:
 
 def _lcs_wavefront() -> list[Config]:
     # Longer predictions than 16k tokens go through in several panels, hence the last one's carry.
-    uses = {"length": set(), "prefix_row": {"row_ptr"}, "edit_script": {"history_ptr"}}
+    uses: dict[str, set[str]] = {"length": set(), "prefix_row": {"row_ptr"}}
     found = []
     for words in (32, 128, 512):
         for name, used in uses.items():
-            unused = {"row_ptr", "history_ptr"} - used | ({"carry_ptr"} if words < 512 else set())
+            unused = {"row_ptr"} - used | ({"carry_ptr"} if words < 512 else set())
             constants = {
                 "BLOCK_B": 1,
                 "BLOCK_W": words // 2,
@@ -104,28 +103,12 @@ def _index(label: str, *pointers: str) -> list[Config]:
     ]
 
 
-_MATCH = {"MAX_LENGTH": 64, "BLOCK_N": 1024}
-
 #: ``operation.kernel`` → how its launcher calls it.
 CONFIGS: dict[str, list[Config]] = {
     "lcs.lcs_code_kernel": _lcs_code(),
     "lcs.lcs_wavefront_kernel": _lcs_wavefront(),
-    "lcs.lcs_walk_kernel": [Config("walk", {"BLOCK_B": 1, "BLOCK_O": 256}, 1)],
-    "suffix_match.index_keys_kernel": _index("index keys", "prediction_tokens_ptr"),
-    "suffix_match.index_kernel": _index("index", "order_ptr", "positions_ptr", "offsets_ptr"),
-    "suffix_match.suffix_match_kernel": [
-        Config("match prediction", {**_MATCH, "HAS_ANCHOR": True}, 4),
-        Config("match context", {**_MATCH, "HAS_ANCHOR": False}, 4),
-    ],
-    "draft_budget.limit_drafts_kernel": [
-        Config(
-            f"budget {batch}",
-            {"BLOCK_B": batch, "SEARCHES": 7},
-            max(batch // 64, 1),
-            unaligned=frozenset({"draft_ptr", "token_ids_ptr", "survival_ptr"}),
-        )
-        for batch in (64, 1024)
-    ],
+    "index.index_keys_kernel": _index("index keys", "prediction_tokens_ptr"),
+    "index.index_kernel": _index("index", "order_ptr", "positions_ptr", "offsets_ptr"),
     "slots.set_slot_kernel": [
         Config("set slot", {}, 1, unaligned=frozenset({"slot_meta_ptr", "align_state_ptr"}))
     ],

@@ -201,8 +201,8 @@ class Case:
 
     def launch(self) -> Launch:
         """What a step launches on a GPU."""
-        from gpu_align.ops.kernels import step as kernels
         from gpu_align.ops.step import StepLaunch
+        from gpu_align.ops.step import kernel as kernels
 
         drafter = self.drafter
         bound = drafter._state, drafter._tables, drafter._recipes, drafter._draft, drafter._settings
@@ -274,7 +274,7 @@ def record(num_tokens: int, num_prediction: int) -> tuple[list[Launch], torch.Te
     Tokens are drawn as code has them: half of them from fifty.
     """
     from gpu_align.ops import lcs as launch
-    from gpu_align.ops.kernels import lcs as kernels
+    from gpu_align.ops.lcs import kernel as kernels
 
     rng = np.random.default_rng(num_prediction)
     often, seldom = (rng.integers(0, n, num_prediction + max(TOKENS), np.int32) for n in (50, 40_000))

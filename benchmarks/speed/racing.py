@@ -81,7 +81,7 @@ class Findings:
 
 def where(ins: Instruction) -> str:
     """Its name, and the line of a kernel that it comes from."""
-    own = [f"{file.partition('/')[2]}:{line}" for file, line in ins.lines if file.startswith("kernels/")]
+    own = [f"{file}:{line}" for file, line in ins.lines if file.endswith("/kernel.py")]
     return " ".join([ins.name, *own[:1]])
 
 

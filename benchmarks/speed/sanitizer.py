@@ -23,7 +23,7 @@ from benchmarks.speed.result_file import RefusedError, SkipError
 
 #: Name → a case of `machine_code`, or none: a step behind a preparation.
 PROGRAMS = {
-    "budget": ("budget", 0), "LCS, panels": ("lcs", 1), "step, K 16": ("step", 0), "step, K 256": ("step", 5),
+    "index": ("index", 1), "LCS, panels": ("lcs", 1), "step, K 16": ("step", 0), "step, K 256": ("step", 5),
     "prepare": None,
 }  # fmt: skip
 TOOLS = {
@@ -82,7 +82,7 @@ def check(tool: str, name: str, dry_run: bool) -> dict[str, Any]:
     """One row; in a dry run the program by itself, on the CPU."""
     smoke = [sys.executable, "-m", "benchmarks.speed.sanitizer", name]
     if dry_run:
-        if (tool, name) != ("memcheck", "budget"):
+        if (tool, name) != ("memcheck", "index"):
             raise SkipError("dry run")
         command = smoke
     else:

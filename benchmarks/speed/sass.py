@@ -161,7 +161,7 @@ class Instruction:
     modifiers: tuple[str, ...]
     operands: tuple[Operand, ...]
     control: Control
-    #: Source lines, the innermost function's first: ("kernels/realign.py", 147).
+    #: Source lines, the innermost function's first: ("align/kernel.py", 147).
     lines: tuple[tuple[str, int], ...]
     text: str
 

@@ -17,6 +17,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from hashlib import sha256
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,9 +51,9 @@ def find_kernels() -> dict[str, Any]:
     from triton.runtime import JITFunction
 
     found = {}
-    for path in sorted((OPS / "kernels").glob("*.py")):
-        operation = path.stem
-        module = importlib.import_module(f"gpu_align.ops.kernels.{operation}")
+    for path in sorted(OPS.glob("*/kernel.py")):
+        operation = path.parent.name
+        module = importlib.import_module(f"gpu_align.ops.{operation}.kernel")
         for name, value in vars(module).items():
             # Kernels of another module that this one imports belong there.
             if name.endswith("_kernel") and getattr(value, "__module__", None) == module.__name__:
@@ -110,7 +111,8 @@ def _source_of(kernel: Any, config: Any) -> Any:
 
 
 def digest_of_ir(kernel: Any, config: Any) -> str:
-    """Of Triton's IR, which all targets share, without places in the source, and of what it is compiled with."""
+    """Of what it is compiled with, and of the `_effects` of Triton's IR behind its own passes, functions inlined:
+    how a kernel is cut into functions and files, and what its names are, does not show."""
     from triton._C.libtriton import ir
     from triton.compiler.compiler import make_backend
 
@@ -121,8 +123,46 @@ def digest_of_ir(kernel: Any, config: Any) -> str:
     options = backend.parse_options({})
     functions, modules = backend.get_codegen_implementation(options), backend.get_module_map()
     module = _source_of(kernel, config).make_ir(target, options, functions, modules, context)
-    text = re.sub(r" loc\(.*\)|^#loc.*", "", str(module), flags=re.MULTILINE)
-    return sha256(f"{config.warps} {config.max_registers} {text}".encode()).hexdigest()[:8]
+    module = backend.make_ttir(module, {}, options, target.arch)
+    text = f"{config.warps} {config.max_registers} {_effects(str(module))}"
+    return sha256(text.encode()).hexdigest()[:8]
+
+
+#: Operations on one line whose order among others says something.
+_ORDERED = (
+    "tt.load",
+    "tt.store",
+    "tt.atomic",
+    "barrier",
+    "scf.",
+    "tt.return",
+    "tt.reduce",
+    "tt.scan",
+    "tt.func",
+)
+
+
+def _effects(ir: str) -> str:
+    """What reads, writes or branches, in order, each value as what it is computed from: names, and the order of
+    what only computes, do not show. Without places in the source."""
+    values: dict[str, str] = {}
+    numbers = count()
+    name = r"%[\w.$-]+"
+
+    def value(found: re.Match[str]) -> str:
+        return values[found[0]]
+
+    kept = []
+    for line in ir.splitlines():
+        line = re.sub(r" loc\((?:[^()]|\([^()]*\))*\)", "", line).strip()
+        pure = re.fullmatch(rf"({name}) = (.*[^{{])", line)
+        if pure and not any(ordered in line for ordered in _ORDERED):
+            values[pure[1]] = sha256(re.sub(name, value, pure[2]).encode()).hexdigest()[:16]
+        elif not line.startswith("#loc"):
+            # Results, and arguments of loops and functions; a name may stand for something else from here on.
+            values |= {new: f"%{next(numbers)}" for new in re.findall(rf"({name})(?=(?::\d+)? = |: )", line)}
+            kept.append(re.sub(name, value, line))
+    return "\n".join(kept)
 
 
 def compile_kernel(kernel: Any, config: Any, target: str) -> Any:

@@ -19,7 +19,8 @@ import torch
 
 from benchmarks.speed.device_time import Clock, per_step, record
 from benchmarks.speed.workload import Batch, Tokens, draw_texts, make_recipes
-from gpu_align.ops.constants import GLOBAL_EVERY, SEEN
+from gpu_align.ops.align import GLOBAL_EVERY
+from gpu_align.ops.layout import SEEN
 
 #: Tokens that an engine prefills at once.
 PREFILL_CHUNK = 8192

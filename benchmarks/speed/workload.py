@@ -24,7 +24,8 @@ import numpy.typing as npt
 import torch
 
 import gpu_align
-from gpu_align.ops.constants import LINE_END, MAX_CONTEXT, MAX_TOKENS, NUM_RUNS, SHAPE_IDENTIFIER
+from gpu_align.ops.compose import LINE_END, NUM_RUNS
+from gpu_align.ops.recipes import MAX_CONTEXT, MAX_TOKENS, SHAPE_IDENTIFIER
 
 Tokens = npt.NDArray[np.int32]
 STATES = ("aligned", "lost", "mixed")

@@ -13,18 +13,12 @@ from pathlib import Path
 
 import torch
 
-from gpu_align.ops.constants import (
-    ALIGNMENT_CONTEXT,
-    MATCH_WEIGHT,
-    MAX_MATCH,
-    NUM_ADHERENCES,
-    NUM_ALIGNMENTS,
-    NUM_MARGINS,
-    SURVIVAL_ONE,
-)
-from gpu_align.ops.draft import SHIPPED, fit_curves, length_buckets, margin_buckets, read_survival
+from gpu_align.ops.align import MATCH_WEIGHT
+from gpu_align.ops.choose import ALIGNMENT_CONTEXT, NUM_ADHERENCES, NUM_ALIGNMENTS, NUM_MARGINS, SURVIVAL_ONE
+from gpu_align.ops.choose.survival import SHIPPED, fit_curves, length_buckets, margin_buckets, read_survival
+from gpu_align.ops.host import rank_of
 from gpu_align.ops.lcs import lcs_prefix_row
-from gpu_align.ops.suffix_match import suffix_match
+from gpu_align.ops.match import MAX_MATCH
 
 GREY = "#757c86"
 INK = "#1f2328"
@@ -143,13 +137,12 @@ def _scores(output: Sequence[str]) -> list[int]:
 
 def _match(output: Sequence[str], text: Sequence[str], cursor: int) -> tuple[int, int]:
     """End and length of the longest suffix of `output` in `text`."""
-    context, tokens = _ids(output, text)
-    zero = torch.zeros(1, dtype=torch.int32)
-    found = suffix_match(
-        context, zero, _int32(len(output)), tokens, _int32(len(text)), torch.zeros(1, dtype=torch.int64),
-        anchor=_int32(cursor),
-    )  # fmt: skip
-    return int(found.end), int(found.length)
+    lengths = {
+        end: next((i for i in range(min(end, len(output))) if text[end - 1 - i] != output[-1 - i]), end)
+        for end in range(1, len(text))
+    }
+    end = max(lengths, key=lambda end: (lengths[end], -rank_of(end, cursor)))
+    return end, lengths[end]
 
 
 def draw_alignment() -> Picture:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from . import constants
+from . import align, choose, compose, layout, match, recipes
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -46,6 +46,12 @@ def njit(function: F) -> F:
         return function
     compiled: F = numba.njit(**_INNER)(function)
     return compiled
+
+
+@njit
+def to_int(value: Any) -> int:
+    """An int; under Numba, whose `int` keeps the width of an int32, an int64."""
+    return int(value) + 0
 
 
 class Entry:
@@ -101,5 +107,7 @@ def _digest(function: Callable[..., Any]) -> str:
     sources = {Path(inspect.getfile(function)), *Path(__file__).parent.rglob("*.py")}
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources)))
     # Somebody may have set other values than the file has.
-    digest.update(repr({name: value for name, value in vars(constants).items() if name.isupper()}).encode())
+    for module in (layout, align, match, choose, compose, recipes):
+        numbers = {name: value for name, value in vars(module).items() if name.isupper()}
+        digest.update(repr(numbers).encode())
     return digest.hexdigest()[:16]

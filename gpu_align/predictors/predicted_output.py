@@ -11,8 +11,8 @@ import torch
 from ..config import DrafterConfig
 from ..drafter import Drafter
 from ..ops.backend import check_integers
-from ..ops.draft import Draft
-from ..ops.recipe_lookup import Recipes
+from ..ops.layout import Draft
+from ..ops.recipes.table import Recipes
 from .base import PredictorOptions, TokenPredictor
 
 

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..ops.constants import MAX_CONTEXT, SHAPE_IDENTIFIER, SHAPE_START, SHAPE_WINDOW
-from ..ops.recipe_lookup import Recipes
+from ..ops.recipes import MAX_CONTEXT, SHAPE_IDENTIFIER, SHAPE_START, SHAPE_WINDOW
+from ..ops.recipes.table import Recipes
 from .tokenize import (
     Chains,
     Encode,

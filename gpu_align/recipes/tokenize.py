@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..ops.constants import (
-    LINE_END,
+from ..ops.compose import LINE_END, NUM_RUNS
+from ..ops.recipes import (
     MAX_CONTEXT,
     MAX_TOKENS,
-    NUM_RUNS,
     SHAPE_IDENTIFIER,
     SHAPE_NUMBER,
     SHAPE_SPACE,
@@ -23,7 +22,7 @@ from ..ops.constants import (
     SHAPE_STRING,
     SHAPE_WINDOW,
 )
-from ..ops.recipe_lookup import Recipes
+from ..ops.recipes.table import Recipes
 
 #: The weight of the shorter context's probability, in counts: it matters less the more often a context was seen.
 PRIOR = 2

@@ -10,15 +10,41 @@ from typing import NamedTuple
 import numpy as np
 
 from ..config import DrafterConfig
-from ..ops import constants as c
-from ..ops.constants import ALL_PACKS, NUM_CANDIDATES
-from ..ops.draft import SurvivalTables, TableArrays
+from ..ops.align.reference import load_state
+from ..ops.choose import (
+    ADHERENCE_LOST,
+    ALIGNMENT_FAR,
+    ALIGNMENT_LARGE,
+    ALIGNMENT_MEDIUM,
+    ALIGNMENT_NEAR,
+    ALIGNMENT_SMALL,
+    LARGE_DEFICIT,
+    MEDIUM_DEFICIT,
+    SMALL_DEFICIT,
+    SURVIVAL_ONE,
+    unpack_class,
+)
+from ..ops.choose.reference import worth
+from ..ops.choose.survival import SurvivalTables, TableArrays
+from ..ops.compose.reference import write_draft
+from ..ops.host import limits_of, wraps_around
 from ..ops.jit import Entry
-from ..ops.recipe_lookup import RecipeArrays, Recipes, RecipeTable
-from ..ops.reference.draft import IS_CONTEXT, CandidateArrays, allocate_candidates, worth, wraps_around
-from ..ops.reference.step import IntArray, choose_draft, first_row_of, load_request, update_state, write_draft
+from ..ops.layout import (
+    IN_SYNC,
+    NOWHERE,
+    NUM_IN_SYNC,
+    TEXT_KIND,
+    TEXT_PREDICTION,
+    StepArrays,
+    StepSettings,
+    text_kind,
+)
+from ..ops.match import NUM_CANDIDATES
+from ..ops.match.reference import CandidateArrays, allocate_candidates
+from ..ops.recipes import ALL_PACKS
+from ..ops.recipes.table import RecipeArrays, Recipes, RecipeTable
 from ..ops.slots import state_of
-from ..ops.state import StepArrays, StepSettings
+from ..ops.step.reference import IntArray, choose_draft, last_bucket, load_request, update_state
 
 
 class View(NamedTuple):
@@ -52,7 +78,7 @@ class StepView:
         recipes: RecipeArrays,
         tables: SurvivalTables | None = None,
         recipe_packs: int = ALL_PACKS,
-        text_kind: int = c.TEXT_PREDICTION,
+        text_kind: int = TEXT_PREDICTION,
     ) -> None:
         config = config if config is not None else DrafterConfig()
         if tables is None:
@@ -94,29 +120,34 @@ def _look(
     every = view.candidates
     for r in range(len(slots)):
         found = CandidateArrays(
-            every.position[r], every.remaining[r], every.matched[r], every.key[r], every.token[r],
-            every.margin[r], every.class_id[r],
+            every.in_context[r], every.position[r], every.remaining[r], every.matched[r], every.key[r],
+            every.token[r], every.margin[r], every.class_id[r],
         )  # fmt: skip
         request = load_request(state, slots[r], token_ids[slots[r], : totals[r]])
-        view.cursor[r], top = update_state(request)
-        choice = choose_draft(request, view.cursor[r], top, recipes, tables, settings, found)
-        view.lane[r], view.num_chosen[r], view.recipe[r] = choice.lane, choice.num, choice.recipe
+        alignment, edits, top = update_state(request, load_state(request))
+        bucket = last_bucket(request)
+        choice = choose_draft(request, bucket, alignment, top, recipes, tables, settings, found)
+        view.cursor[r], view.lane[r] = alignment.cursor, choice.lane
+        view.num_chosen[r], view.recipe[r] = choice.num, choice.recipe
+        first = limits_of(int(request.meta[TEXT_KIND]))
+        limits = SurvivalTables(
+            tables.max_draft_len[first:], tables.expected_accepted[first:], tables.confidence
+        )
         for i_c in range(NUM_CANDIDATES):
             if found.remaining[i_c] > 0:
-                first_row, factor = first_row_of(request.text_kind), settings.length_quarters
                 view.num[r, i_c], view.expected[r, i_c] = worth(
-                    found.matched[i_c], found.class_id[i_c], tables, factor, first_row
+                    found.matched[i_c], found.class_id[i_c], limits, settings.length_quarters
                 )
-        view.length[r], view.edits[r] = write_draft(request, recipes, choice, view.draft[r])
+        view.length[r], view.edits[r] = write_draft(request, edits, recipes, choice, NOWHERE, view.draft[r])
 
 
 #: What an alignment bucket says of a candidate in the prediction.
 _WORSE = {
-    c.ALIGNMENT_SMALL: f"at most {c.SMALL_DEFICIT} worse by the alignment",
-    c.ALIGNMENT_MEDIUM: f"{c.SMALL_DEFICIT + 1} to {c.MEDIUM_DEFICIT} worse by the alignment",
-    c.ALIGNMENT_NEAR: f"more than {c.MEDIUM_DEFICIT} worse by the alignment",
-    c.ALIGNMENT_LARGE: f"at most {c.LARGE_DEFICIT} worse by the alignment",
-    c.ALIGNMENT_FAR: f"more than {c.LARGE_DEFICIT} worse by the alignment",
+    ALIGNMENT_SMALL: f"at most {SMALL_DEFICIT} worse by the alignment",
+    ALIGNMENT_MEDIUM: f"{SMALL_DEFICIT + 1} to {MEDIUM_DEFICIT} worse by the alignment",
+    ALIGNMENT_NEAR: f"more than {MEDIUM_DEFICIT} worse by the alignment",
+    ALIGNMENT_LARGE: f"at most {LARGE_DEFICIT} worse by the alignment",
+    ALIGNMENT_FAR: f"more than {LARGE_DEFICIT} worse by the alignment",
 }
 #: `RecipeTable.build`, for a table that several share: it takes a while to make.
 recipe_table = lru_cache(maxsize=8)(RecipeTable.build)
@@ -160,7 +191,7 @@ class Explainer:
         *,
         recipes: Recipes | None = None,
         max_context_len: int,
-        recipe_packs: int = c.ALL_PACKS,
+        recipe_packs: int = ALL_PACKS,
         is_memory: bool = False,
         is_related: bool = False,
     ) -> None:
@@ -173,7 +204,7 @@ class Explainer:
         ).numpy()
         self._view = StepView(
             [prediction], [prompt_len], max_context_len, num_draft_tokens, config, self._recipe_table,
-            recipe_packs=recipe_packs, text_kind=c.text_kind(is_memory, is_related),
+            recipe_packs=recipe_packs, text_kind=text_kind(is_memory, is_related),
         )  # fmt: skip
 
     def at(self, tokens: Sequence[int]) -> Explanation:
@@ -188,7 +219,8 @@ class Explainer:
         position, expected = view.candidates.position[0], view.expected[0]
         # A position that is both a match and near the cursor is one: the chosen lane, else the first of the two.
         order = sorted(range(len(expected)), key=lambda i: (i == lane, -i))
-        lanes = {(bool(IS_CONTEXT[i]), int(position[i])): i for i in order}
+        in_context = view.candidates.in_context[0]
+        lanes = {(bool(in_context[i]), int(position[i])): i for i in order}
         ranked = sorted(lanes.values(), key=lambda i: (-expected[i], i))
         others = [i for i in ranked if expected[i] > 0 and i != lane][:_NUM_OTHERS]
         num_output = max(len(tokens) - self._prompt_len, 0)
@@ -205,7 +237,7 @@ class Explainer:
         matched = int((self._recipes.context[recipe] != -1).sum())
         shape = f"texts of which the last {matched} items have this shape"
         words = shape if self._recipes.is_shape[recipe] else _last(matched)
-        expected = round(float(self._recipe_table.expected_accepted[recipe]) / c.SURVIVAL_ONE, 2)
+        expected = round(float(self._recipe_table.expected_accepted[recipe]) / SURVIVAL_ONE, 2)
         return Explained("recipe", recipe, matched, expected, f"{words} often go on like this in any text")
 
     def _describe(self, view: View, lane: int, num: int, num_output: int, edits: int = 0) -> Explained:
@@ -213,8 +245,12 @@ class Explainer:
         class_id, remaining = int(found.class_id[0, lane]), int(found.remaining[0, lane])
         if not _wraps_around(view, lane):
             num = min(num, remaining)
-        source, why = "context" if IS_CONTEXT[lane] else self._text, self._why(view, lane, num_output, edits)
-        expected = round(float(self._view.tables.expected_accepted[class_id, num]) / c.SURVIVAL_ONE, 2)
+        source, why = (
+            "context" if found.in_context[0, lane] else self._text,
+            self._why(view, lane, num_output, edits),
+        )
+        # The limits of a class do not apply to an exact prefix: how many, by the confidences.
+        expected = round(float(np.cumprod(self._view.tables.confidence[class_id, :num]).sum()), 2)
         position, matched = int(found.position[0, lane]), int(found.matched[0, lane])
         return Explained(source, position, matched, expected, "; ".join(why))
 
@@ -222,12 +258,12 @@ class Explainer:
         found = view.candidates
         position, cursor = int(found.position[0, lane]), int(view.cursor[0])
         matched, class_id = int(found.matched[0, lane]), int(found.class_id[0, lane])
-        if IS_CONTEXT[lane]:
+        if found.in_context[0, lane]:
             yield f"{_last(matched)} occurred before, in the prompt or the output"
             if _wraps_around(view, lane):
                 yield f"they repeat themselves with period {int(found.remaining[0, lane])}"
             return
-        in_sync, num_in_sync = self._view.state.align_state[0, [c.IN_SYNC, c.NUM_IN_SYNC]]
+        in_sync, num_in_sync = self._view.state.align_state[0, [IN_SYNC, NUM_IN_SYNC]]
         if in_sync and position == cursor == num_in_sync == num_output and self._text == "prediction":
             yield "the output so far is the beginning of the prediction"
             return
@@ -237,11 +273,11 @@ class Explainer:
         )
         occurs = f"{_last(matched)} occur{'s' if matched == 1 else ''} in the {self._text}, {where}"
         yield occurs if matched else f"{where}, where the last token does not occur"
-        bucket, adherence = class_id // c.NUM_ADHERENCES % c.NUM_ALIGNMENTS, class_id % c.NUM_ADHERENCES
+        _, _, bucket, adherence = unpack_class(class_id)
         # While the output is in sync with the prediction, the alignment knows no more than the distance.
         if bucket in _WORSE and not in_sync:
             yield _WORSE[bucket]
-        if adherence == c.ADHERENCE_LOST:
+        if adherence == ADHERENCE_LOST:
             yield f"the output follows little of the {self._text}"
         if edits:
             yield f"{edits} edit{'s' if edits > 1 else ''} as before"
@@ -254,4 +290,6 @@ def _last(matched: int) -> str:
 def _wraps_around(view: View, lane: int) -> bool:
     """Whether drafts of a candidate go on with what the output repeats."""
     found = view.candidates
-    return bool(IS_CONTEXT[lane]) and wraps_around(int(found.matched[0, lane]), int(found.remaining[0, lane]))
+    return bool(found.in_context[0, lane]) and wraps_around(
+        int(found.matched[0, lane]), int(found.remaining[0, lane])
+    )

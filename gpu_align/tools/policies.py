@@ -23,7 +23,7 @@ from ..predictors.base import PredictorOptions, TokenPredictor, check_count
 from ..predictors.input_lookup import InputLookupTokenPredictor
 
 if TYPE_CHECKING:
-    from ..ops.recipe_lookup import Recipes
+    from ..ops.recipes.table import Recipes
 
 __all__ = [
     "OPTIONAL_POLICIES", "POLICIES", "RECIPE_POLICIES", "Cursor", "InputLookup", "Myers",

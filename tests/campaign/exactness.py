@@ -1,6 +1,6 @@
 """Every kernel against its reference and plain Python. A row is what one request of a ragged batch gets.
 
-The bodies are those of tests/gpu_align/ops: `test_step`, `test_lcs`, `test_suffix_match`.
+The bodies are those of tests/gpu_align/ops: `test_step`, `test_lcs`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 import torch
 
 from tests.campaign.campaign import Campaign, Row, Tally, main
-from tests.gpu_align.ops import test_lcs, test_step, test_suffix_match
+from tests.gpu_align.ops import test_lcs, test_step
 from tests.gpu_align.step_batch import StepRow
 from tests.gpu_align.step_harness import DEVICE
 
 torch.set_num_threads(1)
 
 #: Rows of each operation: (interpreted, natively, on small counts).
-ROWS = {"step": (22_000, 6_000, 60), "lcs": (66_000, 3_000, 400), "suffix_match": (12_000, 1_000, 100)}
+ROWS = {"step": (22_000, 6_000, 60), "lcs": (78_000, 4_000, 500)}
 INTERPRETED, NATIVE, QUICK = range(3)
 
 
@@ -39,8 +39,7 @@ def check_rows(op: str, seed: int, tally: Tally, rows: int) -> Counter[str]:
             else:
                 kinds += row
         return kinds
-    tested, most = (test_lcs, 256) if op == "lcs" else (test_suffix_match, 64)
-    for found in tested.random_rows(seed, min(rows, most)):
+    for found in test_lcs.random_rows(seed, min(rows, 256)):
         tally.check(found["holds"], {"op": op, "group": seed, **found})
         kinds["rows"] += 1
     return kinds

@@ -64,7 +64,7 @@ class SlotAudit:
         return slot if slot is not None and ours._occupied[slot] else None
 
     def differs(self, ours: Any, slot: int, request: Any, places: dict[Any, int]) -> list[str]:
-        from gpu_align.ops import constants as c
+        from gpu_align.ops import layout as c
         from vllm_integration.wire import request as wire
 
         meta = ours.drafter._state.slot_meta[slot].tolist()

@@ -25,7 +25,7 @@ import torch
 import vllm_fakes
 
 from gpu_align import Recipes
-from gpu_align.ops import constants
+from gpu_align.ops import layout
 from gpu_align.step_log import SOURCES, read_step_log
 from tests.campaign.campaign import Campaign, Row, Tally, main
 from tests.gpu_align.step_harness import edited
@@ -165,14 +165,14 @@ def held_wrongly(drafter: Any, holders: Mapping[int, tuple[Request, Any]]) -> st
     places: dict[Any, int] = {}
     for slot, (request, params) in holders.items():
         meta = drafter._state.slot_meta[slot].tolist()
-        base, num = meta[constants.PREDICTION_BASE], meta[constants.PREDICTION_LEN]
-        if meta[constants.OUTPUT_START] != len(request.prompt):
+        base, num = meta[layout.PREDICTION_BASE], meta[layout.PREDICTION_LEN]
+        if meta[layout.OUTPUT_START] != len(request.prompt):
             return f"{request.name} has another prompt length"
         if num:  # else it has none, or found no room
             given = params.extra_args[wire.KEY]
             tokens = wire.decode_token_ids(given.token_ids).tolist()
             held = drafter._state.prediction_tokens[base : base + num].tolist()
-            if held != tokens or meta[constants.TEXT_KIND] != given.kind:
+            if held != tokens or meta[layout.TEXT_KIND] != given.kind:
                 return f"{request.name} has another text, or of another kind"
             if bool(given.kind) == bool(request.text.tokens):
                 return f"{request.name} has a text of kind {given.kind}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,8 +10,10 @@ from typing import Any, NamedTuple
 import torch
 
 from gpu_align import Drafter, DrafterConfig, Recipes
-from gpu_align.ops import constants as c
-from gpu_align.ops.constants import SEEN, SURVIVAL_ONE, WAYS
+from gpu_align.ops import layout as c
+from gpu_align.ops.align import NO_EDIT
+from gpu_align.ops.choose import SURVIVAL_ONE
+from gpu_align.ops.layout import SEEN, WAYS
 from gpu_align.ops.step import StepLaunch
 from tests.gpu_align.step_harness import (
     BACKENDS,
@@ -99,7 +100,7 @@ def standing_of(drafter: Drafter, slot: int) -> tuple[Any, ...]:
     state = drafter._state.align_state[slot].tolist()
     rows, count = drafter._state.edits[slot].tolist(), state[c.NUM_EDITS]
     rows = [rows[i % c.MAX_EDITS] for i in range(max(0, count - c.MAX_EDITS), count)]
-    edits = [tuple(row[:7]) if row[c.EDIT_BEFORE] != c.NO_EDIT else None for row in rows]
+    edits = [tuple(row[:7]) if row[c.EDIT_BEFORE] != NO_EDIT else None for row in rows]
     if state[c.IN_SYNC] > 0:
         return True, state[c.CURSOR], state[c.NUM_IN_SYNC], edits
     row = drafter._state.lcs_row[slot].tolist()
@@ -197,18 +198,9 @@ class StepBatch:
         request.done, request.oracle = done, self.oracle_of(request)
 
     def move(self, slot: int, request: Running, other: int) -> None:
-        """A request comes back in another slot, with what was known of it or with nothing."""
-        snapshots = {}
-        if self.rng.random() < 0.5:
-            found = {b: drafter.export_slot(slot) for b, drafter in self.drafters.items()}
-            snapshots = {b: pickle.loads(pickle.dumps(snapshot)) for b, snapshot in found.items()}
+        """A request comes back in another slot."""
         self.remove(slot)
         self.add(other, request)
-        for backend, snapshot in snapshots.items():
-            assert self.drafters[backend].import_slot(other, snapshot)
-            state = self.drafters[backend]._state
-            assert state.align_state[other].tolist() == snapshot.align_state.tolist(), "aligned again"
-            assert snapshot.related == (request.memory and request.related)
 
     def prepare(self, slots: Sequence[int]) -> None:
         """On which no draft depends."""

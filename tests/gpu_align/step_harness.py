@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from gpu_align import Drafter
-from gpu_align.ops import constants
-from gpu_align.ops.constants import LINE_END, NUM_CLASSES, NUM_RUNS, SURVIVAL_ONE
-from gpu_align.ops.draft import SurvivalTables
+from gpu_align.ops import layout
+from gpu_align.ops.choose import NUM_CLASSES, SURVIVAL_ONE
+from gpu_align.ops.choose.survival import SurvivalTables
+from gpu_align.ops.compose import LINE_END, NUM_RUNS
 from gpu_align.ops.step import make_step
 
 #: Every test of a step runs on both; kernels are interpreted where there is no GPU.
@@ -35,7 +36,7 @@ def poison(drafter: Drafter) -> None:
     for name, tensor in state._asdict().items():
         if name not in ("slot_meta", "align_state"):
             tensor.fill_(POISON)
-    state.align_state[:, constants.SEEN + 1 :] = POISON
+    state.align_state[:, layout.SEEN + 1 :] = POISON
     for tensor in drafter._draft:
         tensor.fill_(77)
 

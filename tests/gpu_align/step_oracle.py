@@ -6,24 +6,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpu_align.ops.constants import (
+from gpu_align.ops.align import (
     AT_START,
     GLOBAL_EVERY,
     GLOBAL_MATCH,
-    HASH,
     LOCAL_MATCH,
     LOCAL_RANGE,
     MATCH_WEIGHT,
     MAX_EDIT_LEN,
-    MAX_EDITS,
-    MAX_REPLAYS,
-    NEAREST,
-    PAGE,
-    WAYS,
-    WINDOW,
-    context_index_bits,
-    index_bits,
 )
+from gpu_align.ops.compose import MAX_REPLAYS
+from gpu_align.ops.layout import HASH, MAX_EDITS, PAGE, WAYS, WINDOW, context_index_bits, index_bits
+from gpu_align.ops.match import NEAREST
 
 MAX_MATCH = 64
 LENGTH_EDGES = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, 49, 64)
@@ -351,7 +345,7 @@ class Oracle:
             num = self.K if c.matched >= MAX_MATCH else min(self.quarters * (c.matched + 1) // 4, self.K)
             row = class_id + (len(self.tables.confidence) if self.related else 0)
             num = min(num, int(self.tables.max_draft_len[row]))
-            value = int(self.tables.expected_accepted[class_id, num])
+            value = int(self.tables.expected_accepted[row, num])
             at_start = self.in_sync and cursor == self.num_in_sync == num_output <= MAX_MATCH
             if i == 6 and at_start and not self.memory:
                 num, value = self.K, 2**31 - 1  # all of the output is the beginning of the prediction

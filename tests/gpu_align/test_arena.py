@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gpu_align.arena import ArenaStats, Extent, PredictionArena, tokens_for_all
-from gpu_align.ops.constants import PAGE
+from gpu_align.ops.layout import PAGE
 
 P = 4
 

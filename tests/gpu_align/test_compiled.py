@@ -16,7 +16,7 @@ import torch
 
 from gpu_align.ops import jit as _jit
 from gpu_align.ops.jit import Entry
-from gpu_align.ops.reference.step import StepReference
+from gpu_align.ops.step.reference import StepReference
 from tests.gpu_align.engine import Engine
 from tests.gpu_align.step_harness import edited
 
@@ -121,12 +121,12 @@ def test_who_looks_through_all_modules_stumbles_over_nothing() -> None:
 def test_what_is_compiled_is_kept_and_never_outlives_a_source(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "gpu_align", tmp_path / "gpu_align", ignore=shutil.ignore_patterns("__pycache__"))
     source = """
-from gpu_align.ops import constants
+from gpu_align.ops import compose
 from gpu_align.ops.jit import Entry
 
 @Entry
 def twice(x):
-    return constants.MAX_REPLAYS * x
+    return compose.MAX_REPLAYS * x
 """
     (tmp_path / "loop.py").write_text(source)
     code = (
@@ -147,8 +147,8 @@ def twice(x):
         path.write_bytes(path.read_bytes()[:100])
     assert start() == (0, 42)
     # A constant in another file than the function that is kept.
-    constants = tmp_path / "gpu_align" / "ops" / "constants.py"
-    source = constants.read_text()
-    assert "MAX_REPLAYS = 16, 16, 2\n" in source
-    constants.write_text(source.replace("MAX_REPLAYS = 16, 16, 2\n", "MAX_REPLAYS = 16, 16, 3\n"))
+    numbers = tmp_path / "gpu_align" / "ops" / "compose" / "__init__.py"
+    source = numbers.read_text()
+    assert "MAX_REPLAYS = 2\n" in source
+    numbers.write_text(source.replace("MAX_REPLAYS = 2\n", "MAX_REPLAYS = 3\n"))
     assert start() == (0, 63)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_align import Drafter, DrafterConfig, RecipePack, Recipes
+from gpu_align import Drafter, DrafterConfig, RecipePack
 from tests.gpu_align.engine import Engine, same, snapshot
 from tests.gpu_align.step_harness import BACKENDS, device_of, distinct
 
@@ -134,25 +134,6 @@ class TestBadInput:
             for name, values in (("slots", [1, 1]), ("num_sampled", [0, 1]))
         )
         assert drafter.propose(**good).length.tolist() == [0, 3]
-
-    def test_snapshots(self, backend):
-        names = ("a", "b")
-        packs = Recipes.join({name: Recipes.from_lists([((1,), (2,), (0.5,))]) for name in names})
-        drafter = make(backend, recipes=packs)
-        refused(
-            lambda: drafter.export_slot(1), ValueError, ["slot: expected one that holds a request, found 1"]
-        )
-        drafter.add(1, [1, 2, 3], 0, recipes=["b"])
-        snapshot = drafter.export_slot(1)
-        longer = make(backend, max_context_len=5000, recipes=packs)
-        for other, slot, given, error, words in (
-            (longer, 0, snapshot, ValueError, "snapshot.context_index: expected ["),
-            (make(backend), 0, snapshot, ValueError, "recipes: expected names of"),
-            (drafter, 0, "snapshot", TypeError, "snapshot: expected a SlotSnapshot, found"),
-            (drafter, 0, None, TypeError, "snapshot: expected a SlotSnapshot, found"),
-            (drafter, 9, snapshot, ValueError, "slot"),
-        ):
-            refused(lambda call=(other, slot, given): call[0].import_slot(*call[1:]), error, [words])
 
 
 #: Of `Drafter`: argument, what is given for it, what is said.

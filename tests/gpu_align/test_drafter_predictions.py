@@ -8,9 +8,9 @@ import torch
 
 from benchmarks.speed.host_cost import Operations
 from gpu_align import Source
-from gpu_align.ops.constants import PAGE
-from gpu_align.ops.kernels.slots import set_slot_kernel
-from gpu_align.ops.kernels.suffix_match import index_kernel, index_keys_kernel
+from gpu_align.ops.index.kernel import index_kernel, index_keys_kernel
+from gpu_align.ops.layout import PAGE
+from gpu_align.ops.slots.kernel import set_slot_kernel
 from tests.gpu_align.engine import Engine
 from tests.gpu_align.step_harness import BACKENDS, distinct
 
@@ -138,7 +138,7 @@ class TestWhatAddCosts:
     def test_kernels_and_operations_of_an_add(self, monkeypatch):
         """How many of them there are is what `add` costs the host. Here none of the kernels runs."""
         launched: list[tuple[Any, Any]] = []
-        for module in ("suffix_match", "slots"):
+        for module in ("index", "slots"):
             monkeypatch.setattr(
                 f"gpu_align.ops.{module}.launch",
                 lambda kernel, *_, variant=None, **__: launched.append((kernel, variant)),

@@ -1,5 +1,6 @@
 """What the library may touch: torch, triton and numpy; no engine, no tokenizer, and Numba only on the CPU."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ MODULES = (
     "gpu_align.policies",
     "gpu_align.predictors",
     "gpu_align.ops.lcs",
-    "gpu_align.ops.draft",
+    "gpu_align.ops.choose.survival",
 )
 REFUSED = (
     "vllm", "transformers", "vllm_integration", "typer", "rich", "rapidfuzz", "numba", "mistral_common", "yaml",
@@ -29,6 +30,20 @@ def test_importing_needs_the_core_dependencies_only():
     refused += f"loaded = [n for n in {REFUSED} if sys.modules.get(n)]\nassert not loaded, loaded"
     for code in (tried, refused):
         subprocess.run([sys.executable, "-c", code], check=True, cwd=PACKAGE.parent)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "names"),
+    [
+        ("draft", "layout", ["Draft", "Source", "allocate_draft"]),
+        ("draft", "choose.survival", ["SurvivalTables"]),
+        ("state", "layout", ["StepSettings", "StepState", "allocate_state"]),
+        ("suffix_match", "index", ["build_index"]),
+    ],
+)
+def test_old_places_hold_the_same_names(old, new, names):
+    before, now = (importlib.import_module(f"gpu_align.ops.{place}") for place in (old, new))
+    assert [getattr(before, name) is getattr(now, name) for name in names] == [True] * len(names)
 
 
 def test_data_files_are_packaged():

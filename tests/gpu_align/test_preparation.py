@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from gpu_align.drafter import Preparation
-from gpu_align.ops import constants as c
-from gpu_align.ops.draft import Draft
+from gpu_align.ops import layout as c
+from gpu_align.ops.layout import Draft
 from tests.gpu_align.engine import Engine, same, snapshot
 from tests.gpu_align.step_harness import BACKENDS, distinct
 

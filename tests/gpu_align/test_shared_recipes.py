@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from gpu_align import DrafterConfig, Recipes, Source
-from gpu_align.ops import recipe_lookup as shared
-from gpu_align.ops.recipe_lookup import RecipeTable
+from gpu_align.ops.recipes import table as shared
+from gpu_align.ops.recipes.table import RecipeTable
 from tests.gpu_align.engine import Engine
 
 

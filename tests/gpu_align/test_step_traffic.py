@@ -11,7 +11,7 @@ import torch
 from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
 
 from gpu_align import Recipes
-from gpu_align.ops.constants import SHAPE_IDENTIFIER
+from gpu_align.ops.recipes import SHAPE_IDENTIFIER
 from tests.gpu_align.engine import Engine
 
 if torch.cuda.is_available():

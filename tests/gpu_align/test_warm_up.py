@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import InterpretedFunction
 
 from gpu_align.ops import slots as slots_of
-from gpu_align.ops.constants import PAGE
+from gpu_align.ops.layout import PAGE
 from tests.gpu_align.engine import Engine, same, snapshot
 from tests.gpu_align.step_harness import BACKENDS, DEVICE, distinct
 from tests.gpu_align.test_preparation import Stream, Streams
@@ -88,25 +88,23 @@ class Loads(TorchDispatchMode):
         return function(*args, **kwargs)
 
 
-@pytest.mark.parametrize("budgets", [False, True])
-def test_behind_it_nothing_is_compiled_pinned_or_loaded(budgets, monkeypatch):
-    """Random traffic: predictions, preparations, batches and budgets of every size."""
+def test_behind_it_nothing_is_compiled_pinned_or_loaded(monkeypatch):
+    """Random traffic: predictions, preparations and batches of every size."""
     rng = random.Random(28)
     engine = Engine("triton", max_slots=40, N=100_000, K=8, vocab=200_000, max_prediction_tokens=1 << 20)
     drafter, rows = engine.drafter, (engine.token_ids, engine.total_len)
     loads = Loads(monkeypatch, engine)
     with loads:
-        drafter.warm_up(*rows, budget=budgets)
+        drafter.warm_up(*rows)
     warm, pinned = set(loads.seen), torch.cuda.host_memory_stats().get("num_host_alloc")
     assert {"step_kernel", "index_kernel", "set_slot_kernel", "pinned"} <= {name for name, *_ in warm}
-    given = [None, 7, torch.ones(1, dtype=torch.int32, device=DEVICE)]
     for _ in range(400):
         slot, num_tokens = rng.randrange(40), min(int(2 ** rng.uniform(0, 17)) - 1, 100_000)
         prediction = torch.arange(num_tokens, dtype=torch.int32) + slot
         inputs = engine.inputs(rng.sample(range(40), rng.randint(1, 40)))
         with loads:
             drafter.add(slot, prediction, 0, memory=rng.random() < 0.3, sharing_key=rng.randrange(3))
-            drafter.propose(*inputs, budget=rng.choice(given) if budgets else None)
+            drafter.propose(*inputs)
             drafter.prepare(*rows, rng.sample(range(40), rng.randint(0, 40)))
             drafter.remove(rng.randrange(40))
         if DEVICE == "cuda":  # else what is still being copied takes another block

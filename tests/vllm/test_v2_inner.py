@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from v2_harness import SHORT, Request, Run, V2Engine, edited, prompt_of
 
-from gpu_align.ops.draft import Draft
+from gpu_align.ops.layout import Draft
 from gpu_align.step_log import read_step_log
 from tests.campaign.distribution import MOST_ERRORS, Draws, judge, written
 from tests.campaign.sampling_oracle import Filters, Oracle

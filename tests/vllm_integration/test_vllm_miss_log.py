@@ -13,7 +13,7 @@ import pytest
 from vllm_fakes import FakeEngine, config, sampling, v1_alone
 
 from gpu_align import Recipes, Source
-from gpu_align.ops.constants import SHAPE_WINDOW
+from gpu_align.ops.recipes import SHAPE_WINDOW
 from gpu_align.recipes import Misses
 from gpu_align.recipes.pack import Miss
 from vllm_integration.config.settings import Settings

@@ -13,8 +13,8 @@ import pytest
 from vllm_fakes import config
 
 from gpu_align import DrafterConfig
-from gpu_align.ops.constants import NUM_CLASSES
-from gpu_align.ops.draft import KNOTS
+from gpu_align.ops.choose import NUM_CLASSES
+from gpu_align.ops.choose.survival import KNOTS
 from gpu_align.tools.tune.tuning import make_table, write_table
 from vllm_integration.config import engine_config
 from vllm_integration.config.settings import Settings, drafts_without_prediction, warn_of_unknown_names

@@ -12,8 +12,8 @@ import pytest
 from vllm_fakes import FakeEngine, config, sampling, v1_alone
 
 from gpu_align.ops import jit as _jit
-from gpu_align.ops.reference import step as step_reference
 from gpu_align.ops.step import StepLaunch
+from gpu_align.ops.step import reference as step_reference
 from gpu_align.tools import explain as step_view
 from vllm_integration.wire.request import PredictedOutputParams
 from vllm_integration.worker.proposer_v1 import PredictedOutputs

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from gpu_align.arena import tokens_for_all
-from gpu_align.ops.constants import MAX_MATCH
+from gpu_align.ops.match import MAX_MATCH
 
 from ..seams.guard import shown_reason
 from ..wire.request import KEY

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from gpu_align import Recipes, Source
-from gpu_align.ops.constants import SHAPE_WINDOW
+from gpu_align.ops.recipes import SHAPE_WINDOW
 from gpu_align.recipes import Misses, count_misses, fingerprint
 from gpu_align.recipes.pack import MAX_BYTES, Miss, line_of, write_at_once
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from gpu_align import Drafter, Recipes
 from gpu_align.ops import jit
-from gpu_align.ops.constants import ALL_PACKS
+from gpu_align.ops.recipes import ALL_PACKS
 from gpu_align.tools.explain import Explainer
 
 from ..config.settings import Settings

@@ -312,10 +312,10 @@ def show_command(
 
 
 def _shown(entry: Observed, texts: Callable[[Sequence[int]], list[str]]) -> list[str]:
-    from ...ops import constants
+    from ...ops import recipes as numbers
 
     names = ("IDENTIFIER", "NUMBER", "SPACE", "STRING", "START")
-    classes = {getattr(constants, f"SHAPE_{name}"): f"‹{name.lower()}›" for name in names}
+    classes = {getattr(numbers, f"SHAPE_{name}"): f"‹{name.lower()}›" for name in names}
 
     def one(item: int) -> str:
         if item < 0:

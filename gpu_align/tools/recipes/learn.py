@@ -14,8 +14,9 @@ import numpy.typing as npt
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from ...ops.constants import DELETE, INSERT, KEEP, MAX_CONTEXT, SHAPE_NUMBER, SHAPE_START, SHAPE_WINDOW
-from ...ops.lcs import lcs_edit_script, lcs_length
+from ...ops.lcs import lcs_length
+from ...ops.lcs.reference import DELETE, INSERT, KEEP, edit_script
+from ...ops.recipes import MAX_CONTEXT, SHAPE_NUMBER, SHAPE_START, SHAPE_WINDOW
 from ...recipes.pack import MAX_WORDS, RecipePack
 from ...recipes.tokenize import Chains, Encode, IntArray, Observed, Recipe, TokenTexts, class_of, fingerprint
 
@@ -214,9 +215,7 @@ def columns(samples: Sequence[IntArray], agree: float = 1.0) -> IntArray:
     place = np.full((len(rows[pivot]), k), -1, dtype=np.int64)
     place[:, pivot] = np.arange(len(place))
     for s in {*range(k)} - {pivot}:  # one at a time: the table of a pair is what takes memory
-        pair = [part for row in (s, pivot) for part in (rows[row][None], lengths[row : row + 1])]
-        script = lcs_edit_script(*pair)
-        ops = script.op[0, : int(script.length[0])].numpy()
+        ops = np.array(edit_script(rows[s].numpy(), rows[pivot].numpy()))
         keep = ops == KEEP
         place[(np.cumsum(ops != INSERT) - 1)[keep], s] = (np.cumsum(ops != DELETE) - 1)[keep]
     found: IntArray = place[(place >= 0).sum(axis=1) >= max(math.ceil(agree * k - 1e-9), 2)]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...config import DrafterConfig
-from ...ops.draft import Source
-from ...ops.recipe_lookup import Recipes
+from ...ops.layout import Source
+from ...ops.recipes.table import Recipes
 from ...predictors.base import TokenPredictor
 from ...predictors.draft_model import DraftModelTokenPredictor
 from ...predictors.loop import PredictorLoop

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 from ...config import DrafterConfig
-from ...ops.recipe_lookup import Recipes
+from ...ops.recipes.table import Recipes
 from ...predictors.base import PredictorOptions, TokenPredictor
 from ...predictors.predicted_output import PredictedOutputTokenPredictor
 from ...recipes.pack import RecipePack

@@ -9,21 +9,20 @@ import numpy as np
 import numpy.typing as npt
 
 from ...config import DrafterConfig
-from ...ops.constants import (
+from ...ops.choose import (
     ALIGNMENT_CONTEXT,
-    FIRST_CONTEXT,
     NUM_ADHERENCES,
     NUM_ALIGNMENTS,
     NUM_CLASSES,
     NUM_LENGTHS,
     NUM_MARGINS,
-    PREDICTION_BASE,
 )
-from ...ops.draft import KNOTS, NUM_BINS, SurvivalTables, survival_units
+from ...ops.choose.survival import KNOTS, NUM_BINS, SurvivalTables, survival_units
 from ...ops.jit import Entry
-from ...ops.recipe_lookup import RecipeTable
-from ...ops.reference.draft import IS_CONTEXT, CandidateArrays
-from ...ops.state import StepArrays
+from ...ops.layout import PREDICTION_BASE, StepArrays
+from ...ops.match import FIRST_CONTEXT
+from ...ops.match.reference import CandidateArrays
+from ...ops.recipes.table import RecipeTable
 from ..explain import StepView, View
 from ..simulate.records import Record
 
@@ -187,7 +186,7 @@ def _add_promises(
 
 def _distinct(found: CandidateArrays) -> npt.NDArray[np.bool_]:
     """[R, C]: live candidates, each place once: one both matched and near the cursor counts as the match."""
-    places = np.where(IS_CONTEXT, -2 - found.position, found.position)
+    places = np.where(found.in_context > 0, -2 - found.position, found.position)
     same = places[:, :, None] == places[:, None, :]
     earlier = np.tril(np.ones(same.shape[1:], dtype=bool), -1) & (found.remaining > 0)[:, None, :]
     distinct: npt.NDArray[np.bool_] = (found.remaining > 0) & ~(same & earlier).any(axis=2)

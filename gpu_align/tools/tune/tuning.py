@@ -16,9 +16,18 @@ import numpy.typing as npt
 
 from ... import step_log
 from ...config import DrafterConfig
-from ...ops.constants import LENGTH_EDGES, MARGIN_EDGES, SURVIVAL_ONE
-from ...ops.draft import FORMAT, KNOTS, NUM_BINS, SHIPPED, IntArray, content_hash, fit_curves, read_survival
-from ...ops.recipe_lookup import Recipes, RecipeTable
+from ...ops.choose import LENGTH_EDGES, MARGIN_EDGES, SURVIVAL_ONE
+from ...ops.choose.survival import (
+    FORMAT,
+    KNOTS,
+    NUM_BINS,
+    SHIPPED,
+    IntArray,
+    content_hash,
+    fit_curves,
+    read_survival,
+)
+from ...ops.recipes.table import Recipes, RecipeTable
 from ...recipes.pack import RecipePack
 from ..console import Advance
 from ..explain import recipe_table

@@ -37,15 +37,14 @@ from benchmarks.quality import mechanisms
 one = mechanisms.without("four best matches+exact prefix+" + "+".join(mechanisms.MECHANISMS))
 mechanisms.install(one.overrides)
 import benchmarks.learn.survival
-from gpu_align.ops.reference import draft as reference
-from gpu_align.ops.reference import step
-print(len(reference.IS_CONTEXT), step.{name}.__name__)
+from gpu_align.ops import match, rules
+print(match.NUM_CANDIDATES, rules.{name}.__name__)
 """
-    from gpu_align.ops.reference import draft as reference
+    from gpu_align.ops import match
 
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
     lanes, replaced = done.stdout.split()
-    assert int(lanes) < len(reference.IS_CONTEXT)
+    assert int(lanes) < match.NUM_CANDIDATES
     assert replaced == "<lambda>"
 
 

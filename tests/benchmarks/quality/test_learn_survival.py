@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.corpus.build import EditPair, write_pairs
 from benchmarks.learn import survival
-from gpu_align.ops.draft import SHIPPED, read_survival, read_table
+from gpu_align.ops.choose.survival import SHIPPED, read_survival, read_table
 
 RNG = np.random.default_rng(3)
 

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from benchmarks.speed.machine_code import entered
 from benchmarks.speed.racing import Findings, RacingMachine
 from benchmarks.speed.sass import Program, parse
 from benchmarks.speed.sass_warp import Memory
-from gpu_align.ops.kernels import draft_budget
 
 SHARED = ["S2R R0, SR_TID.X", "LEA R2, R0, RZ, 0x2", "STS [R2], R0"]
 #: What the command says of a planted fault.
@@ -99,23 +97,19 @@ def test_every_kernel_does_what_its_reference_does() -> None:
     done = machine_code("--quick")
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line.split("|") for line in done.stdout.splitlines() if "_kernel" in line]
-    assert len(rows) == 9, done.stdout
+    assert len(rows) == 6, done.stdout
     assert all(int(row[3].replace(",", "")) > 0 for row in rows), done.stdout
 
 
 def test_faults_in_machine_code_are_found() -> None:
     """But for a barrier in one warp, and one before what the same threads read: a compiler may choose others. A
     bound may leave all that is stored as it is."""
-    done = machine_code("--quick", "--only", "budget", "--plant", "1")
+    done = machine_code("--quick", "--only", "lcs", "--plant", "1")
     lines = [line.split(": ") for line in done.stdout.splitlines() if line.split(":")[0] in VERDICTS]
-    source = Path(draft_budget.__file__).read_text(encoding="utf-8").splitlines()
-    [own] = [i for i, line in enumerate(source, 1) if "debug_barrier" in line]
     counts = Counter((verdict, kind) for verdict, _, kind, *_ in lines)
-    assert counts["found", "barrier left out"] == 6, done.stdout + done.stderr
+    assert counts["found", "barrier left out"] >= 20, done.stdout + done.stderr
+    assert counts["MISSED", "barrier left out"] <= 2, done.stdout
+    assert counts["found", "atomic is a store"] == 8, done.stdout
     assert counts["found", "bound moved by one"] > 0, done.stdout
-    assert counts["found", "address off by one"] == 2, done.stdout
-    others = [
-        where for verdict, _, kind, where, *_ in lines if kind == "barrier left out" and verdict != "found"
-    ]
-    assert others == [f"BAR draft_budget.py:{own}"] * 2, done.stdout
-    assert counts["none", "barrier left out"] == 1, done.stdout
+    assert counts["found", "address off by one"] == 8, done.stdout
+    assert counts["none", "barrier left out"] > 0, done.stdout

@@ -6,7 +6,8 @@ import pytest
 
 from benchmarks.speed.device_time import Clock, record
 from benchmarks.speed.step_time import CASES, Case, StepBatch
-from gpu_align.ops.constants import GLOBAL_EVERY, IN_SYNC, SEEN
+from gpu_align.ops.align import GLOBAL_EVERY
+from gpu_align.ops.layout import IN_SYNC, SEEN
 
 NUM_TEXT = 1024
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from gpu_align import RecipePack
-from gpu_align.ops.constants import LINE_END, NUM_RUNS
-from gpu_align.ops.recipe_lookup import Recipes
+from gpu_align.ops.compose import LINE_END, NUM_RUNS
+from gpu_align.ops.recipes.table import Recipes
 from gpu_align.recipes.tokenize import indents_of
 from gpu_align.tools.simulate.tokenizers import load_tokenizer
 from tests.gpu_align.ops.test_step import END, layout

@@ -6,14 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_align.ops.constants import NUM_CLASSES, SURVIVAL_ONE
-from gpu_align.ops.draft import (
-    KNOTS,
-    SurvivalTables,
-    fit_curves,
-    lost_classes,
-    read_survival,
-)
+from gpu_align.ops.choose import NUM_CLASSES, SURVIVAL_ONE
+from gpu_align.ops.choose.survival import KNOTS, SurvivalTables, fit_curves, lost_classes, read_survival
 
 
 def test_thresholds():
@@ -24,17 +18,21 @@ def test_thresholds():
         limits = tables.max_draft_len[:NUM_CLASSES]
         assert (limits[lost] == keep_lost).all()
         assert (limits[~lost] == keep).all()
-        assert tables.expected_accepted[0].tolist() == [0, 1000, 1500, 2000, 2003]
+        expected = [0, 1000, 1500, 2000, 2003]
+        for class_id in (0, int(lost.nonzero()[0])):
+            limit = int(limits[class_id])
+            row = [*expected[: limit + 1], *[expected[limit]] * (4 - limit)]
+            assert tables.expected_accepted[class_id].tolist() == row
     assert lost_classes().sum() == NUM_CLASSES // 3 * 7 // 8
 
 
 @pytest.mark.parametrize("K", [1, 65])
 def test_the_shipped_table_fits_any_number_of_drafts(K):
     tables = SurvivalTables.load(K, "cpu")
-    assert tables.expected_accepted.shape == (NUM_CLASSES, K + 1)
+    assert tables.expected_accepted.shape == (2 * NUM_CLASSES, K + 1)
     assert (tables.max_draft_len >= 0).all()
     assert (tables.max_draft_len <= K).all()
-    assert (tables.expected_accepted[:, 1:] > tables.expected_accepted[:, :-1]).all()
+    assert (tables.expected_accepted[:, 1:] >= tables.expected_accepted[:, :-1]).all()
     assert (tables.confidence > 0).all()
     assert (tables.confidence <= 1).all()
 

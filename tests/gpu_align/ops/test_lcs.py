@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ import pytest
 import torch
 
 from gpu_align.ops import lcs
-from gpu_align.ops.constants import HASH
+from gpu_align.ops.layout import HASH
+from gpu_align.ops.lcs.reference import DELETE, INSERT, KEEP, edit_script
 from tests.gpu_align.step_harness import BACKENDS, device_of
 
 POISON = -0x5A5A5A5B
@@ -26,21 +28,6 @@ def table(a: Sequence[int], b: Sequence[int]) -> list[list[int]]:
         for j, y in enumerate(b):
             h[i + 1][j + 1] = h[i][j] + 1 if x == y else max(h[i][j + 1], h[i + 1][j])
     return h
-
-
-def script(h: list[list[int]]) -> list[int]:
-    i, j, ops = len(h) - 1, len(h[0]) - 1, []
-    while i or j:
-        if j and h[i][j - 1] == h[i][j]:
-            ops.append(lcs.DELETE)
-            j -= 1
-        elif i and h[i - 1][j] == h[i][j]:
-            ops.append(lcs.INSERT)
-            i -= 1
-        else:
-            ops.append(lcs.KEEP)
-            i, j = i - 1, j - 1
-    return ops[::-1]
 
 
 def make_batch(seed: int, requests: int, m: int, n: int, alphabet: int) -> Batch:
@@ -84,8 +71,8 @@ def poisoned_workspace(
 
 
 def run_all(batch: Batch, backend: str, block_words: int | None = None) -> list[tuple[Any, ...]]:
-    """Of each request its length, the length of the two swapped, prefix row, script and script length; outputs and
-    scratch start as garbage."""
+    """Of each request its length, the length of the two swapped and the prefix row; outputs and scratch start as
+    garbage."""
     x = put(batch, backend)
     (B, M), N = batch[0].shape, batch[2].shape[1]
     how: dict[str, Any] = {"backend": backend, "block_words": block_words}
@@ -97,25 +84,18 @@ def run_all(batch: Batch, backend: str, block_words: int | None = None) -> list[
         carry=poisoned(backend, B, M, dtype=torch.int8),
         workspace=poisoned_workspace(backend, B, M, N, block_words), **how,
     )  # fmt: skip
-    edit = lcs.lcs_edit_script(
-        *x, out=lcs.EditScript(poisoned(backend, B, M + N, dtype=torch.int8), poisoned(backend, B)),
-        history=poisoned(backend, B, M, lcs.lcs_row_words(N)), carry=poisoned(backend, B, M, dtype=torch.int8),
-        workspace=poisoned_workspace(backend, B, M, N, block_words), **how,
-    )  # fmt: skip
-    columns = length, swapped, row_length, row, edit.op, edit.length
+    columns = length, swapped, row_length, row
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def expected_of(batch: Batch) -> list[tuple[Any, ...]]:
     """The same by the table of the textbook."""
-    width, both = batch[2].shape[1], batch[0].shape[1] + batch[2].shape[1]
-    found = []
+    width, found = batch[2].shape[1], []
     for context, prediction in cut(batch):
         rows = table(context, prediction)
-        ops, length = script(rows), rows[-1][-1]
+        length = rows[-1][-1]
         row = rows[-1] + [length] * (width - len(prediction))
-        found.append((length, length, length, row, ops + [0] * (both - len(ops)), len(ops)))
-        assert lcs.apply_edit_script(ops, prediction, context) == context
+        found.append((length, length, length, row))
     return found
 
 
@@ -178,16 +158,12 @@ def test_strided_views_and_nothing_written_beside_them(backend: str) -> None:
     wide_c, wide_p = poisoned(backend, 10, 20), poisoned(backend, 10, 50)
     wide_c[::2, 3:12], wide_p[::2, 5:42] = x[0], x[2]
     x[0], x[2] = wide_c[::2, 3:12], wide_p[::2, 5:42]
-    rows, ops = poisoned(backend, 10, 60), poisoned(backend, 10, 70, dtype=torch.int8)
+    rows = poisoned(backend, 10, 60)
     lcs.lcs_prefix_row(*x, out=rows[::2, 4:42], backend=backend, block_words=1)
-    out = lcs.EditScript(ops[::2, 4:50], poisoned(backend, 5))
-    lcs.lcs_edit_script(*x, out=out, backend=backend, block_words=1)
-    *_, expected_rows, expected_ops, _ = zip(*expected_of(batch), strict=True)
+    *_, expected_rows = zip(*expected_of(batch), strict=True)
     assert rows[::2, 4:42].tolist() == list(expected_rows)
-    assert ops[::2, 4:50].tolist() == list(expected_ops)
-    rows[::2, 4:42], ops[::2, 4:50] = POISON, 0x5A
+    rows[::2, 4:42] = POISON
     assert (rows == POISON).all()
-    assert (ops == 0x5A).all()
 
 
 def colliding(bits: int, count: int, slot: int) -> list[int]:
@@ -212,7 +188,7 @@ def test_tokens_that_look_for_the_same_slot(
     check_all(batch, backend)
 
 
-OPERATIONS = lcs.lcs_length, lcs.lcs_prefix_row, lcs.lcs_edit_script
+OPERATIONS = lcs.lcs_length, lcs.lcs_prefix_row
 #: Operations, what becomes of their arguments, and what is said.
 BAD: list[tuple[Any, dict[str, Callable[..., Any]], type[Exception], str]] = [
     *(
@@ -237,8 +213,6 @@ BAD: list[tuple[Any, dict[str, Callable[..., Any]], type[Exception], str]] = [
     ([lcs.lcs_length], {"out": lambda x: poisoned(x, 4)}, ValueError, r"out: expected shape \[3\], found \[4\]"),
     ([lcs.lcs_prefix_row], {"out": lambda x: poisoned(x, 3, 5)}, ValueError,
      r"out: expected shape \[3, 6\], found \[3, 5\]"),
-    ([lcs.lcs_edit_script], {"history": lambda x: poisoned(x, 3, 4, 2)}, ValueError,
-     r"history: expected shape \[3, 4, 1\], found \[3, 4, 2\]"),
 ]  # fmt: skip
 
 
@@ -269,20 +243,11 @@ def test_bad_backend(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        *(
-            (lambda ops=ops: lcs.apply_edit_script(ops, [1, 2], [1]), message)
-            for ops, message in (
-                ([4], r"ops\[0\]: expected 0, 1, 2 or 3, found 4"),
-                ([2, 2, 2], r"ops\[2\]: expected at most 2 KEEP and DELETE"),
-                ([3, 3], r"ops\[1\]: expected at most 1 KEEP and INSERT"),
-                ([1, 0, 2], r"ops: expected KEEP and DELETE for all 2 tokens, found 1"),
-            )
-        ),
         (lambda: lcs.lcs_workspace(2, -1, 3, device="cpu"), "max_context_len: expected 0 or more, found 2, -1"),
         (lambda: lcs.lcs_workspace(2, 1, -3, device="cpu"), "max_prediction_len: expected 0 or more, found -3"),
     ],
 )  # fmt: skip
-def test_scripts_and_sizes_that_are_none(call: Callable[[], Any], message: str) -> None:
+def test_sizes_that_are_none(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
 
@@ -290,3 +255,22 @@ def test_scripts_and_sizes_that_are_none(call: Callable[[], Any], message: str) 
 def test_a_wide_prediction_has_panels() -> None:
     shapes = [list(x.shape) for x in lcs.lcs_workspace(2, 10, 40_000, device="cpu")]
     assert shapes == [[2, 3, 32768], [2, 3, 3], [2, 3, 14, 512]]
+
+
+def test_edit_scripts() -> None:
+    """Of random pairs: it rebuilds the target, keeps what the LCS has, and inserts before it deletes."""
+    for seed in range(40):
+        for target, text in cut(make_batch(seed, 3, 12, 15, 1 + seed % 4)):
+            script, rest, left, rebuilt = (
+                edit_script(np.array(target), np.array(text)),
+                [*target],
+                [*text],
+                [],
+            )
+            for step in script:
+                kept, new = left.pop(0) if step != INSERT else None, rest.pop(0) if step != DELETE else None
+                rebuilt += [] if step == DELETE else [kept if step == KEEP else new]
+            assert (rebuilt, left, rest) == (target, [], [])
+            assert script.count(KEEP) == table(target, text)[-1][-1]
+            assert (DELETE, INSERT) not in pairwise(script)
+    assert edit_script(np.array([7, 5, 9]), np.array([7, 8, 9])) == [KEEP, INSERT, DELETE, KEEP]

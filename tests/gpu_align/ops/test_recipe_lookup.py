@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from gpu_align import DrafterConfig
-from gpu_align.ops.constants import ALL_PACKS, KEY_BITS, NO_KEY, RECIPE_WAYS, SURVIVAL_ONE
-from gpu_align.ops.constants import SHAPE_IDENTIFIER as IDENTIFIER
-from gpu_align.ops.constants import SHAPE_SPACE as SPACE
-from gpu_align.ops.constants import SHAPE_START as START
-from gpu_align.ops.recipe_lookup import Recipes, RecipeTable, keys_of
-from gpu_align.ops.reference.recipe_lookup import find_recipe
+from gpu_align.ops.choose import SURVIVAL_ONE
+from gpu_align.ops.recipes import ALL_PACKS, KEY_BITS, NO_KEY, RECIPE_WAYS
+from gpu_align.ops.recipes import SHAPE_IDENTIFIER as IDENTIFIER
+from gpu_align.ops.recipes import SHAPE_SPACE as SPACE
+from gpu_align.ops.recipes import SHAPE_START as START
+from gpu_align.ops.recipes.reference import find_recipe
+from gpu_align.ops.recipes.table import Recipes, RecipeTable, keys_of
 from tests.gpu_align.engine import drafted
 from tests.gpu_align.step_harness import BACKENDS, flat_curves
 

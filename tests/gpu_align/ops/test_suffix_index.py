@@ -7,8 +7,8 @@ from itertools import accumulate
 import pytest
 import torch
 
-from gpu_align.ops.constants import HASH, WAYS, context_index_bits, index_bits
-from gpu_align.ops.suffix_match import BLOCK, build_index
+from gpu_align.ops.index import BLOCK, build_index
+from gpu_align.ops.layout import HASH, WAYS, context_index_bits, index_bits
 from tests.gpu_align.step_harness import BACKENDS, POISON, device_of
 
 

@@ -6,7 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from gpu_align.ops.constants import (
+from gpu_align.ops.recipes import (
     MAX_CONTEXT,
     SHAPE_IDENTIFIER,
     SHAPE_NUMBER,

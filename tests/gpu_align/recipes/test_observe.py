@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_align import RecipePack
-from gpu_align.ops.constants import MAX_CONTEXT, SHAPE_IDENTIFIER, SHAPE_NUMBER
+from gpu_align.ops.recipes import MAX_CONTEXT, SHAPE_IDENTIFIER, SHAPE_NUMBER
 from gpu_align.recipes import Observed, shape_of_output, shape_of_tokens
 from gpu_align.recipes.tokenize import Chains, likely
 from gpu_align.tools.recipes.learn import CERTAIN, NEVER, Positions, agreed, columns, follow, observe

@@ -15,7 +15,7 @@ pytest.importorskip("mistral_common")
 from typer.testing import CliRunner
 
 from gpu_align import DrafterConfig, RecipePack
-from gpu_align.ops.draft import read_table
+from gpu_align.ops.choose.survival import read_table
 from gpu_align.recipes.pack import NUM_BINS
 from gpu_align.recipes.registry import resolve_packs
 from gpu_align.simulate import Record, load_tokenizer

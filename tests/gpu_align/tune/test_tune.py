@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from gpu_align import Drafter, DrafterConfig
-from gpu_align.ops.constants import NUM_CLASSES
-from gpu_align.ops.draft import SHIPPED, content_hash, read_survival, read_table
+from gpu_align.ops.choose import NUM_CLASSES
+from gpu_align.ops.choose.survival import SHIPPED, content_hash, read_survival, read_table
 from gpu_align.simulate import Record, simulate
 from gpu_align.step_log import Line, Step, StepLog
 from gpu_align.tools.cli import app

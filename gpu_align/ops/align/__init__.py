@@ -1,0 +1,26 @@
+"""Where does a request stand in its prediction? README.md has the loop; here are its numbers."""
+
+from ..layout import WINDOW
+
+#: Bits of a word of the LCS row, and its words, a lane each.
+WORD = 8
+ROW_WORDS = WINDOW // WORD
+EVERY_BIT = (1 << WORD) - 1
+#: Keys of one score in `cursor_score`, where a position of the window is 0 to `WINDOW`.
+J_KEYS = 2 * WINDOW
+#: What a matching token adds to the cursor's score; a skipped token of the prediction costs 1.
+MATCH_WEIGHT = 4
+#: The output is in sync again where its last `LOCAL_MATCH` tokens end within `LOCAL_RANGE` positions of the
+#: anchor, or, checked at every `GLOBAL_EVERY`-th output token, its last `GLOBAL_MATCH` tokens end anywhere.
+LOCAL_RANGE, LOCAL_MATCH = 32, 4
+GLOBAL_EVERY, GLOBAL_MATCH = 8, 8
+#: Tokens of a diverged output among which a kernel looks at once, a lane each, and those of a turn of its loop.
+SPAN, TURN = LOCAL_RANGE, 4
+#: Tokens in sync that are compared at once; also the longest common end of an edit's two sides.
+RUN = 64
+#: The most tokens of either side of an edit.
+MAX_EDIT_LEN = 16
+#: `EDIT_BEFORE` at the beginning of the prediction, and of an entry without an edit.
+AT_START, NO_EDIT = -1, -2
+#: Positions whose keys a kernel compares with all edits at once.
+EDIT_LOOKUPS = 32

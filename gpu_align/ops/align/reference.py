@@ -1,0 +1,284 @@
+"""`realign` as loops: what the kernel is checked against, and what runs on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..host import rank_of, starts_over
+from ..index.reference import load_bucket, nearest
+from ..jit import njit, to_int
+from ..layout import (
+    ANCHOR,
+    CURSOR,
+    DIVERGED_AT,
+    EDIT_AT,
+    EDIT_BEFORE,
+    EDIT_BEHIND,
+    EDIT_NEW,
+    EDIT_OLD,
+    EDIT_SEEN_BEFORE,
+    EDIT_START,
+    IN_SYNC,
+    MAX_EDITS,
+    NUM_COMMON,
+    NUM_EDITS,
+    NUM_IN_SYNC,
+    SEEN,
+    WINDOW,
+    Alignment,
+    Request,
+    SourceText,
+)
+from ..match import MAX_MATCH
+from ..match.reference import match_length
+from . import (
+    AT_START,
+    GLOBAL_EVERY,
+    GLOBAL_MATCH,
+    J_KEYS,
+    LOCAL_MATCH,
+    LOCAL_RANGE,
+    MATCH_WEIGHT,
+    MAX_EDIT_LEN,
+    NO_EDIT,
+    RUN,
+)
+
+IntArray = npt.NDArray[np.signedinteger[Any]]
+
+#: Tokens that `_extend_row` compares at once.
+_BLOCK = 64
+
+
+class EditRows(NamedTuple):
+    """What the output put in place of what."""
+
+    count: Any  # edits recorded
+    rows: IntArray  # [MAX_EDITS, EDIT] int32, changed in place: edit number i is in row i % MAX_EDITS
+
+
+@njit
+def _extend_row(row: IntArray, window: IntArray, token: int) -> None:
+    """Add one more token to a row: ``row[j]`` is the LCS length with ``window[:j + 1]``. row: [WINDOW].
+
+    A length never rises by more than 1, so a match at j raises a run of equal lengths to ``row[j - 1] + 1``. From
+    the back: the lengths before j are still those without the token.
+    """
+    for block in range((len(window) - 1) // _BLOCK, -1, -1):
+        tokens = window[block * _BLOCK : (block + 1) * _BLOCK]
+        if not _holds(tokens, token):
+            continue
+        for i in range(len(tokens) - 1, -1, -1):
+            j = block * _BLOCK + i
+            if tokens[i] == token:
+                longer = (int(row[j - 1]) if j > 0 else 0) + 1
+                while j < WINDOW and row[j] < longer:
+                    row[j] = longer
+                    j += 1
+
+
+@njit
+def _holds(tokens: IntArray, token: int) -> bool:
+    """Whether the token is there. No early exit: a CPU compares many at a time, and mostly it is not."""
+    found = False
+    for i in range(len(tokens)):
+        found |= tokens[i] == token
+    return found
+
+
+@njit
+def has_key(prediction: SourceText, edit: IntArray, position: int) -> bool:
+    """Whether a position has the key of an edit: the same tokens before, at and behind it."""
+    tokens = prediction.tokens
+    if edit[EDIT_BEFORE] == NO_EDIT or position + 1 >= prediction.length:
+        return False
+    return bool(
+        edit[EDIT_AT] == tokens[position]
+        and edit[EDIT_BEFORE] == (tokens[position - 1] if position > 0 else AT_START)
+        and edit[EDIT_BEHIND] == tokens[position + 1]
+    )
+
+
+@njit
+def _run_length(prediction: SourceText, cursor: int, output: IntArray, done: int) -> int:
+    """How many of the next tokens of output and prediction agree."""
+    most = min(len(output) - done, prediction.length - cursor)
+    run = 0
+    while run < most and output[done + run] == prediction.tokens[cursor + run]:
+        run += 1
+    return run
+
+
+@njit
+def _invalidate_edits(edits: EditRows, prediction: SourceText, cursor: int, run: int) -> None:
+    """Drop the edits whose key the output has just passed unedited: `run` positions from the cursor on."""
+    for edit in edits.rows:
+        for position in range(cursor, cursor + run):
+            if has_key(prediction, edit, position):
+                edit[EDIT_BEFORE] = NO_EDIT
+
+
+@njit
+def _local_resync(prediction: SourceText, anchor: int, output: IntArray) -> int:
+    """The first of `LOCAL_RANGE` positions from the anchor on that the output ends like, or -1."""
+    tokens, done = prediction.tokens, len(output)
+    first, behind = max(anchor, LOCAL_MATCH), min(anchor + LOCAL_RANGE, prediction.length + 1)
+    if done >= LOCAL_MATCH and _holds(tokens[first - 1 : behind - 1], output[done - 1]):
+        for position in range(first, behind):
+            if match_length(tokens, position, output, LOCAL_MATCH) == LOCAL_MATCH:
+                return position
+    return -1
+
+
+@njit
+def _global_resync(prediction: SourceText, anchor: int, output: IntArray) -> int:
+    """The position of the lowest rank, of those near the anchor, that the output ends like, or -1."""
+    best = -1
+    begin, end = nearest(prediction, load_bucket(prediction, output[-1], True), anchor)
+    for i in range(begin, end):
+        position = int(prediction.index.positions[i])
+        if best >= 0 and rank_of(position, anchor) > rank_of(best, anchor):
+            continue
+        most = min(len(output), GLOBAL_MATCH)
+        if match_length(prediction.tokens, position, output, most) == GLOBAL_MATCH:
+            best = position
+    return best
+
+
+@njit
+def _resync_at(prediction: SourceText, anchor: int, output: IntArray) -> int:
+    """Where the output is in sync again, or -1: local, or global at every `GLOBAL_EVERY`-th token."""
+    position = _local_resync(prediction, anchor, output)
+    if position < 0 and len(output) % GLOBAL_EVERY == 0:
+        position = _global_resync(prediction, anchor, output)
+    return position
+
+
+@njit
+def common_end(
+    prediction: SourceText, alignment: Alignment, position: int, output: IntArray, done: int
+) -> int:
+    """Length of the common end, up to `RUN`, of ``prediction[anchor:position]`` and
+    ``output[diverged_at:done]``."""
+    most = min(position - alignment.anchor, done - alignment.diverged_at)
+    return match_length(prediction.tokens, position, output[:done], min(most, RUN))
+
+
+@njit
+def record_edit(
+    edits: EditRows, prediction: SourceText, alignment: Alignment, old: int, new: int
+) -> EditRows:
+    """The edits with one more: `old` tokens from the anchor on became `new` tokens from `diverged_at` on.
+
+    Nothing is recorded where the position has no key or a side is too long.
+    """
+    anchor, tokens = alignment.anchor, prediction.tokens
+    if anchor + 1 >= prediction.length or not 0 <= old <= MAX_EDIT_LEN or new > MAX_EDIT_LEN:
+        return edits
+    seen_before = False
+    for other in edits.rows:
+        seen_before = seen_before or has_key(prediction, other, anchor)
+    edit = edits.rows[edits.count % MAX_EDITS]
+    edit[EDIT_SEEN_BEFORE] = seen_before
+    edit[EDIT_BEFORE] = tokens[anchor - 1] if anchor > 0 else AT_START
+    edit[EDIT_AT], edit[EDIT_BEHIND] = tokens[anchor], tokens[anchor + 1]
+    edit[EDIT_START], edit[EDIT_OLD], edit[EDIT_NEW] = alignment.diverged_at, old, new
+    return EditRows(edits.count + 1, edits.rows)
+
+
+@njit
+def in_sync_at(a: Alignment, cursor: int, num_in_sync: int, num_common: int) -> Alignment:
+    """The alignment in sync at a cursor; it keeps where the output diverged last."""
+    return Alignment(1, cursor, a.anchor, a.diverged_at, num_in_sync, num_common)
+
+
+@njit
+def diverge(a: Alignment, done: int) -> Alignment:
+    """The alignment diverged at its cursor, behind `done` output tokens."""
+    return Alignment(0, a.cursor, a.cursor, done, a.num_in_sync, a.num_common)
+
+
+@njit
+def _process_tokens(
+    request: Request, output: IntArray, done: int, a: Alignment, edits: EditRows
+) -> tuple[Alignment, EditRows]:
+    """Process ``output[done:]``; what is in sync runs on, what diverged looks for where it is in sync again."""
+    prediction, row = request.prediction, request.lcs_row
+    while done < len(output):
+        if a.in_sync > 0:
+            run = _run_length(prediction, a.cursor, output, done)
+            if edits.count > 0:
+                _invalidate_edits(edits, prediction, a.cursor, run)
+            done += run
+            common = min(a.num_common + run, MAX_MATCH)
+            a = in_sync_at(a, a.cursor + run, a.num_in_sync + run, common)
+            if done < len(output):
+                a = diverge(a, done)
+                row[:] = 0
+        if a.in_sync == 0:
+            _extend_row(row, prediction.tokens[a.anchor : a.anchor + WINDOW], output[done])
+            done += 1
+            position = _resync_at(prediction, a.anchor, output[:done])
+            if position >= 0:
+                common = common_end(prediction, a, position, output, done)
+                old, new = position - common - a.anchor, done - common - a.diverged_at
+                edits = record_edit(edits, prediction, a, old, new)
+                a = in_sync_at(a, position, a.num_in_sync + common, common)
+    return a, edits
+
+
+@njit
+def load_state(request: Request) -> tuple[int, Alignment, EditRows]:
+    """``(seen, alignment, edits)`` of a slot as they were stored."""
+    row = request.align_state
+    alignment = Alignment(
+        to_int(row[IN_SYNC]), to_int(row[CURSOR]), to_int(row[ANCHOR]), to_int(row[DIVERGED_AT]),
+        to_int(row[NUM_IN_SYNC]), to_int(row[NUM_COMMON]),
+    )  # fmt: skip
+    return to_int(row[SEEN]), alignment, EditRows(to_int(row[NUM_EDITS]), request.edits)
+
+
+@njit
+def _store_state(request: Request, a: Alignment, edits: EditRows) -> None:
+    state = request.align_state
+    state[SEEN] = request.context.length
+    state[IN_SYNC], state[CURSOR], state[ANCHOR] = a.in_sync, a.cursor, a.anchor
+    state[DIVERGED_AT], state[NUM_IN_SYNC], state[NUM_COMMON] = a.diverged_at, a.num_in_sync, a.num_common
+    state[NUM_EDITS] = edits.count
+
+
+@njit
+def cursor_score(lengths: IntArray, num_window: int) -> tuple[int, int]:
+    """``(j, score)``: the smallest j with the largest `score_of`, ``0 <= j <= num_window``."""
+    # One key of score and j: its maximum is found for many at a time.
+    best = 0
+    for i in range(num_window):
+        best = max(best, (MATCH_WEIGHT * int(lengths[i]) - i - 1) * J_KEYS - i - 1)
+    top = (best + WINDOW) // J_KEYS
+    return top * J_KEYS - best, top
+
+
+@njit
+def realign(request: Request, state: tuple[int, Alignment, EditRows]) -> tuple[Alignment, EditRows, int]:
+    """Process what is new of a request's output, after a `load_state`, and write its state back.
+
+    Returns ``(alignment, edits, top)``, with the cursor where the output stands, which after it diverged is a
+    position behind the anchor, and `top` its score there.
+    """
+    prediction, context = request.prediction, request.context
+    seen, a, edits = state
+    if starts_over(context.length, seen):
+        seen, a, edits = 0, Alignment(1, 0, 0, 0, 0, 0), EditRows(0, edits.rows)
+        edits.rows[:, EDIT_BEFORE] = NO_EDIT
+    # An output is neither in sync with an empty prediction nor diverged from it.
+    if prediction.length > 0 and context.length > request.output_start:
+        done = max(seen - request.output_start, 0)
+        a, edits = _process_tokens(request, context.tokens[request.output_start :], done, a, edits)
+    _store_state(request, a, edits)
+    if a.in_sync > 0:
+        return a, edits, 0
+    j, top = cursor_score(request.lcs_row, min(WINDOW, prediction.length - a.anchor))
+    return Alignment(0, a.anchor + j, a.anchor, a.diverged_at, a.num_in_sync, a.num_common), edits, top

@@ -1,0 +1,112 @@
+"""Classes and the choice as loops: what the kernel is checked against, and what runs on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..host import adherence_of, alignment_bucket, deficit_of, pack_class, score_of
+from ..jit import njit
+from ..layout import WINDOW, Alignment, Request
+from ..match import AT_CURSOR, MAX_MATCH, NUM_CANDIDATES
+from ..match.reference import CandidateArrays
+from . import ADHERENCE_LOST, ALIGNMENT_CONTEXT, EXACT_PREFIX, NO_SCORE
+from .survival import TableArrays, length_buckets, margin_buckets
+
+IntArray = npt.NDArray[np.signedinteger[Any]]
+
+LENGTH_BUCKET, MARGIN_BUCKET = length_buckets(), margin_buckets()
+
+
+@njit
+def margins(found: CandidateArrays, adherence: int) -> None:
+    """Write how many matched tokens each candidate is ahead of the longest match that expects another token next.
+
+    A prediction that the output hardly adheres to is ignored.
+    """
+    ignores = adherence == ADHERENCE_LOST
+    reach, leader, runner_up = 0, -1, 0
+    for lane in range(NUM_CANDIDATES):
+        is_considered = found.remaining[lane] > 0 and (found.in_context[lane] > 0 or not ignores)
+        if is_considered and (leader < 0 or found.matched[lane] > reach):
+            reach, leader = found.matched[lane], lane
+    # Where nothing is considered, nothing is ahead of anything.
+    token = found.token[leader] if leader >= 0 else 0
+    for lane in range(NUM_CANDIDATES):
+        is_considered = found.remaining[lane] > 0 and (found.in_context[lane] > 0 or not ignores)
+        if is_considered and found.token[lane] != token:
+            runner_up = max(runner_up, found.matched[lane])
+    for lane in range(NUM_CANDIDATES):
+        agrees = leader >= 0 and found.token[lane] == token
+        found.margin[lane] = found.matched[lane] - (runner_up if agrees else reach)
+
+
+@njit
+def score_deficit(position: int, request: Request, alignment: Alignment, top: int) -> Any:
+    """How much worse than the cursor the alignment finds a position in the prediction.
+
+    In sync: `deficit_of` the distance. Diverged: what `score_of` is below its largest, `top`; `NO_SCORE`
+    outside of the window.
+    """
+    if alignment.in_sync > 0:
+        return deficit_of(position - alignment.cursor)
+    j = position - alignment.anchor
+    if not 0 <= j <= min(WINDOW, request.prediction.length - alignment.anchor):
+        return NO_SCORE
+    return top - score_of(int(request.lcs_row[j - 1]) if j > 0 else 0, j)
+
+
+@njit
+def classes(
+    request: Request, found: CandidateArrays, alignment: Alignment, top: int, num_output: int
+) -> None:
+    """Write the class of every candidate. num_output: with the adherence prior."""
+    adherence = adherence_of(alignment.num_in_sync, num_output)
+    margins(found, adherence)
+    for lane in range(NUM_CANDIDATES):
+        found.class_id[lane] = -1
+        if found.remaining[lane] > 0:
+            bucket, position = ALIGNMENT_CONTEXT, found.position[lane]
+            if found.in_context[lane] == 0:
+                deficit = score_deficit(position, request, alignment, top)
+                bucket = alignment_bucket(position - alignment.cursor, deficit)
+            length, margin = (
+                LENGTH_BUCKET[found.matched[lane]],
+                MARGIN_BUCKET[found.margin[lane] + MAX_MATCH],
+            )
+            found.class_id[lane] = pack_class(length, margin, bucket, adherence)
+
+
+@njit
+def worth(matched: int, class_id: int, limits: TableArrays, length_quarters: int) -> tuple[int, int]:
+    """``(num, expected)``: drafts of a candidate and how many of them are expected to be accepted.
+
+    How many tokens of its text remain does not limit either. limits: the tables from the row on where those of the
+    request's text kind begin.
+    """
+    K = limits.expected_accepted.shape[1] - 1
+    num = K if matched >= MAX_MATCH else min(length_quarters * (matched + 1) // 4, K)
+    num = min(num, int(limits.max_draft_len[class_id]))
+    # Most candidates are worth nothing, and a table is more than a cache holds.
+    return num, int(limits.expected_accepted[class_id, num]) if num > 0 else 0
+
+
+@njit
+def choose(
+    found: CandidateArrays, exact_prefix: bool, limits: TableArrays, length_quarters: int
+) -> tuple[int, int, int]:
+    """``(lane, num, expected)`` of the candidate with the most expected accepted drafts, the lower lane of two.
+
+    num and expected are 0 where no candidate is. An exact prefix goes before all.
+    """
+    if exact_prefix and found.remaining[AT_CURSOR] > 0:
+        return AT_CURSOR, limits.expected_accepted.shape[1] - 1, EXACT_PREFIX
+    best, best_num, best_expected = 0, 0, 0
+    for lane in range(NUM_CANDIDATES):
+        if found.remaining[lane] > 0:
+            num, expected = worth(found.matched[lane], found.class_id[lane], limits, length_quarters)
+            if expected > best_expected:
+                best, best_num, best_expected = lane, num, expected
+    return best, best_num, best_expected

@@ -1,0 +1,229 @@
+"""The survival tables: their file, and how they are fitted to K and cut by the thresholds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..match import MAX_MATCH
+from . import (
+    ADHERENCE_LOST,
+    ALIGNMENT_CONTEXT,
+    LENGTH_EDGES,
+    MARGIN_EDGES,
+    NUM_CLASSES,
+    SURVIVAL_ONE,
+    unpack_class,
+)
+
+
+def length_quarters(length_factor: float) -> int:
+    """A length factor as the kernel takes it; ValueError if it is no multiple of 0.25 from 0 to 2^20."""
+    quarters = 4 * length_factor
+    # The upper end keeps its product with a matched length within the kernel's 32 bits.
+    if not (0 <= quarters <= 1 << 22 and quarters == int(quarters)):
+        raise ValueError(f"length_factor: expected a multiple of 0.25 from 0 to 2^20, found {length_factor}")
+    return int(quarters)
+
+
+#: Numbers of drafts that the file holds survival for; in between it is interpolated.
+KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+#: Confidences are calibrated in so many equal bins.
+NUM_BINS = 20
+#: `min_survival_lost` of earlier answers to requests like this one, where it is not smaller.
+MIN_SURVIVAL_RELATED = 0.1
+SHIPPED = Path(__file__).with_name("survival.json")
+#: The number changes where a reader of the old one could not read the new one.
+FORMAT = "gpu-align-survival/1"
+
+IntArray = npt.NDArray[np.int32]
+
+
+def length_buckets() -> IntArray:
+    """[MAX_MATCH + 1] int32: matched length -> bucket, ``0 <= bucket < NUM_LENGTHS``."""
+    return np.searchsorted(LENGTH_EDGES, np.arange(MAX_MATCH + 1), side="right").astype(np.int32)
+
+
+def margin_buckets() -> IntArray:
+    """[2 * MAX_MATCH + 1] int32: margin + MAX_MATCH -> bucket, ``0 <= bucket < NUM_MARGINS``."""
+    return np.searchsorted(MARGIN_EDGES, np.arange(-MAX_MATCH, MAX_MATCH + 1), side="right").astype(np.int32)
+
+
+def lost_classes() -> npt.NDArray[np.bool_]:
+    """[NUM_CLASSES]: candidates in a prediction that the output hardly adheres to."""
+    _, _, alignment, adherence = unpack_class(np.arange(NUM_CLASSES))
+    lost: npt.NDArray[np.bool_] = (alignment != ALIGNMENT_CONTEXT) & (adherence == ADHERENCE_LOST)
+    return lost
+
+
+def survival_units(probability: float) -> int:
+    """A probability as the tables hold it."""
+    return round(probability * SURVIVAL_ONE)
+
+
+#: `SurvivalTables` of NumPy arrays.
+TableArrays = Any
+
+
+class SurvivalTables(NamedTuple):
+    """The tables of one drafter, on its device, for its K and its thresholds."""
+
+    #: [2 * NUM_CLASSES] int32, 0 to K: drafts after which the survival is below the threshold; the second half is
+    #: that of a memory of related answers.
+    max_draft_len: torch.Tensor
+    #: [2 * NUM_CLASSES, K + 1] int32 in units of 1/`SURVIVAL_ONE`: how many of the first ``min(n, max_draft_len)``
+    #: drafts are accepted. A kernel loads this beside `max_draft_len`, not after it.
+    expected_accepted: torch.Tensor
+    #: [NUM_CLASSES, K] float32: P(draft k is accepted | the ones before it are), 0 < p <= 1.
+    confidence: torch.Tensor
+
+    def numpy(self) -> TableArrays:
+        """The same memory as arrays; on the CPU only."""
+        return SurvivalTables._make(tensor.numpy() for tensor in self)
+
+    @classmethod
+    def load(
+        cls,
+        num_draft_tokens: int,
+        device: torch.device | str,
+        path: Path | str | None = None,
+        min_survival: float = 0.05,
+        min_survival_lost: float = 0.6,
+    ) -> SurvivalTables:
+        """Read a table and fit it to K: cut where it is longer, continued at its last rate where it is shorter.
+
+        Args:
+            num_draft_tokens: K >= 1.
+            device: where the tensors live.
+            path: a JSON file as ``gpu-align tune`` writes it; None is the shipped one.
+            min_survival, min_survival_lost: as in `DrafterConfig`.
+
+        Raises:
+            ValueError: a threshold outside its domain, or the file is no table: see `read_table`.
+        """
+        curves, calibration = read_survival(SHIPPED if path is None else Path(path))
+        survival = fit_curves(curves, num_draft_tokens)
+        return cls.from_survival(survival, device, min_survival, min_survival_lost, calibration)
+
+    @classmethod
+    def from_survival(
+        cls,
+        survival: IntArray,
+        device: torch.device | str,
+        min_survival: float = 0.05,
+        min_survival_lost: float = 0.6,
+        calibration: Sequence[float] = (0.0,) * NUM_BINS,
+    ) -> SurvivalTables:
+        """Tables of curves [NUM_CLASSES, K] int32 in units of 1/`SURVIVAL_ONE`, from 1 up and never rising.
+
+        calibration: [NUM_BINS], added to a confidence by where from 0 to 1 it is; in between interpolated.
+        """
+        for name, value in (("min_survival", min_survival), ("min_survival_lost", min_survival_lost)):
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name}: expected 0 <= p <= 1, found {value}")
+        threshold = np.full(NUM_CLASSES, survival_units(min_survival))
+        threshold[lost_classes()] = survival_units(max(min_survival, min_survival_lost))
+        related = np.minimum(threshold, survival_units(max(min_survival, MIN_SURVIVAL_RELATED)))
+        zero = np.zeros((NUM_CLASSES, 1), dtype=np.int32)
+        before = np.concatenate([zero + SURVIVAL_ONE, survival[:, :-1]], axis=1)
+        confidence = survival / before
+        middle = (np.arange(NUM_BINS) + 0.5) / NUM_BINS
+        offset = np.interp(confidence, middle, np.asarray(calibration, dtype=np.float64))
+        is_drafted = np.concatenate([survival, survival]) >= np.concatenate([threshold, related])[:, None]
+        expected = (np.concatenate([survival, survival]) * is_drafted).cumsum(axis=1, dtype=np.int32)
+        arrays = (
+            is_drafted.sum(axis=1).astype(np.int32),
+            np.concatenate([np.concatenate([zero, zero]), expected], axis=1),
+            np.clip(confidence + offset, 1e-4, 1).astype(np.float32),
+        )
+        return cls(*(torch.from_numpy(array).to(device) for array in arrays))
+
+
+@lru_cache(maxsize=4)
+def read_survival(path: Path) -> tuple[npt.NDArray[np.float64], tuple[float, ...]]:
+    """``(survival [NUM_CLASSES, len(KNOTS)] in units of 1/SURVIVAL_ONE, calibration [NUM_BINS])`` from a JSON
+    file, checked."""
+    table = read_table(path)
+    curves = np.array(table["survival"], dtype=np.float64)
+    return curves, tuple(table.get("calibration", [0.0] * NUM_BINS))
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """The whole of a table's file, checked. OSError if it cannot be read; ValueError, of one line, if it is no
+    table, was changed by hand, or belongs to other classes of candidates.
+    """
+    raw = path.read_bytes()
+    if not raw.strip():
+        raise ValueError(f"{path}: expected a survival table, found an empty file")
+    try:
+        table = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        found = f"no JSON; is the file whole? ({error})"
+        raise ValueError(f"{path}: expected a survival table, found {found}") from None
+    if not isinstance(table, dict):
+        raise ValueError(f"{path}: expected a survival table, found JSON of type {type(table).__name__}")
+    if table.get("format", FORMAT) != FORMAT:
+        raise ValueError(f"{path}: format: expected {FORMAT!r}, found {str(table['format'])[:40]!r}")
+    expected = {"knots": KNOTS, "length_edges": LENGTH_EDGES, "margin_edges": MARGIN_EDGES}
+    for name, values in expected.items():
+        # Tables of older versions have no edges.
+        if table.get(name, None if name == "knots" else list(values)) != list(values):
+            found = str(table.get(name))[:60]
+            raise ValueError(f"{path}: expected the {name.replace('_', ' ')} {list(values)}, found {found}")
+    if ("format" in table or "sha256" in table) and table.get("sha256") != content_hash(table):
+        expected_hash, found = (
+            str(table.get("sha256"))[:12],
+            f"{content_hash(table)[:12]}; the file was changed",
+        )
+        raise ValueError(f"{path}: expected the content of sha256 {expected_hash}, found {found}")
+    _check_curves(path, table.get("survival"))
+    calibration = table.get("calibration", [0.0] * NUM_BINS)
+    if not _numbers(calibration, NUM_BINS) or not all(-1 <= offset <= 1 for offset in calibration):
+        found = str(calibration)[:60]
+        raise ValueError(f"{path}: expected a calibration of {NUM_BINS} numbers, found {found}")
+    if not isinstance(table.get("settings", {}), dict):
+        raise ValueError(f"{path}: settings: expected an object, found {type(table['settings']).__name__}")
+    return table
+
+
+def content_hash(table: Mapping[str, Any]) -> str:
+    """SHA-256 of a table's content: all of it but the hash."""
+    content = {name: value for name, value in table.items() if name != "sha256"}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _check_curves(path: Path, rows: Any) -> None:
+    expected = f"expected survival [{NUM_CLASSES}, {len(KNOTS)}]"
+    if not isinstance(rows, list) or not all(_numbers(row, len(KNOTS)) for row in rows):
+        raise ValueError(f"{path}: {expected}, found other rows")
+    if len(rows) != NUM_CLASSES:
+        raise ValueError(f"{path}: {expected}, found [{len(rows)}, {len(KNOTS)}]")
+    curves = np.array(rows, dtype=np.float64)
+    if not (curves.min() >= 0 and curves.max() <= SURVIVAL_ONE and (np.diff(curves, axis=1) <= 0).all()):
+        raise ValueError(f"{path}: expected survival from 0 to {SURVIVAL_ONE} that never rises along a row")
+
+
+def _numbers(row: Any, count: int) -> bool:
+    return isinstance(row, list) and len(row) == count and all(type(value) in (int, float) for value in row)
+
+
+def fit_curves(curves: npt.NDArray[np.float64], num_draft_tokens: int) -> IntArray:
+    """[NUM_CLASSES, K] int32 from survival at the knots: between two knots it falls at a constant rate, behind
+    the last one at the mean rate from half way there."""
+    at = np.arange(1, num_draft_tokens + 1)
+    logs = np.log(np.maximum(curves, 0.5))
+    last, half = KNOTS[-1], KNOTS.index(KNOTS[-1] // 2)
+    rate = (logs[:, -1] - logs[:, half]) / (last - KNOTS[half])
+    inside = np.stack([np.interp(at, KNOTS, row) for row in logs])
+    beyond = rate[:, None] * np.maximum(at - last, 0)
+    fitted: IntArray = np.maximum(np.rint(np.exp(inside + beyond)), 1).astype(np.int32)
+    return fitted

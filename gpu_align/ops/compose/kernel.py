@@ -1,0 +1,154 @@
+"""Device functions that write the draft of a choice: edits replayed, indentation shifted, repetitions."""
+
+import triton
+import triton.language as tl
+
+from ..align.kernel import have_keys
+from ..device import (
+    EDIT_LOOKUPS,
+    LINE_END,
+    MAX_EDITS,
+    MAX_MATCH,
+    MAX_REPLAYS,
+    MAX_TOKENS,
+    NO_EDIT,
+    NOWHERE,
+    NUM_RUNS,
+    wraps_around,
+)
+
+
+@triton.jit
+def _trusts_edits(edits):
+    m_valid = edits.b_before != NO_EDIT
+    invalid = tl.minimum(edits.count, MAX_EDITS) - tl.sum(m_valid.to(tl.int32), axis=0)
+    return tl.sum(tl.where(m_valid, edits.b_seen_before, 0), axis=0) >= invalid
+
+
+@triton.jit
+def _next_edit(prediction, edits, b_age, m_trusted, o_position, o_look, num):
+    """``look * MAX_EDITS + age`` of the first position with the key of an edit, and of its edits the latest one.
+
+    `NOWHERE` where no position has one. o_look: [EDIT_LOOKUPS], the draft at each position, below `num`.
+    """
+    m_edit = have_keys(prediction, edits, o_position, o_look < num)
+    m_edit = m_edit & (o_position[:, None] + edits.b_old[None, :] <= prediction.length)
+    m_edit = m_edit & m_trusted[None, :]
+    b_key = tl.where(m_edit, (o_look * MAX_EDITS)[:, None] + b_age[None, :], NOWHERE)
+    return tl.min(tl.min(b_key, axis=0), axis=0)
+
+
+@triton.jit
+def _replay_edits(request, edits, position, num, BLOCK_K: tl.constexpr):
+    """``(offset [BLOCK_K], is_edit [BLOCK_K], num)``: where each draft is read, in the prediction or, of an
+    edit, in the context, and how many there are."""
+    prediction = request.prediction
+    o_k = tl.arange(0, BLOCK_K)
+    o_way = tl.arange(0, MAX_EDITS)
+    o_source = position + o_k
+    b_is_edit = tl.zeros([BLOCK_K], tl.int32)
+    # From draft `since` on the prediction is read on from `position`; edits are looked for from `clear` on.
+    since = 0
+    clear = 0
+    replays = tl.where(edits.count > 0, 0, MAX_REPLAYS)
+    m_trusted = (edits.b_seen_before > 0) | _trusts_edits(edits)
+    while (replays < MAX_REPLAYS) & (clear < num):
+        o_look = clear + tl.arange(0, EDIT_LOOKUPS)
+        o_position = position + o_look - since
+        # `age` 0 is that of the last lane written.
+        b_age = (edits.count - 1 - o_way) & (MAX_EDITS - 1)
+        key = _next_edit(prediction, edits, b_age, m_trusted, o_position, o_look, num)
+        clear += EDIT_LOOKUPS
+        if key != NOWHERE:
+            replays += 1
+            k = key // MAX_EDITS
+            m_way = b_age == key % MAX_EDITS
+            position += k - since + tl.sum(tl.where(m_way, edits.b_old, 0), axis=0)
+            since = k + tl.sum(tl.where(m_way, edits.b_new, 0), axis=0)
+            clear = since + 1
+            start = request.output_start + tl.sum(tl.where(m_way, edits.b_start, 0), axis=0)
+            o_new = tl.where(o_k < since, start + o_k - k, position + o_k - since)
+            o_source = tl.where(o_k >= k, o_new, o_source)
+            b_is_edit = tl.where(o_k >= k, (o_k < since).to(tl.int32), b_is_edit)
+    return o_source, b_is_edit, tl.minimum(num, since + prediction.length - position)
+
+
+@triton.jit
+def line_layout(recipes, token):
+    """What a token does to a line: `LINE_END`, the number of a run, or 0. The table must not be empty."""
+    return tl.load(recipes.indents + NUM_RUNS + tl.minimum(tl.maximum(token, 0), recipes.num_indents - 1))
+
+
+@triton.jit
+def indentation_shift(request, recipes, choice):
+    """How much further than the text the output is indented, in numbers of runs; 0 where nothing says so."""
+    prediction, context = request.prediction, request.context
+    position, matched = choice.position, choice.matched
+    i = position - matched - 1
+    j = context.length - matched - 1
+    shift = 0
+    if (recipes.num_indents > 0) & (matched < MAX_MATCH) & (i >= 1) & (j > request.output_start):
+        p_text = tl.where(choice.in_context, context.tokens, prediction.tokens) + i
+        p_output = context.tokens + j
+        run = line_layout(recipes, tl.load(p_text))
+        run_output = line_layout(recipes, tl.load(p_output))
+        is_line = line_layout(recipes, tl.load(p_text - 1)) == LINE_END
+        is_line = is_line & (line_layout(recipes, tl.load(p_output - 1)) == LINE_END)
+        wider = run_output - run
+        shift = tl.where(is_line & (run > 0) & (run_output > 0) & (wider % 2 == 0), wider, 0)
+    return shift
+
+
+@triton.jit
+def _shift_lanes(recipes, p_source, o_source, b_tokens, shift, m_copied):
+    """[BLOCK_K] int32. m_copied: which drafts this is about."""
+    m_inside = m_copied & (o_source > 0)
+    b_before = tl.load(p_source - 1, mask=m_inside, other=0)
+    b_run = line_layout(recipes, b_tokens)
+    m_run = m_inside & (b_run > 0) & (line_layout(recipes, b_before) == LINE_END)
+    b_wider = b_run + shift
+    m_there = m_run & (b_wider >= 2) & (b_wider < NUM_RUNS)
+    return tl.where(m_run, tl.load(recipes.indents + b_wider, mask=m_there, other=-1), b_tokens)
+
+
+@triton.jit
+def _remainder(o_k, period, BLOCK_K: tl.constexpr):
+    """``o_k % period`` for ``o_k < BLOCK_K <= 256`` and ``period >= 1``: a division takes longer."""
+    period = tl.minimum(period, BLOCK_K)
+    for i in tl.static_range(9):
+        multiple = period << (8 - i)
+        o_k = tl.where(o_k >= multiple, o_k - multiple, o_k)
+    return o_k
+
+
+@triton.jit
+def _read_tokens(request, recipes, choice, o_source, m_edit, indent_shift, length, o_k):
+    """The first `length` drafts, [BLOCK_K] int32: the recipe's if there is one, else the tokens at `o_source`,
+    those of no edit with their indentation shifted; -1 ends them."""
+    prediction, context, recipe = request.prediction, request.context, choice.recipe
+    m_context = choice.in_context | m_edit
+    p_source = tl.where(m_context, context.tokens + o_source, prediction.tokens + o_source)
+    m_copied = o_k < tl.where(recipe < 0, length, 0)
+    b_tokens = tl.load(p_source, mask=m_copied, other=0)
+    if (indent_shift != 0) & (recipe < 0):
+        b_tokens = _shift_lanes(recipes, p_source, o_source, b_tokens, indent_shift, m_copied & ~m_edit)
+    p_recipe = recipes.token_ids + recipe * MAX_TOKENS + o_k
+    return b_tokens + tl.load(p_recipe, mask=o_k < tl.where(recipe < 0, 0, length), other=0)
+
+
+@triton.jit
+def write_draft(request, edits, recipes, choice, max_context_len, o_k, BLOCK_K: tl.constexpr):
+    """``(tokens [BLOCK_K] int32, length)``."""
+    context, position, in_context = request.context, choice.position, choice.in_context
+    indent_shift = indentation_shift(request, recipes, choice)
+    num_prediction = tl.where(in_context, 0, choice.num)
+    o_source, b_is_edit, length = _replay_edits(request, edits, position, num_prediction, BLOCK_K)
+    period = context.length - position
+    in_period = tl.where(wraps_around(choice.matched, period), choice.num, tl.minimum(choice.num, period))
+    length = tl.where(in_context, in_period, length)
+    if in_context & (length > period):
+        o_source = position + _remainder(o_k, period, BLOCK_K)
+    length += tl.where(choice.recipe >= 0, choice.num_recipe, 0)
+    # A draft ends where the engine's row ends.
+    length = tl.maximum(tl.minimum(length, max_context_len - context.length), 0)
+    return _read_tokens(request, recipes, choice, o_source, b_is_edit > 0, indent_shift, length, o_k), length

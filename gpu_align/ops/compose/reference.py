@@ -1,0 +1,160 @@
+"""Writing a draft as loops: what the kernel is checked against, and what runs on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..align import NO_EDIT
+from ..align.reference import EditRows, has_key
+from ..host import wraps_around
+from ..jit import njit
+from ..layout import (
+    EDIT_BEFORE,
+    EDIT_NEW,
+    EDIT_OLD,
+    EDIT_SEEN_BEFORE,
+    EDIT_START,
+    MAX_EDITS,
+    Choice,
+    Request,
+    SourceText,
+)
+from ..match import MAX_MATCH
+from ..recipes.table import RecipeArrays
+from . import LINE_END, MAX_REPLAYS, NUM_RUNS
+
+IntArray = npt.NDArray[np.signedinteger[Any]]
+
+
+@njit
+def _trusts_edits(edits: EditRows) -> bool:
+    """Whether of the remembered edits at least as many were seen before as have become invalid."""
+    seen_before, invalid = 0, 0
+    for number in range(min(edits.count, MAX_EDITS)):
+        if edits.rows[number, EDIT_BEFORE] == NO_EDIT:
+            invalid += 1
+        elif edits.rows[number, EDIT_SEEN_BEFORE] > 0:
+            seen_before += 1
+    return seen_before >= invalid
+
+
+@njit
+def _latest_edit(prediction: SourceText, edits: EditRows, position: int) -> int:
+    """The latest edit that has the key of a position and whose old tokens are all there, or -1.
+
+    An edit that was not seen before counts only where `_trusts_edits`.
+    """
+    trusted = _trusts_edits(edits)
+    for number in range(edits.count - 1, max(edits.count - MAX_EDITS, 0) - 1, -1):
+        edit = edits.rows[number % MAX_EDITS]
+        is_there = has_key(prediction, edit, position) and position + edit[EDIT_OLD] <= prediction.length
+        if is_there and (trusted or edit[EDIT_SEEN_BEFORE] > 0):
+            return number % MAX_EDITS
+    return -1
+
+
+@njit
+def _compose(
+    request: Request,
+    edits: EditRows,
+    position: int,
+    num: int,
+    shift: int,
+    recipes: RecipeArrays,
+    draft: IntArray,
+) -> tuple[int, int]:
+    """Write `num` tokens of the prediction, those indented by `shift` more, and earlier edits as they were made.
+
+    Returns ``(length, edits replayed)``. draft: [K].
+    """
+    prediction, output = request.prediction, request.context.tokens[request.output_start :]
+    length, replays = 0, 0
+    while length < num and position < prediction.length:
+        i = _latest_edit(prediction, edits, position) if replays < MAX_REPLAYS else -1
+        if i >= 0:
+            replays += 1
+            edit = edits.rows[i]
+            for k in range(edit[EDIT_NEW]):
+                if length < num:
+                    draft[length] = output[edit[EDIT_START] + k]
+                    length += 1
+            position += int(edit[EDIT_OLD])
+        # The token behind an edit is copied as it is.
+        if length < num and position < prediction.length:
+            draft[length] = _shifted(prediction.tokens, position, shift, recipes)
+            length += 1
+        position += 1
+    return length, replays
+
+
+@njit
+def line_layout(recipes: RecipeArrays, token: int) -> int:
+    """What a token does to a line: `LINE_END`, the number of a run, or 0. The table must not be empty."""
+    return int(recipes.indents[NUM_RUNS + min(max(token, 0), len(recipes.indents) - NUM_RUNS - 1)])
+
+
+@njit
+def indentation_shift(request: Request, recipes: RecipeArrays, choice: Choice) -> int:
+    """How much further than the text the output is indented, in numbers of runs; 0 where nothing says so.
+
+    The match before the position stopped at two runs of one character, each behind a line end.
+    """
+    context, matched = request.context, choice.matched
+    text = context.tokens if choice.in_context else request.prediction.tokens
+    i, j = choice.position - matched - 1, context.length - matched - 1
+    if not len(recipes.indents) or matched >= MAX_MATCH or i < 1 or j <= request.output_start:
+        return 0
+    for here, before in ((text[i], text[i - 1]), (context.tokens[j], context.tokens[j - 1])):
+        if line_layout(recipes, here) <= 0 or line_layout(recipes, before) != LINE_END:
+            return 0
+    shift = line_layout(recipes, context.tokens[j]) - line_layout(recipes, text[i])
+    return shift if shift % 2 == 0 else 0
+
+
+@njit
+def _shifted(text: IntArray, position: int, shift: int, recipes: RecipeArrays) -> int:
+    """The token at a position; of a run behind a line end, the run that is so much wider, -1 if there is none."""
+    token = int(text[position])
+    if shift == 0 or position == 0 or line_layout(recipes, text[position - 1]) != LINE_END:
+        return token
+    run = line_layout(recipes, token)
+    if run <= 0:
+        return token
+    return int(recipes.indents[run + shift]) if 2 <= run + shift < NUM_RUNS else -1
+
+
+@njit
+def write_draft(
+    request: Request,
+    edits: EditRows,
+    recipes: RecipeArrays,
+    choice: Choice,
+    max_context_len: int,
+    draft: IntArray,
+) -> tuple[int, int]:
+    """Write the chosen drafts; ``(length, edits replayed)``. draft: [K].
+
+    A draft from the context wraps around where the match spans all behind its position. A draft ends before a run
+    of spaces that there is no token for, and where the engine's row ends.
+    """
+    context, position, replays = request.context, choice.position, 0
+    shift = indentation_shift(request, recipes, choice) if choice.recipe < 0 else 0
+    if choice.recipe >= 0:
+        length = choice.num_recipe
+        for k in range(length):
+            draft[k] = recipes.token_ids[choice.recipe, k]
+    elif not choice.in_context:
+        length, replays = _compose(request, edits, position, choice.num, shift, recipes, draft)
+    else:
+        period = context.length - position
+        length = choice.num if wraps_around(choice.matched, period) else min(choice.num, period)
+        for k in range(length):
+            draft[k] = _shifted(context.tokens, position + k % period, shift, recipes)
+    length = max(min(length, max_context_len - context.length), 0)
+    for k in range(length):
+        if draft[k] < 0:
+            return k, replays
+    return length, replays

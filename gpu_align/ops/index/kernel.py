@@ -1,0 +1,177 @@
+"""The indexes: device functions that read and extend them, and the kernels that build that of a prediction."""
+
+import triton
+import triton.language as tl
+
+from ..device import NEAREST, WAYS, bucket_of
+from ..layout import Bucket
+
+
+@triton.jit
+def _count_before(p_positions, size, anchor):
+    """``sum(position < anchor for position in p_positions[:size])`` of rising positions: a search in 33 parts.
+
+    p_positions, size, and what is returned: [1] or [buckets, 1].
+    """
+    o_probe = tl.arange(0, 32)
+    low = size * 0
+    high = size
+    while tl.max(high - low) > 0:
+        # Parts of `part` positions; those whose last one is below the anchor are below it altogether.
+        part = (high - low + 32) // 33
+        o_last = low + (o_probe + 1) * part - 1
+        m_last = (o_last >= low) & (o_last < high)
+        b_position = tl.load(p_positions + tl.where(m_last, o_last, 0))
+        b_below = (m_last & (b_position < anchor)).to(tl.int32)
+        low += part * tl.sum(b_below, axis=len(b_below.shape) - 1, keep_dims=True)
+        high = tl.minimum(low + part - 1, high)
+    return low
+
+
+@triton.jit
+def load_bucket(prediction, token, is_token):
+    """The `Bucket` of each token in the prediction, one or [buckets, 1]; an empty one where there is no token."""
+    # Without positions there may be no index.
+    m_index = tl.where(is_token, prediction.length, 0) > 1
+    p_bucket = prediction.index.offsets + bucket_of(token, prediction.index.shift)
+    return Bucket(tl.load(p_bucket, mask=m_index, other=0), tl.load(p_bucket + 1, mask=m_index, other=0))
+
+
+@triton.jit
+def nearest(prediction, bucket, anchor):
+    """``(begin, end)`` in the prediction's positions: up to `NEAREST` of a bucket, around the anchor."""
+    begin = bucket.begin
+    size = bucket.end - begin
+    if tl.max(size) > NEAREST:
+        before = _count_before(prediction.index.positions + begin, size, anchor)
+        begin += tl.minimum(tl.maximum(before - NEAREST // 2, 0), tl.maximum(size - NEAREST, 0))
+    return begin, tl.minimum(begin + NEAREST, bucket.end)
+
+
+@triton.jit
+def load_back(p_last, BACK: tl.constexpr):
+    """BACK tokens from `p_last` on backwards, a tuple: each one value, or [lanes].
+
+    With lanes in a second dimension Triton before 3.9 spreads the tokens of one lane over the warp.
+    """
+    tokens = ()
+    for i in tl.static_range(BACK):
+        tokens = tokens + (tl.load(p_last - i),)  # type: ignore[assignment]
+    return tokens
+
+
+@triton.jit
+def load_back_clamped(p_last, most, BACK: tl.constexpr):
+    """`load_back` where only `most` tokens are before `p_last`: the first in place of those beyond."""
+    tokens = ()
+    for i in tl.static_range(BACK):
+        tokens = tokens + (tl.load(p_last - tl.minimum(most, i)),)  # type: ignore[assignment]
+    return tokens
+
+
+@triton.jit
+def clear_context(context):
+    # Two entries at a time: buckets have an even number of ways.
+    p_pairs = context.index.ways.to(tl.pointer_type(tl.int64))
+    num_pairs = context.index.size // 2
+    o_i = tl.arange(0, 512)
+    for i_block in range(0, num_pairs, 512):
+        tl.store(p_pairs + i_block + o_i, tl.full([512], -1, tl.int64), mask=i_block + o_i < num_pairs)
+
+
+@triton.jit
+def _insert_block(context, o_position, b_token, m_position):
+    """The positions behind some tokens."""
+    # Two positions of a block may have the same way: the later one stays, in whatever order they come. No thread
+    # reads them before the barrier.
+    tl.atomic_max(
+        context.index.ways + (bucket_of(b_token, context.index.shift) * WAYS + o_position % WAYS),
+        o_position,
+        mask=m_position,
+        sem="relaxed",
+        scope="cta",
+    )
+
+
+@triton.jit
+def insert_blocks(context, seen):
+    """Insert whole blocks, of which a prompt has many; returns the position from which `insert_rest` goes on."""
+    i_position = tl.maximum(seen, 1)
+    if i_position + 512 <= context.length:
+        o_i = tl.arange(0, 512)
+        b_token = tl.load(context.tokens + i_position - 1 + o_i)
+        while i_position + 512 <= context.length:
+            # A turn ahead, as atomics wait for their tokens; of the last whole block once more.
+            i_next = tl.minimum(i_position + 512, context.length - 512)
+            b_next = tl.load(context.tokens + i_next - 1 + o_i)
+            _insert_block(context, i_position + o_i, b_token, o_i >= 0)
+            i_position += 512
+            b_token = b_next
+    return i_position
+
+
+@triton.jit
+def insert_rest(context, i_position):
+    while i_position < context.length:
+        o_position = i_position + tl.arange(0, 64)
+        m_position = o_position < context.length
+        b_token = tl.load(context.tokens + o_position - 1, mask=m_position, other=0)
+        _insert_block(context, o_position, b_token, m_position)
+        i_position += 64
+
+
+@triton.jit(do_not_specialize=["prediction_tokens_ptr", "keys_ptr", "base", "num_keys", "shift"])
+def index_keys_kernel(
+    prediction_tokens_ptr,  # [A] int32
+    keys_ptr,  # [num_keys] int16 or int32, written
+    base,  # of the prediction
+    num_keys,
+    shift,  # of `bucket_of`
+    BLOCK: tl.constexpr,
+):
+    """Grid (ceil(num_keys / BLOCK),). The bucket of every token but the last::
+
+    keys[i] = bucket(prediction_tokens[base + i])     # 0 <= i < num_keys
+    """
+    o_key = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m_key = o_key < num_keys
+    b_token = tl.load(prediction_tokens_ptr + base + o_key, mask=m_key, other=0)
+    tl.store(keys_ptr + o_key, bucket_of(b_token, shift).to(keys_ptr.dtype.element_ty), mask=m_key)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "keys_ptr", "order_ptr", "positions_ptr", "offsets_ptr", "base", "num_keys", "num_buckets", "step",
+    ]
+)  # fmt: skip
+def index_kernel(
+    keys_ptr,  # [num_keys] int16 or int32, rising
+    order_ptr,  # [num_keys] int64
+    positions_ptr,  # [A] int32, written
+    offsets_ptr,  # [A] int32, written
+    base,  # of the prediction
+    num_keys,
+    num_buckets,
+    step,  # the largest power of two up to num_keys; 0 without keys
+    BLOCK: tl.constexpr,
+):
+    """Grid (ceil(max(num_keys, num_buckets + 1) / BLOCK),). From the sorted keys::
+
+        positions[base + i] = order[i] + 1                   # 0 <= i < num_keys
+        offsets[base + b] = sum(key < b for key in keys)     # 0 <= b <= num_buckets
+
+    The sum is found bit by bit: the keys below b are the first ones.
+    """
+    o_i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m_key = o_i < num_keys
+    b_order = tl.load(order_ptr + o_i, mask=m_key, other=0)
+    tl.store(positions_ptr + base + o_i, b_order.to(tl.int32) + 1, mask=m_key)
+    m_bucket = o_i <= num_buckets
+    b_below = tl.zeros([BLOCK], tl.int32)
+    while step > 0:
+        b_more = b_below + step
+        m_more = m_bucket & (b_more <= num_keys)
+        b_key = tl.load(keys_ptr + b_more - 1, mask=m_more, other=0)
+        b_below = tl.where(m_more & (b_key < o_i), b_more, b_below)
+        step = step // 2
+    tl.store(offsets_ptr + base + o_i, b_below, mask=m_bucket)

@@ -1,0 +1,263 @@
+"""What a drafter keeps on its device, column by column, and the tuples in which the operations see it.
+
+Every tensor is int32 unless it says otherwise. S slots, T context capacity, A tokens of the arena.
+
+=====================  ============================  ======================================================
+tensor                 shape                         holds
+=====================  ============================  ======================================================
+``prediction_tokens``  [A]                           tokens of all predictions, each at its `PREDICTION_BASE`
+``positions``          [A]                           of each prediction the positions 1 … n − 1, by bucket
+``offsets``            [A]                           of each prediction where each bucket begins (CSR)
+``slot_meta``          [S, `SLOT_META`]              what the host says about a slot's request
+``align_state``        [S, `ALIGN_STATE`]            where the output stands in the prediction
+``lcs_row``            [S, `WINDOW`] int16           LCS lengths against the window behind the anchor
+``edits``              [S, `MAX_EDITS`, `EDIT`]      what the output last put in place of what
+``context_index``      [S, buckets, `WAYS`]          latest positions of each token in the request's context
+=====================  ============================  ======================================================
+
+A *position* lies between two tokens: position p of a text is behind its first p tokens, ``text[p]`` comes next.
+
+Kernels import numbers from `ops.device`, which holds each as a ``tl.constexpr``.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import torch
+
+#: Columns of ``slot_meta``: the prediction's offset in the arena, its length, the shift of its index (32 less its
+#: `index_bits`), where the request's output begins, where the context begins that may be drafted from, a bit for
+#: each recipe pack that the request uses, and what its prediction is, one of the text kinds below.
+(
+    PREDICTION_BASE, PREDICTION_LEN, PREDICTION_SHIFT, OUTPUT_START, CONTEXT_START, RECIPE_PACKS, TEXT_KIND,
+) = range(7)  # fmt: skip
+SLOT_META = 8
+#: Text kinds of a prediction: a client's, earlier answers, earlier answers to requests like this one, whose drafts
+#: the second half of the survival tables limits.
+TEXT_PREDICTION, TEXT_MEMORY, TEXT_RELATED_MEMORY = range(3)
+#: `OUTPUT_START` of a slot without a request, `CONTEXT_START` where the context is not drafted from.
+VACANT = 2**31 - 1
+
+#: Columns of ``align_state``: context tokens processed so far (-1: none, start over); 1 while the output is in
+#: sync with the prediction, 0 after it diverged; the next prediction token while in sync; the prediction position
+#: and the output position where it diverged; output tokens that were in sync; edits recorded; how many tokens
+#: before the cursor are known to be the last of the output, at most `MAX_MATCH`, while in sync.
+SEEN, IN_SYNC, CURSOR, ANCHOR, DIVERGED_AT, NUM_IN_SYNC, NUM_EDITS, NUM_COMMON = range(8)
+ALIGN_STATE = 8
+#: Tokens behind the anchor that the LCS row covers.
+WINDOW = 256
+
+#: Columns of ``edits``: the key, which is the tokens before, at and behind the edit's position (the one before is
+#: `NO_EDIT` where there is no edit any more), the output position of the first new token, the number of old and of
+#: new tokens, and 1 where an edit with the same key was remembered when this one was made.
+EDIT_BEFORE, EDIT_AT, EDIT_BEHIND, EDIT_START, EDIT_OLD, EDIT_NEW, EDIT_SEEN_BEFORE = range(7)
+EDIT = 8
+#: Edits remembered: edit number i is in row ``i % MAX_EDITS``.
+MAX_EDITS = 16
+
+#: Tokens of a page of the arena: predictions begin at multiples of it.
+PAGE = 256
+#: Positions of a bucket of the context's index; the bucket of a token: the upper bits of its product with `HASH`,
+#: modulo 2**32.
+WAYS, HASH = 16, 0x9E3779B1
+#: Above every position and every key of 31 bits.
+NOWHERE = 2**31 - 1
+#: The most drafts a step, tokens of a prediction and tokens of a context: what lanes and keys of kernels hold.
+MOST_DRAFTS, MOST_PREDICTION, MOST_CONTEXT = 256, 2**24 - 1, 2**25 - 1
+
+#: `Source` of a draft.
+SOURCE_NONE, SOURCE_PREDICTION, SOURCE_CONTEXT, SOURCE_RECIPE, SOURCE_MEMORY = range(5)
+
+
+class Source(IntEnum):
+    """Where a draft was read from."""
+
+    NONE = SOURCE_NONE
+    PREDICTION = SOURCE_PREDICTION
+    #: The request's own prompt or output.
+    CONTEXT = SOURCE_CONTEXT
+    RECIPE = SOURCE_RECIPE
+    #: Earlier answers, given in place of a prediction.
+    MEMORY = SOURCE_MEMORY
+
+
+def text_kind(memory: bool, related: bool) -> int:
+    """The text kind of what `Drafter.add` calls a memory and related."""
+    return (TEXT_RELATED_MEMORY if related else TEXT_MEMORY) if memory else TEXT_PREDICTION
+
+
+def index_bits(num_tokens: int) -> int:
+    """log2 of the buckets of an index over `num_tokens` (a prediction's pages): at most half as many as tokens."""
+    return max(1, num_tokens // 2).bit_length() - 1
+
+
+def context_index_bits(max_context_len: int) -> int:
+    """log2 of the buckets of ``context_index``: as many ways as the context has tokens, or up to twice as many."""
+    return max(0, (max_context_len - 1) // WAYS).bit_length()
+
+
+def whole_pages(num_tokens: int) -> int:
+    """Tokens of the pages that a prediction of `num_tokens` takes, at least one page."""
+    return max(-(-num_tokens // PAGE), 1) * PAGE
+
+
+# What the host holds: tensors, and their NumPy views.
+
+#: `StepState` of NumPy arrays.
+StepArrays = Any
+
+
+class StepState(NamedTuple):
+    """Everything a drafter keeps on the device; the columns are above."""
+
+    prediction_tokens: torch.Tensor
+    positions: torch.Tensor
+    offsets: torch.Tensor
+    slot_meta: torch.Tensor
+    align_state: torch.Tensor
+    lcs_row: torch.Tensor
+    edits: torch.Tensor
+    context_index: torch.Tensor
+
+    def numpy(self) -> StepArrays:
+        """The same memory as arrays; on the CPU only."""
+        return StepState._make(tensor.numpy() for tensor in self)
+
+
+class SlotMeta(NamedTuple):
+    """What the host says about a slot's request, in the order of the columns of ``slot_meta``."""
+
+    prediction_base: int = 0
+    prediction_len: int = 0
+    prediction_shift: int = 0
+    output_start: int = VACANT
+    context_start: int = VACANT
+    recipe_packs: int = 0
+    text_kind: int = TEXT_PREDICTION
+
+
+def allocate_state(
+    max_slots: int, max_context_len: int, num_tokens: int, device: torch.device | str
+) -> StepState:
+    """State of `max_slots` vacant slots and an arena of `num_tokens` tokens."""
+
+    def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    slot_meta, align_state = zeros(max_slots, SLOT_META), zeros(max_slots, ALIGN_STATE)
+    slot_meta[:, OUTPUT_START] = slot_meta[:, CONTEXT_START] = VACANT
+    align_state[:, SEEN] = -1
+    return StepState(
+        zeros(num_tokens), zeros(num_tokens), zeros(num_tokens), slot_meta, align_state,
+        zeros(max_slots, WINDOW, dtype=torch.int16), zeros(max_slots, MAX_EDITS, EDIT),
+        zeros(max_slots, 1 << context_index_bits(max_context_len), WAYS),
+    )  # fmt: skip
+
+
+class StepSettings(NamedTuple):
+    """What a step does not read from tensors."""
+
+    #: Drafts for each four tokens of matched suffix.
+    length_quarters: int
+    #: Shortest match in the prediction and in the context, 1 to 64.
+    min_match: int
+    min_context_match: int
+    #: A draft ends before the first token that is not below it.
+    vocab_size: int
+
+
+class Draft(NamedTuple):
+    """Draft tokens of a batch. The caller may write to the tensors; the next call rewrites them."""
+
+    #: [B, K] int64: from `length` on, the last token of the context. ``0 <= token < vocab_size``.
+    token_ids: torch.Tensor
+    #: [B] int32, ``0 <= length <= K``: how many of them are meant.
+    length: torch.Tensor
+    #: [B, K] float32, ``0 < p <= 1``: estimated probability that a draft is accepted given that those before
+    #: it were; 0 from `length` on.
+    confidence: torch.Tensor
+    #: [B] int8: a `Source`; NONE where `length` is 0.
+    source: torch.Tensor
+
+
+def allocate_draft(batch_size: int, num_draft_tokens: int, device: torch.device | str) -> Draft:
+    """Output tensors of a step with this batch size and K."""
+    return Draft(
+        token_ids=torch.zeros((batch_size, num_draft_tokens), dtype=torch.int64, device=device),
+        length=torch.zeros(batch_size, dtype=torch.int32, device=device),
+        confidence=torch.zeros((batch_size, num_draft_tokens), dtype=torch.float32, device=device),
+        source=torch.zeros(batch_size, dtype=torch.int8, device=device),
+    )
+
+
+# One request, as the operations see it. In a kernel arrays are pointers, and numbers are tensors.
+
+
+class PredictionIndex(NamedTuple):
+    """The positions of a prediction by token."""
+
+    positions: Any  # [length - 1] int32 or longer: positions by bucket
+    offsets: Any  # [buckets + 1] int32 or longer: where each bucket begins
+    shift: Any  # of `bucket_of`
+
+
+class Bucket(NamedTuple):
+    """The positions behind one token in a prediction: ``positions[begin:end]``."""
+
+    begin: Any
+    end: Any
+
+
+class ContextIndex(NamedTuple):
+    """The latest positions of a context by token."""
+
+    ways: Any  # [buckets, WAYS] int32, -1 for none
+    size: Any  # buckets * WAYS
+    shift: Any  # of `bucket_of`
+
+
+class SourceText(NamedTuple):
+    """A text that drafts are read from: a request's prediction, or its context, which is its prompt and output."""
+
+    tokens: Any  # [length] int32
+    length: Any  # of a prediction: 0 where there is none
+    index: Any  # `PredictionIndex` or `ContextIndex`
+    is_used: Any  # whether drafts may come from it
+
+
+class Request(NamedTuple):
+    """One request of a batch: its texts, and its slot's rows of the state."""
+
+    prediction: Any  # `SourceText`
+    context: Any  # `SourceText`: prompt and output
+    output_start: Any  # tokens of the prompt
+    meta: Any  # [SLOT_META] int32
+    align_state: Any  # [ALIGN_STATE] int32
+    lcs_row: Any  # [WINDOW] int16
+    edits: Any  # [MAX_EDITS, EDIT] int32
+
+
+class Alignment(NamedTuple):
+    """Where a request stands."""
+
+    in_sync: Any  # 1 while the output is in sync with the prediction, 0 after it diverged
+    cursor: Any  # position of the prediction that comes next
+    anchor: Any  # position of the prediction where the output diverged
+    diverged_at: Any  # and of the output
+    num_in_sync: Any  # output tokens that were in sync
+    num_common: Any  # tokens before the cursor that are known to be the last of the output, while in sync
+
+
+class Choice(NamedTuple):
+    """What a step drafts from: the best candidate, or a recipe in its place."""
+
+    lane: Any  # of the candidate
+    in_context: Any  # whether its position is one of the context
+    position: Any
+    matched: Any  # tokens before it that agree
+    class_id: Any
+    num: Any  # drafts that it is good for; 0 where there is none
+    recipe: Any  # the recipe that is drafted instead, or -1
+    num_recipe: Any  # its drafts

@@ -1,0 +1,123 @@
+"""Matches and candidates as loops: what the kernel is checked against, and what runs on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..host import bucket_of, position_of, rank_of
+from ..index.reference import nearest
+from ..jit import njit
+from ..layout import WAYS, Alignment, Bucket, Request, StepSettings
+from . import AT_CURSOR, FIRST_CONTEXT, MAX_MATCH, NUM_CANDIDATES, NUM_MATCHES, TIE
+
+IntArray = npt.NDArray[np.signedinteger[Any]]
+
+
+class CandidateArrays(NamedTuple):
+    """Where the next tokens may be read from, in the order that ties prefer; int64 [NUM_CANDIDATES] each."""
+
+    #: Whether the position is one of the context.
+    in_context: IntArray
+    #: -1 where there is no candidate.
+    position: IntArray
+    #: Tokens of the text from the position on; 0 where there is no candidate.
+    remaining: IntArray
+    matched: IntArray
+    #: Of matches: the one with the larger key comes first.
+    key: IntArray
+    #: What it expects next.
+    token: IntArray
+    #: See `choose`; only of candidates.
+    margin: IntArray
+    #: -1 where there is no candidate.
+    class_id: IntArray
+
+
+def allocate_candidates(*batch: int) -> CandidateArrays:
+    """Space for the candidates of one request, or of a batch of them."""
+    arrays = (np.zeros((*batch, NUM_CANDIDATES), dtype=np.int64) for _ in CandidateArrays._fields)
+    found = CandidateArrays(*arrays)
+    found.in_context[..., FIRST_CONTEXT:] = 1
+    return found
+
+
+@njit
+def match_length(text: IntArray, position: int, last: IntArray, most: int) -> int:
+    """Length of the common end of ``text[:position]`` and `last`, at most `most`, which is at most len(last)."""
+    most = min(most, position)
+    length = 0
+    while length < most and text[position - 1 - length] == last[len(last) - 1 - length]:
+        length += 1
+    return length
+
+
+@njit
+def _match_keys(
+    request: Request, bucket: Bucket, cursor: int, settings: StepSettings, keys: IntArray
+) -> None:
+    """Write the keys of the `NUM_MATCHES` best matches of each text, in falling order; -1 for none.
+
+    Matches in the prediction are in the first lanes, those in the context in the lanes from `FIRST_CONTEXT` on.
+    """
+    prediction, context = request.prediction, request.context
+    tokens, total = context.tokens, context.length
+    most = min(max(total - request.output_start, 0), MAX_MATCH)
+    keys[:] = -1
+    begin, end = nearest(prediction, bucket, cursor)
+    for i in range(begin, end):
+        position = int(prediction.index.positions[i])
+        matched = match_length(prediction.tokens, position, tokens, most)
+        if matched >= settings.min_match:
+            _enter(keys, 0, (matched - 1) * TIE + TIE - 1 - rank_of(position, cursor))
+    if context.is_used and total > 0:
+        bucket_id = bucket_of(tokens[total - 1], context.index.shift)
+        for way in range(WAYS):
+            position = int(context.index.ways[bucket_id, way])
+            if 0 < position < total:
+                matched = match_length(tokens, position, tokens, MAX_MATCH)
+                if matched >= settings.min_context_match:
+                    _enter(keys, FIRST_CONTEXT, (matched - 1) * TIE + position)
+
+
+@njit
+def _enter(keys: IntArray, first: int, key: int) -> None:
+    """Put a key in its place among the `NUM_MATCHES` lanes from `first` on, if it is among the largest."""
+    lane = first + NUM_MATCHES - 1
+    if keys[lane] > key:
+        return
+    while lane > first and keys[lane - 1] < key:
+        keys[lane] = keys[lane - 1]
+        lane -= 1
+    keys[lane] = key
+
+
+@njit
+def candidates(
+    request: Request, bucket: Bucket, alignment: Alignment, settings: StepSettings, found: CandidateArrays
+) -> None:
+    """Write all candidates of a request that stands where `alignment` says, but for their margins and classes.
+
+    bucket: of the output's last token in the prediction.
+    """
+    prediction, context, cursor = request.prediction, request.context, alignment.cursor
+    tokens, total, length = context.tokens, context.length, prediction.length
+    _match_keys(request, bucket, cursor, settings, found.key)
+    most = min(max(total - request.output_start, 0), MAX_MATCH)
+    for lane in range(NUM_CANDIDATES):
+        in_context, key = lane >= FIRST_CONTEXT, int(found.key[lane])
+        position, matched = -1, 0
+        if key >= 0:
+            tie = key % TIE
+            position = tie if in_context else position_of(TIE - 1 - tie, cursor)
+            matched = key // TIE + 1
+        elif NUM_MATCHES <= lane < FIRST_CONTEXT:
+            near = cursor + lane - AT_CURSOR
+            if 0 <= near < length:
+                position, matched = near, match_length(prediction.tokens, near, tokens, most)
+        found.position[lane], found.matched[lane], found.remaining[lane] = position, matched, 0
+        if position >= 0:
+            found.remaining[lane] = (total if in_context else length) - position
+            found.token[lane] = tokens[position] if in_context else prediction.tokens[position]

@@ -1,0 +1,356 @@
+"""Recipes as tokens, and the table that a step looks them up in."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..choose import SURVIVAL_ONE
+from ..choose.survival import survival_units
+from ..layout import HASH
+from . import (
+    ALL_PACKS,
+    KEY_BITS,
+    KEY_SEED,
+    MAX_CONTEXT,
+    MAX_PACKS,
+    MAX_TOKENS,
+    NO_KEY,
+    RECIPE_WAYS,
+    SHAPE_HASH,
+    SHAPE_IDENTIFIER,
+    SHAPE_START,
+    SHAPE_STRING,
+)
+
+IntArray = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Recipes:
+    """R recipes: what to draft after which tokens. Two are equal only if they are the same one.
+
+    A recipe applies after a *literal context*, the last tokens as they are, or after a *shape*: the last tokens of
+    the output, of which only those that structure a text stay themselves; see README.md.
+
+    Attributes:
+        context: [R, MAX_CONTEXT] int32: the last tokens, or items of a shape, that a recipe applies after, the
+            very last one first; -1 behind them. Distinct among those of one kind and one pack.
+        token_ids: [R, MAX_TOKENS] int32: the continuation; -1 behind it. Where it is empty nothing is drafted,
+            whatever a shorter context says.
+        survival: [R, MAX_TOKENS] float32: probability that the first k of them are all accepted; 0 behind them.
+        is_shape: [R] bool: whether the context is a shape; by default none is.
+        packs: [R] int32: bit i: the recipe belongs to pack i; by default all belong to pack 0.
+        names: of the packs, at most 31. The first of a request's packs that has a recipe decides.
+        shape_of: [V] int32: the item of a shape that each token is: itself, or one of the classes
+            `SHAPE_IDENTIFIER`, `SHAPE_NUMBER`, `SHAPE_SPACE` and `SHAPE_STRING`; also that of tokens from V on.
+            None where there are no shapes.
+        indents: [NUM_RUNS + V] int32: the token of each run of spaces or tabs, then what each token does to a
+            line, 0 from V on; see `gpu_align.ops.compose`. None where nothing is known of that.
+    """
+
+    context: IntArray
+    token_ids: IntArray
+    survival: npt.NDArray[np.float32]
+    is_shape: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    packs: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    names: tuple[str, ...] = ("",)
+    shape_of: IntArray | None = None
+    indents: IntArray | None = None
+
+    def __post_init__(self) -> None:
+        """Fill in what was left out; ValueError for shapes without `shape_of`, or another number of packs."""
+        if not len(self.is_shape):
+            object.__setattr__(self, "is_shape", np.zeros(len(self.context), dtype=np.bool_))
+        if not len(self.packs):
+            object.__setattr__(self, "packs", np.ones(len(self.context), dtype=np.int32))
+        if not 1 <= len(self.names) <= MAX_PACKS:
+            raise ValueError(f"names: expected 1 to {MAX_PACKS} packs, found {len(self.names)}")
+        if self.is_shape.any() and self.shape_of is None:
+            raise ValueError("shape_of: expected the item of each token, as there are shapes, found None")
+
+    def __len__(self) -> int:
+        return len(self.context)
+
+    def __repr__(self) -> str:
+        """One line: how many."""
+        return f"Recipes(num_recipes={len(self)})"
+
+    @classmethod
+    def from_lists(
+        cls,
+        recipes: Iterable[tuple[Sequence[int], Sequence[int], Sequence[float]]],
+        *,
+        shape_of: IntArray | None = None,
+    ) -> Recipes:
+        """Recipes of one's own: ``(context, continuation, survival)`` each, the context in reading order.
+
+        Args:
+            recipes: with literal contexts, or with shapes where `shape_of` is given.
+            shape_of: [V] int32: the item of a shape that each token is.
+
+        Raises:
+            ValueError: a context that is empty, too long or there twice; a continuation that is too long; a
+                token that is no id; survival that is not from 0 to 1, rises, or of another length.
+        """
+        is_item = _ITEMS if shape_of is not None else range(0)
+        rows = list(recipes)
+        context = np.full((len(rows), MAX_CONTEXT), -1, dtype=np.int32)
+        token_ids = np.full((len(rows), MAX_TOKENS), -1, dtype=np.int32)
+        survival = np.zeros((len(rows), MAX_TOKENS), dtype=np.float32)
+        taken = set()
+        for i, (before, after, alive) in enumerate(rows):
+            if not 1 <= len(before) <= MAX_CONTEXT:
+                expected = f"a context of 1 to {MAX_CONTEXT} tokens"
+                raise ValueError(f"recipe {i}: expected {expected}, found {len(before)}")
+            if len(after) > MAX_TOKENS:
+                raise ValueError(f"recipe {i}: expected at most {MAX_TOKENS} tokens, found {len(after)}")
+            ids = [t for t in before if t not in is_item]
+            if bad := [t for t in (*ids, *after) if not 0 <= t < 1 << 31]:
+                raise ValueError(f"recipe {i}: expected token ids, found {bad[0]}")
+            if tuple(before) in taken:
+                raise ValueError(f"recipe {i}: the context {list(before)} is there twice")
+            falls = all(0 <= b <= a for a, b in pairwise([1.0, *alive]))
+            if len(alive) != len(after) or not falls:
+                expected = f"{len(after)} probabilities from 1 down to 0 that never rise"
+                raise ValueError(f"recipe {i}: expected {expected}, found {list(alive)}")
+            taken.add(tuple(before))
+            context[i, : len(before)] = before[::-1]
+            token_ids[i, : len(after)] = after
+            survival[i, : len(after)] = alive
+        return cls(context, token_ids, survival, np.full(len(rows), shape_of is not None), shape_of=shape_of)
+
+    @classmethod
+    def join(cls, packs: Mapping[str, Recipes]) -> Recipes:
+        """Several packs as one, each under its name, in this order.
+
+        A token that stays itself in the shapes of one pack does so in all.
+
+        Raises:
+            ValueError: no packs, more than 31, or one that holds several already.
+        """
+        if wrong := [name for name, recipes in packs.items() if len(recipes.names) != 1]:
+            num = len(packs[wrong[0]].names)
+            raise ValueError(f"packs: expected one pack each, found {num} in {wrong[0]!r}")
+        each = list(packs.values())
+        if not 1 <= len(each) <= MAX_PACKS:
+            raise ValueError(f"packs: expected 1 to {MAX_PACKS}, found {len(each)}")
+        return cls(
+            np.concatenate([recipes.context for recipes in each]),
+            np.concatenate([recipes.token_ids for recipes in each]),
+            np.concatenate([recipes.survival for recipes in each]),
+            np.concatenate([recipes.is_shape for recipes in each]),
+            np.concatenate([np.full(len(recipes), 1 << i, dtype=np.int32) for i, recipes in enumerate(each)]),
+            tuple(packs),
+            _join_shapes([recipes.shape_of for recipes in each if recipes.shape_of is not None]),
+            _join_indents([recipes.indents for recipes in each if recipes.indents is not None]),
+        )
+
+    def select(self, kept: npt.NDArray[np.bool_]) -> Recipes:
+        """Those of them that are kept. kept: [R] bool."""
+        names = "context", "token_ids", "survival", "is_shape", "packs"
+        return replace(self, **{name: getattr(self, name)[kept] for name in names})
+
+    def pack_bits(self, names: Iterable[str] | None) -> int:
+        """Bit i for each pack i that is named; None names all. ValueError for a name that no pack has."""
+        if names is None:
+            return ALL_PACKS
+        bits = 0
+        for name in names:
+            if name not in self.names:
+                known = ", ".join(map(repr, self.names))
+                raise ValueError(f"recipes: expected names of {known}, found {name!r}")
+            bits |= 1 << self.names.index(name)
+        return bits
+
+
+#: Items of a shape that are no tokens.
+_ITEMS = range(SHAPE_START, SHAPE_IDENTIFIER + 1)
+
+
+def _join_shapes(shapes: Sequence[IntArray]) -> IntArray | None:
+    """A token that stays itself in one stays itself; the others are what the first that knows them says."""
+    if not shapes:
+        return None
+    joined = np.full(max(map(len, shapes)), SHAPE_STRING, dtype=np.int32)
+    for shape_of in reversed(shapes):
+        known = joined[: len(shape_of)]
+        known[:] = np.where(known >= 0, known, shape_of)
+    return joined
+
+
+def _join_indents(indents: Sequence[IntArray]) -> IntArray | None:
+    """Packs of one tokenizer differ only in the line ends that they know."""
+    if not indents:
+        return None
+    joined = np.zeros(max(map(len, indents)), dtype=np.int32)
+    for known in reversed(indents):
+        here = joined[: len(known)]
+        here[:] = np.where(known != 0, known, here)
+    return joined
+
+
+#: `RecipeTable` of NumPy arrays.
+RecipeArrays = Any
+
+
+class RecipeTable(NamedTuple):
+    """R recipes as a step looks them up, for one drafter's K and threshold."""
+
+    #: [buckets, RECIPE_WAYS] int64: in the upper half `keys_of` the context, in the lower one a bit for each pack
+    #: that it belongs to; `NO_KEY` where there is none.
+    keys: torch.Tensor
+    #: [buckets, RECIPE_WAYS, RECIPE_COLUMNS] int32: which recipe it is, and the next two of it, so that a kernel
+    #: loads all three at once.
+    ways: torch.Tensor
+    #: [R] int32, 0 to K: drafts that are likely enough.
+    max_draft_len: torch.Tensor
+    #: [R] int32 in units of 1/`SURVIVAL_ONE`: how many of them are expected to be accepted.
+    expected_accepted: torch.Tensor
+    #: [R, MAX_TOKENS] int32.
+    token_ids: torch.Tensor
+    #: [R, MAX_TOKENS] float32: P(token k is accepted | those before it are).
+    confidence: torch.Tensor
+    #: [V + 1] int32: the item of a shape that each token is, the last for all from V on; [0] without shapes.
+    shape_of: torch.Tensor
+    #: [NUM_RUNS + V + 1] int32: the token of each run, then what each token does to a line, the last for all from
+    #: V on; [0] where nothing is known of that.
+    indents: torch.Tensor
+
+    def numpy(self) -> RecipeArrays:
+        """The same memory as arrays; on the CPU only."""
+        return RecipeTable._make(tensor.numpy() for tensor in self)
+
+    @classmethod
+    def build(
+        cls,
+        recipes: Recipes | None,
+        num_draft_tokens: int,
+        device: torch.device | str,
+        min_survival: float = 0.0,
+        vocab_size: int = 1 << 31,
+    ) -> RecipeTable:
+        """The table of these recipes, or one in which nothing is found, for K and for tensors on a device.
+
+        min_survival: drafting stops where the survival falls below this; vocab_size: and before a token that is
+        not below this.
+        """
+        indents = _and_beyond(None if recipes is None else recipes.indents, 0)
+        if recipes is None or not len(recipes):
+            recipes = Recipes.from_lists([((0,), (), ())])
+            held = np.zeros(0, dtype=np.int64)
+        else:
+            held = np.arange(len(recipes))
+        packs = recipes.packs[held]
+        keys, rows = _hash(keys_of(recipes.context[held], recipes.is_shape[held]), packs, held)
+        units = np.rint(recipes.survival.astype(np.float64) * SURVIVAL_ONE).astype(np.int32)
+        likely = (recipes.token_ids >= 0) & (recipes.token_ids < vocab_size)
+        likely &= units >= max(survival_units(min_survival), 1)
+        max_draft_len = np.minimum(np.cumprod(likely, axis=1).sum(axis=1), num_draft_tokens).astype(np.int32)
+        within = np.arange(MAX_TOKENS) < max_draft_len[:, None]
+        before = np.concatenate([np.full((len(units), 1), SURVIVAL_ONE), units[:, :-1]], axis=1)
+        expected = np.where(within, units, 0).sum(axis=1, dtype=np.int32)
+        arrays = (
+            keys,
+            np.stack([rows, max_draft_len[rows], expected[rows], np.zeros_like(rows)], axis=2),
+            max_draft_len,
+            expected,
+            recipes.token_ids,
+            np.where(within, units / np.maximum(before, 1), 0).astype(np.float32),
+            _and_beyond(recipes.shape_of if recipes.is_shape.any() else None, SHAPE_STRING),
+            indents,
+        )
+        return cls(*(torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays))
+
+
+def keys_of(context: IntArray, is_shape: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.int64]:
+    """[R]: the key of each context, [R, MAX_CONTEXT] with the last token or item first; see README.md."""
+    key = np.full(len(context), KEY_SEED, dtype=np.int64)
+    for column in context.T.astype(np.int64):
+        key = np.where(column == -1, key, ((key ^ column) * HASH) & 0x7FFFFFFF)
+    if is_shape is None or not is_shape.any():
+        return key
+    shape = np.zeros(len(context), dtype=np.int64)
+    for column in context.T.astype(np.int64):
+        shape = np.where(column == -1, shape, ((shape + column + KEY_SEED) * SHAPE_HASH) & 0xFFFFFFFF)
+    return np.where(is_shape, shape >> 1, key)
+
+
+def _hash(
+    keys: npt.NDArray[np.int64], packs: IntArray, rows: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], IntArray]:
+    """Keys with packs, and rows by bucket: as many buckets as keys at least, and more until each has its place.
+
+    Of two recipes with one key the first has it, for the packs that it belongs to.
+    """
+    kept, packs = _first_of_each(keys, packs)
+    keys, packs, rows = keys[kept], packs[kept], rows[kept]
+    bits = max(len(keys), 1).bit_length()
+    while True:
+        bucket = keys >> (KEY_BITS - bits)
+        order = np.argsort(bucket, kind="stable")
+        way = np.arange(len(keys)) - np.searchsorted(bucket[order], bucket[order])
+        if not (way >= RECIPE_WAYS).any():
+            break
+        bits += 1
+    shape, place = (1 << bits, RECIPE_WAYS), (bucket[order], way)
+    held, row_of = np.full(shape, NO_KEY, dtype=np.int64), np.full(shape, NO_KEY, dtype=np.int32)
+    held[place], row_of[place] = (keys << 32 | packs)[order], rows[order]
+    return held, row_of
+
+
+def _first_of_each(keys: npt.NDArray[np.int64], packs: IntArray) -> tuple[npt.NDArray[np.int64], IntArray]:
+    """Which recipes can be found, and for which packs, [R]; at most `RECIPE_WAYS` of a key, first packs first."""
+    packs = np.array(packs)
+    order = np.lexsort((np.arange(len(keys)), packs & -packs, keys))
+    starts = np.flatnonzero(np.diff(keys[order], prepend=-1))
+    ends = np.append(starts[1:], len(order))
+    for start, end in zip(starts[ends - starts > 1], ends[ends - starts > 1], strict=True):
+        taken = num = 0
+        for row in order[start:end]:
+            packs[row] &= ~taken if num < RECIPE_WAYS else 0
+            taken |= int(packs[row])
+            num += bool(packs[row])
+    return order[packs[order] != 0], packs
+
+
+def _and_beyond(values: IntArray | None, beyond: int) -> IntArray:
+    """The values, and one for all tokens beyond them; [0] without."""
+    return np.zeros(0, dtype=np.int32) if values is None else np.append(values, beyond).astype(np.int32)
+
+
+class SharedRecipeTable:
+    """A `RecipeTable` that is not written to. It lives as long as somebody holds this."""
+
+    def __init__(self, table: RecipeTable) -> None:
+        self.table = table
+
+
+_Key = tuple[int, torch.device, float, int]
+_tables: WeakKeyDictionary[Recipes, WeakValueDictionary[_Key, SharedRecipeTable]] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def shared_recipe_table(
+    recipes: Recipes, num_draft_tokens: int, device: torch.device, min_survival: float, vocab_size: int
+) -> SharedRecipeTable:
+    """`RecipeTable.build` of these arguments, made once: who asks for the same `recipes` (the object) and equal
+    other arguments gets the same tensors."""
+    key = num_draft_tokens, device, min_survival, vocab_size
+    with _lock:
+        tables = _tables.setdefault(recipes, WeakValueDictionary())
+        shared = tables.get(key)
+        if shared is None:
+            shared = SharedRecipeTable(
+                RecipeTable.build(recipes, num_draft_tokens, device, min_survival, vocab_size)
+            )
+            tables[key] = shared
+        return shared
