@@ -14,23 +14,8 @@ Results = dict[str, Any]
 _RULES = {
     "threshold_35": "here: a threshold of 35",
     "rule": "here: 32, as published",
-    "delay_3": "here: a delay of 3",
-    "55_letters_discard_delay_1": "here: 55 letters, own tokens discarded, a delay of 1",
-    "same_output": "here: one output, edited drafts",
 }
 _DRAFTERS = {"openai": "OpenAI's", "static_text": "static text", "gpu_align": "`gpu_align`"}
-_LOOKUP_TASKS = {
-    "summary": "summary of an article",
-    "rename": "a file with one name replaced",
-    "rewrite": "a program rewritten",
-}
-_PREDICTORS = {
-    "example": "example",
-    "defaults": "defaults",
-    "example_documented": "example, not limited",
-    "defaults_documented": "defaults, not limited",
-    "gpu_align": "`gpu_align`",
-}
 
 
 def tasks_table(results: Results) -> str:
@@ -69,46 +54,12 @@ def edits_table(results: Results) -> str:
     return table(["task", *_DRAFTERS.values()], rows)
 
 
-def linear_table(results: Results) -> str:
-    """What Cascade says about half-right and right predictions, and steps here."""
-    curve = results["cascade"]["curve"]
-    rows = []
-    for right, layout, where, says in (
-        (100, "scattered", "", "nearly 0"),
-        (50, "scattered", ", the others scattered", "about half"),
-        (50, "block", ", the others in one block", "about half"),
-    ):
-        cells = [_percent(1 / _speed(curve, layout, drafter, right)) for drafter in _DRAFTERS]
-        rows.append([f"{right} % of the lines right{where}", says, *cells])
-    return table(["time with the prediction, of the time without", "published", *_DRAFTERS.values()], rows)
-
-
-def lookup_table(results: Results) -> str:
-    """Validated and refuted tokens of node-llama-cpp's input lookup, and tokens a step."""
-    tasks = results["node_llama_cpp"]["tasks"]
-    labels = (f"{_LOOKUP_TASKS[task]}, {found['output_tokens']:,} tokens" for task, found in tasks.items())
-    rows = []
-    for name, says in _PREDICTORS.items():
-        runs = [(found["output_tokens"], found["runs"][name]) for found in tasks.values()]
-        cells = [f"{r['validated']:,} / {r['refuted']:,}, {tokens / r['steps']:.2f}" for tokens, r in runs]
-        rows.append([says, *cells])
-    return table(["validated / refuted, tokens a step", *labels], rows)
-
-
 PAGE = DOCS / "published.md"
 #: The blocks of the page by name.
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "letters": tasks_table,
     "edits": edits_table,
-    "linear": linear_table,
-    "lookup": lookup_table,
 }
-
-
-def _speed(curve: dict[str, Any], layout: str, policy: str, right: int) -> float:
-    """Tokens a step where this percentage of the lines is right."""
-    at, found = curve["changed"].index(100 - right), curve["layouts"][layout]
-    return float(found["output_tokens"][at] / found["runs"][policy][at]["steps"])
 
 
 def _pair(counts: Sequence[int]) -> str:

@@ -50,6 +50,8 @@ CASES = {
     "unrelated": "unrelated answers",
     "unrelated_alike": "unrelated answers, as if to prompts like this one",
 }
+#: Not in the page.
+IN_JSON_ALONE = {"form: contact", "form: term", "form: triage", "all_packages", "unrelated_alike"}
 
 
 def per_step(counts: dict[str, Any]) -> float:
@@ -127,6 +129,8 @@ def memory_table(results: Results) -> str:
     """Tokens a step and rejected drafts a token, without and with earlier answers, at the least K."""
     rows = []
     for name, sizes in results["memory"].items():
+        if name in IN_JSON_ALONE:
+            continue
         counts = next(iter(sizes.values()))
         memory, other = counts["memory"], counts.get("prediction", counts["without"])
         speeds, rejected = (

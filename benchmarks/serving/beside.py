@@ -25,8 +25,8 @@ EVERY = (0, 4, 2, 1)
 #: Our assumptions: an MTP layer's drafts, their acceptance, and what a pass of it costs whatever is in it.
 TOKENS, ACCEPTED, PASS_MS = 3, 0.7, 0.05
 DRAFTER_MS = 0.015
-#: Setups of the page.
-PAGE = ("H100, 8B bf16, context 2,000",)
+#: Setup and batch of the page; the JSON has all.
+PAGE_SETUP, PAGE_BATCH = "H100, 8B bf16, context 2,000", 64
 
 
 def layer_of(cost: Roofline) -> Roofline:
@@ -58,24 +58,16 @@ def speedups(trace: Trace, cost: Roofline, batch: int, every: int) -> dict[str, 
 
 
 def table(results: dict[str, Any]) -> str:
-    """A row a setup and a mixture."""
+    """A row a mixture, of one setup and batch."""
     shares = {0: "none", 4: "a quarter", 2: "half", 1: "all"}
     rows = []
-    for setup, mixtures in ((name, results["setups"][name]) for name in PAGE):
-        for every, batches in mixtures.items():
-            best = [max(found.values()) for found in batches.values()]
-            cells = [
-                f"**{value:.2f}**" if value == most else f"{value:.2f}"
-                for found, most in zip(batches.values(), best, strict=True)
-                for value in found.values()
-            ]
-            rows.append([setup if every == "0" else "", shares[int(every)], *cells])
-    heads = [
-        f"{batch}: {name}" if name == "model" else name
-        for batch in BATCHES
-        for name in ("model", "ours", "both")
-    ]
-    return tables.table(["setup", "with predictions", *heads], rows, f"ll{'r' * len(heads)}")
+    for every, batches in results["setups"][PAGE_SETUP].items():
+        found = batches[str(PAGE_BATCH)]
+        cells = (
+            f"**{value:.2f}**" if value == max(found.values()) else f"{value:.2f}" for value in found.values()
+        )
+        rows.append([shares[int(every)], *cells])
+    return tables.table(["requests with predictions", "the model's", "ours", "both"], rows)
 
 
 def main(

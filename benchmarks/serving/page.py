@@ -1,4 +1,4 @@
-"""What the serving model found, as tables: on the terminal, and between the markers of two pages of docs."""
+"""What the serving model found, as tables: on the terminal, in a page of docs and in the README here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ RULES = {
     "lengths": "every draft",
     "plugin": "default, synchronous",
     "plugin, late by 1": "default, asynchronous",
-    "plugin, without credit": "without the allowance",
 }
 #: The rule of the table in docs/worth-it.md, as vLLM schedules by default.
 SHOWN_RULE = "plugin, late by 1"
@@ -40,8 +39,6 @@ def _compared(results: Results) -> dict[str, str]:
     listed = {
         f"fixed {largest}": f"{largest} slots for all, as vLLM",
         **RULES,
-        results["recommended"]["constant"]: "best constant budget",
-        results["recommended"]["rule"]: "the rule alone",
         "known curve": "bound: knows the step times",
     }
     return {name: says for name, says in listed.items() if name in results["rules"]}
@@ -87,7 +84,7 @@ def budgets(results: Results) -> str:
 #: Page → its blocks by name.
 PAGES: dict[Path, dict[str, Callable[[Results], str]]] = {
     tables.DOCS / "worth-it.md": {"gains": gains},
-    tables.DOCS / "developer" / "serving-rules.md": {"edit": one_setup},
+    tables.ROOT / "benchmarks" / "serving" / "README.md": {"edit": one_setup},
 }
 
 

@@ -1,7 +1,7 @@
 """All checks and timings of a machine with a GPU, within 25 minutes: ``benchmarks/speed/gpu_check.sh [STAGE …]``.
 
-docs/developer/gpu-check.md has the stages. Each is a process of its own with a time limit, and all together have
-one, which is that of a stage that is run alone. It writes ``OUT_DIR/<stage>.json`` after every row
+docs/developer/compiled-kernels.md has the stages. Each is a process of its own with a time limit, and all together
+have one, which is that of a stage that is run alone. It writes ``OUT_DIR/<stage>.json`` after every row
 (`result_file`), so that whatever happens to it leaves what it had. A stage that is no pytest run is a list of
 rows. A row is written as ``started`` before it begins. One that exceeds its limit is written as ``out of time``
 by a second thread, which then ends the process with `RESTART`; so does a row that leaves the device in an error

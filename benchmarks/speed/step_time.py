@@ -1,6 +1,6 @@
 """Rows of one drafting step: device time in a CUDA graph, in which each step is a genuine next step (`StepBatch`),
-without the host's launch (`device_time`), for the situations of `CASES`; docs/developer/gpu-check.md has the
-columns.
+without the host's launch (`device_time`), for the situations of `CASES`; docs/developer/compiled-kernels.md
+has the columns.
 
 Correctness first: a batch whose drafts differ from the reference, before or after the replays, is not timed.
 """

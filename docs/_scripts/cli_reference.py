@@ -1,9 +1,4 @@
-"""Writes docs/cli.md from the command line itself: every command with its arguments and options.
-
-::
-
-    python docs/_scripts/cli_reference.py
-"""
+"""The commands of docs/cli.md, from the command line itself: each with its arguments and options."""
 
 from __future__ import annotations
 
@@ -19,25 +14,8 @@ from typer.main import get_command
 
 from gpu_align.tools.cli import app
 
-PAGE = Path(__file__).resolve().parents[1] / "cli.md"
-
-HEAD = """<!-- Written by docs/_scripts/cli_reference.py. Do not edit. -->
-# The command line
-
-`gpu-align` comes with the extra `cli`, which `vllm` and `cpu` contain. `gpu-align COMMAND --help` prints what this
-page says of a command, and examples.
-
-- **Exit codes**: 0; 1 if the work failed or an extra is missing; 2 for bad input; 130 for Ctrl-C.
-- **Errors** are one line on stderr, `error: …`, and name the option or the file. Notes and progress go to stderr,
-  too, results to stdout.
-- **Texts** may begin with a byte order mark; files of JSON lines may be gzipped.
-- **JSON** files name the version of gpu-align, the settings and the tokenizer.
-- **Tokenizers** are `tekken`, which needs no network, a folder, or a name on the Hugging Face hub. If the hub does
-  not answer within 5 seconds, only what is in its cache is loaded.
-
-**Shell completion**: `gpu-align --install-completion` for the shell that runs it (Bash, Zsh, Fish or PowerShell),
-`gpu-align --show-completion` prints the script.
-"""
+#: Where the commands go in docs/cli.md.
+MARK = "<!-- commands -->"
 
 
 def commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -51,9 +29,9 @@ def commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[
         yield from commands(member, (*path, name))
 
 
-def page() -> str:
-    """The whole page."""
-    parts = [HEAD, "## gpu-align\n", _list(_parameters(get_command(app))), ""]
+def reference() -> str:
+    """A section for each command."""
+    parts = ["## gpu-align\n", _list(_parameters(get_command(app))), ""]
     for path, command in commands():
         parts += _section(path, command)
     return "\n".join(parts).rstrip("\n") + "\n"
@@ -92,7 +70,3 @@ def _parameters(command: Any) -> Iterator[tuple[str, str]]:
 
 def _list(parameters: Iterable[tuple[str, str]]) -> str:
     return "\n".join(f"- `{label}`: {told}" for label, told in parameters)
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")

@@ -55,23 +55,23 @@ REMARKS = {
 }
 #: The rows of README.md: ours, the best peer, what vLLM has, and the two services.
 FRONT_PAGE = ("gpu_align", "suffix_decoding_4_deep", "prompt_lookup_vllm_v2", "static_text", "openai")
-#: In docs/developer/quality-checks.md alone.
+#: In benchmarks/quality/README.md alone.
 MORE_REMARKS = {
-    "suffix_decoding": "Arctic's suffix decoding, spec factor 1",
+    "suffix_decoding": "depth 64, spec factor 1",
     "suffix_decoding_2": "spec factor 2",
     "suffix_decoding_4": "spec factor 4",
     "suffix_decoding_16": "spec factor 16",
-    "suffix_decoding_2_deep": "spec factor 2, tree of depth 128",
-    "suffix_decoding_16_deep": "spec factor 16, tree of depth 128",
-    "suffix_decoding_deep_cached": "spec factor 1, depth 128, and the tuning split as earlier responses",
-    "suffix_decoding_4_deep_cached": "spec factor 4, depth 128, and the tuning split as earlier responses",
-    "recipe_pack": "the shipped recipes alone: no prediction, no own output",
-    "suffix_decoding_vllm": "spec factor 1, tree of depth 24, as vLLM has it by default",
-    "prompt_lookup_vllm_2_5": "n-gram as vLLM's V1 runner looks it up, window 2–5",
-    "prompt_lookup_vllm_1_3": "as vLLM's V1 runner looks it up, window 1–3",
-    "prompt_lookup_vllm_v2_1_3": "as vLLM's V2 runner looks it up, window 1–3",
-    "clairvoyant": "bound: best continuation anywhere in prediction or output",
-    "perfect_chooser": "a perfect choice among the drafter's own candidates, each copied plainly",
+    "suffix_decoding_2_deep": "spec factor 2, depth 128",
+    "suffix_decoding_16_deep": "spec factor 16, depth 128",
+    "suffix_decoding_deep_cached": "and the tuning split as earlier responses",
+    "suffix_decoding_4_deep_cached": "and the tuning split as earlier responses",
+    "recipe_pack": "the shipped recipes alone",
+    "suffix_decoding_vllm": "depth 24, vLLM's default",
+    "prompt_lookup_vllm_2_5": "V1, window 2–5",
+    "prompt_lookup_vllm_1_3": "V1, window 1–3",
+    "prompt_lookup_vllm_v2_1_3": "V2, window 1–3",
+    "clairvoyant": "bound: the best continuation anywhere",
+    "perfect_chooser": "bound: the best of our candidates, copied plainly",
 }
 
 
@@ -147,14 +147,15 @@ def more_drafters(numbers: dict[str, Any]) -> str:
     """What docs/quality.md does not list: the peers with other settings, the recipes alone, the bounds."""
     found = _defaults(numbers)
     rows = [
-        [f"`{name}`", *_ratios(found[name]["test"]), *_ratios(found[name]["five"]), MORE_REMARKS[name]]
+        [f"`{name}`", " at ".join(_ratios(found[name]["test"])), MORE_REMARKS[name]]
         for name in sorted(MORE_REMARKS.keys() & found.keys(), key=lambda name: found[name]["test"]["steps"])
     ]
-    test, five = (numbers["runs"][0][group] for group in ("test", "five"))
-    return tables.table(["drafter", "test split", "", "five packages", "", ""], rows, "lrrrrl") + (
-        f"\n\nTokens a step, rejected per accepted, K = {K}. Test split: {test['records']} outputs, "
-        f"{test['output_tokens']:,} tokens. Five packages: {five['records']} outputs, {five['output_tokens']:,} "
-        f"tokens. docs/quality.json has all {len(numbers['runs'])} runs, with every setting of ours, at every K."
+    ours = " at ".join(_ratios(found[OURS]["test"]))
+    test = numbers["runs"][0]["test"]
+    return tables.table(["drafter", "test split", ""], rows, "lrl") + (
+        f"\n\nTokens a step at rejected per accepted, K = {K}, where `{OURS}` has {ours}: "
+        f"{test['records']} outputs, {test['output_tokens']:,} tokens. "
+        f"docs/quality.json has all {len(numbers['runs'])} runs."
     )
 
 
@@ -252,12 +253,13 @@ def ablation(numbers: dict[str, Any]) -> str:
             changes = [" at ".join(_ratios(row["settings"][0][group])) for group in ("test", "five")]
         perfect, unrelated = row["perfect"], row["unrelated"]
         share = unrelated["rejected_from_prediction"] / unrelated["output_tokens"]
-        lines = [f"{count:,}" if count else "–" for count in row["lines"].values()]
-        cells = [*lines, f"{perfect['least_steps']}/{perfect['records']}", f"{share:.3f}"]
+        lines = row["lines"]["all"]
+        least = f"{perfect['least_steps']}/{perfect['records']}"
+        cells = [f"{lines:,}" if lines else "–", least, f"{share:.3f}"]
         rows.append(["nothing" if baseline else row["mechanism"], row["instead"], *changes, *cells])
     first = stored["rows"][0]["settings"][0]["test"]
     every = "" if stored["one_in"] == 1 else f" (every {stored['one_in']}th of the corpus, of both splits)"
-    heads = ["without", "instead", "test split", "five packages", "drafter", "installed", "in all"]
+    heads = ["without", "instead", "test split", "five packages", "lines", "perfect", "unrelated"]
     return (
         tables.table(heads, rows, "llrrrrr") + f"\n\nTest split: {first['records']} outputs{every}, K = {K}."
     )
@@ -275,44 +277,39 @@ def latency(numbers: dict[str, Any]) -> str:
             throughput.append(f"{state} {found['sm_90']['tcups_batch'] * GIGAHERTZ:.1f}")
         else:
             rows.setdefault(state, []).append(f"{_us(found['sm_90']['warm'])}/{_us(found['sm_90']['cold'])}")
-    heads = ["µs, warm/cold", "no recipes", "recipes", "recipes with shapes"]
-    return tables.table(heads, ([state, *cells] for state, cells in rows.items())) + (
+    heads = ["µs, warm/cold", "no recipes", "recipes"]
+    return tables.table(heads, ([state, *cells[:2]] for state, cells in rows.items())) + (
         f"\n\nsm_90, Triton {newest}. `lcs_length`, TCUPS: {', '.join(throughput)}."
     )
 
 
 def executed(numbers: dict[str, Any]) -> str:
-    """What `benchmarks.speed.machine_code` found, all targets and versions of Triton together; each reached."""
+    """What `benchmarks.speed.machine_code` found, all targets and versions of Triton together."""
     stored = tables.read("machine_code")["triton"]
-    versions = sorted(stored, reverse=True)
-    targets = sorted(stored[versions[0]], key=lambda target: int(target[3:]))
-    rows = []
-    for kernel in sorted(stored[versions[0]][targets[0]]):
-        found = {v: [stored[v][target][kernel] for target in targets] for v in versions}
-        runs = [run for of in found.values() for run in of]
-        sums = [
-            sum(run[name] for run in runs) for name in ("programs", "instructions", "differences", "races")
-        ]
-        reached = (
-            "/".join(f"{100 * run['reached'] / run['code']:.1f}" for run in found[v]) for v in versions
-        )
-        rows.append([f"`{kernel}`", *(f"{n:,}" for n in sums), *reached])
-    heads = ["kernel", "programs", "instructions", "differences", "races"]
-    note = f"Reached: percent of the code for {', '.join(targets)}."
-    return tables.table([*heads, *(f"reached, Triton {v}" for v in versions)], rows) + f"\n\n{note}"
+    targets = [target for version in stored.values() for target in version.values()]
+    runs = [run for target in targets for run in target.values()]
+    instructions, differences, races = (
+        sum(run[name] for run in runs) for name in ("instructions", "differences", "races")
+    )
+    reached = min(run["reached"] / run["code"] for run in runs)
+    return (
+        f"{instructions:,} instructions of {len(targets[0])} kernels, Triton {' and '.join(stored)}: "
+        f"{differences} differences, {races} races, at least {reached:.1%} of each kernel's code reached."
+    )
 
 
 def planted(numbers: dict[str, Any]) -> str:
     """Of faults in machine code, how many `benchmarks.speed.machine_code --plant` reported."""
     stored = tables.read("machine_code")["planted"]
     [found] = [kernels for targets in stored.values() for kernels in targets.values()]
-    kinds = list(dict.fromkeys(of.split(", ")[1] for of in found))
-    rows = []
-    for kernel in sorted({of.split(", ")[0] for of in found}):
-        own = [found.get(f"{kernel}, {kind}") for kind in kinds]
-        cells = [f"{row['found']}/{row['planted']}" if row and row["planted"] else "–" for row in own]
-        rows.append([f"`{kernel}`", *cells, sum(row["one_warp"] for row in own if row) or "–"])
-    return tables.table(["found/planted", *kinds, "barrier, one warp"], rows)
+    kinds: dict[str, list[dict[str, int]]] = {}
+    for of, row in found.items():
+        kinds.setdefault(of.split(", ")[1], []).append(row)
+    told = (
+        f"{kind} {sum(row['found'] for row in rows)} of {sum(row['planted'] for row in rows)}"
+        for kind, rows in kinds.items()
+    )
+    return f"Found: {', '.join(told)}."
 
 
 #: Columns of the page about agents, by the names of `benchmarks.agents.rows`, and their heads.
@@ -344,6 +341,8 @@ def agents(numbers: dict[str, Any]) -> str:
     rows = []
     for case in stored["cases"]:
         if case["written"] not in ("as written", *AGENT_CALLS) or case["read"] in ("raw", "JSON"):
+            continue
+        if case["collection"].endswith("no edit"):  # in the table of what was learned
             continue
         as_read = "" if case["read"] == "as shown" else f"{case['read']} → "
         pairs = (" @ ".join(_ratios(case["rows"][name])) for name in AGENT_COLUMNS)
@@ -407,11 +406,8 @@ PAGES = {
         "planted": planted,
     },
     DOCS / "quality.md": {MAIN_BLOCK: table, "rows": rows, "confidence": confidence},
-    DOCS / "developer" / "mechanisms.md": {"ablation": ablation},
-    DOCS / "developer" / "quality-checks.md": {
-        "checks": checks,
-        "drafters": more_drafters,
-    },
+    DOCS / "developer" / "mechanisms.md": {"ablation": ablation, "checks": checks},
+    DOCS.parent / "benchmarks" / "quality" / "README.md": {"drafters": more_drafters},
 }
 
 

@@ -1,8 +1,13 @@
-"""Hooks of MkDocs: the site loads nothing from elsewhere, and its search finds guides before references."""
+"""Hooks of MkDocs: the site loads nothing from elsewhere, and the commands' page has every option."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+import cli_reference
 
 #: What the theme loads so that the search works from disk, and what this site has for it.
 _SHIM, _OWN = "https://unpkg.com/iframe-worker/shim", "worker_from_disk.js"
@@ -14,9 +19,9 @@ BOOSTS = {"api.md": 0.1, "cli.md": 0.5, "clients.md": 3, "metrics.md": 3, "opera
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Weigh a page for the search."""
+    """Put the commands into docs/cli.md; weigh a page for the search."""
     page.meta.setdefault("search", {"boost": BOOSTS.get(page.file.src_uri, 1)})
-    return markdown
+    return markdown.replace(cli_reference.MARK, cli_reference.reference())
 
 
 def on_post_page(output: str, *, page: Any, **_: Any) -> str:

@@ -331,7 +331,7 @@ class Myers(Cursor):
     Source: https://cascadetech.ai/blog/vllm-predicted-outputs ("we use the Myers diff algorithm to
     realign") and the token-level prototype in https://github.com/cascade-tech-ai/vllmx
     (``cascade/src/smart_prediction/algorithms/myers_streaming.py``), which goes on to longer scripts when
-    no shortest one ends in a match; see ``docs/developer/policies.md`` for the differences.
+    no shortest one ends in a match; see ``benchmarks/quality/README.md`` for the differences.
     """
 
     name = "myers"

@@ -25,7 +25,7 @@ from v2_harness import (
 from vllm_integration.seams.table import SEAMS
 
 PATCH = Path(__file__).with_name("upstream.patch")
-PAGE = Path(__file__).parents[2] / "docs" / "upstream.md"
+PAGE = Path(__file__).parents[2] / "docs" / "developer" / "faults.md"
 VERSION = re.search(r"^For vLLM ([\d.]+)\. ", PATCH.read_text(), re.M)[1]
 K = 8
 #: Class attributes, methods and fields that the patch adds, and what `custom_class` names.
