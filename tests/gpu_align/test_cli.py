@@ -126,10 +126,11 @@ def test_a_full_disk_is_one_line(pairs: Path) -> None:
 def test_without_a_terminal_progress_is_a_line_now_and_then(
     pairs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for seconds, expected in ((0.0, ["replaying cursor: 95 %", "replaying cursor: 100 %"]), (900.0, [])):
+    told = [f"replaying cursor: {percent} %" for percent in (0, 95, 95, 100)]
+    for seconds, expected in ((0.0, told), (900.0, [])):
         monkeypatch.setattr("gpu_align.tools.console.TELL_S", seconds)
-        told = run("simulate", pairs, "--policy", "cursor").stderr.splitlines()
-        assert [line.partition(",")[0] for line in told if line.startswith("replaying")] == expected
+        lines = run("simulate", pairs, "--policy", "cursor").stderr.splitlines()
+        assert [line.partition(",")[0] for line in lines if line.startswith("replaying")] == expected
 
 
 def test_version() -> None:
