@@ -123,7 +123,7 @@ def headline(numbers: dict[str, Any]) -> str:
     ours, theirs = (_ratios(found[name]["five"])[0] for name in ("gpu_align", "prompt_lookup_vllm_v2"))
     outputs = numbers["runs"][0]["five"]["records"]
     return (
-        f"**{float(ours):.1f} tokens a forward pass** on {outputs} real edits, vLLM's n-gram "
+        f"**{float(ours):.1f} tokens a forward pass** on {outputs} real edits, vLLM's n-gram (V2 runner) "
         f"{float(theirs):.1f}.\n"
         "Count [yours](docs/simulator.md): `gpu-align simulate --git HEAD~20..HEAD`"
     )
