@@ -102,14 +102,14 @@ def test_every_kernel_does_what_its_reference_does() -> None:
 
 
 def test_faults_in_machine_code_are_found() -> None:
-    """But for a barrier in one warp, and one before what the same threads read: a compiler may choose others. A
-    bound may leave all that is stored as it is."""
-    done = machine_code("--quick", "--only", "lcs", "--plant", "1")
+    """In the kernels of the index, which have no barrier. A bound may leave all that is stored as it is."""
+    done = machine_code("--quick", "--only", "index", "--plant", "1")
     lines = [line.split(": ") for line in done.stdout.splitlines() if line.split(":")[0] in VERDICTS]
     counts = Counter((verdict, kind) for verdict, _, kind, *_ in lines)
-    assert counts["found", "barrier left out"] >= 20, done.stdout + done.stderr
-    assert counts["MISSED", "barrier left out"] <= 2, done.stdout
-    assert counts["found", "atomic is a store"] == 8, done.stdout
+    assert counts["found", "address off by one"] == 4, done.stdout + done.stderr
     assert counts["found", "bound moved by one"] > 0, done.stdout
-    assert counts["found", "address off by one"] == 8, done.stdout
-    assert counts["none", "barrier left out"] > 0, done.stdout
+    assert counts.keys() <= {
+        ("found", "address off by one"),
+        ("found", "bound moved by one"),
+        ("MISSED", "bound moved by one"),
+    }
