@@ -36,16 +36,12 @@ def test_the_engine_is_the_real_v2_runner_with_our_parts(k4: V2Engine, k16: V2En
 def test_a_step_without_predictions_is_vllms_but_for_a_few_tests(
     name: str, request: pytest.FixtureRequest
 ) -> None:
-    """No function of ours does anything for a request in it but hand on vLLM's call; wrappers and overrides look
-    whether there is somebody to draft for."""
+    """No function of ours is called for a request of it; wrappers and overrides look whether there is somebody to
+    draft for."""
     engine: V2Engine = request.getfixturevalue(name)
     few, many = (engine.calls([prompt_of(seed) for seed in range(size)]) for size in (2, 6))
-    per_request = {called: (count - few[called]) / 4 for called, count in many.items()}
-    for_each = "PredictedOutputsV1Scheduler._update_request_with_output"
-    assert {called for called, count in per_request.items() if count} == {for_each}
-    assert per_request[for_each] == 1
-    assert few.keys() == many.keys()
-    assert sum(few.values()) - 2 <= 24, few
+    assert many == few
+    assert sum(few.values()) <= 24, few
 
 
 def test_preempted_requests_resume_where_they_were(tight: V2Engine, greedy: Greedy) -> None:
