@@ -25,7 +25,7 @@ TEMPERATURES = (0.7, 1.0, 0.0)
 
 
 def run(options: Any) -> dict[str, Any]:
-    """What was asked for, as the JSON file has it."""
+    """Run the measurements that the options ask for; returns the content of the JSON file."""
     add_to_path()  # suffix decoding, where it is built
     model, asked = model_folder(), tasks()
     end = json.loads((model / "generation_config.json").read_text())["eos_token_id"]

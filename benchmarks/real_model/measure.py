@@ -1,4 +1,4 @@
-"""What drafters make of the recorded answers: tokens a step, rejections, and what confidences promise."""
+"""Replay the recorded answers with each drafter: tokens a step, rejections, calibration of the confidence."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def confidence(paths: Mapping[str, Path], end_token: int) -> dict[str, Any]:
 
 
 def at_commit(commit: str, paths: Mapping[str, Path]) -> dict[str, dict[str, int]]:
-    """What the drafter of another commit does with the same records: `simulate` of a copy of it."""
+    """Replay the same records with the drafter of another commit, by `simulate` in a copy of it."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         copy = f"git -C '{ROOT}' archive '{commit}' gpu_align | tar -x -C '{folder}'"

@@ -1,4 +1,4 @@
-"""What was measured, as a JSON file, on the terminal and as the two tables of docs/recipes.md."""
+"""Write the measurements as a JSON file, to the terminal, and as the two tables of docs/recipes.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the serving model found, as tables: on the terminal, in a page of docs and in the README here."""
+"""Write the results of the serving model as tables: to the terminal, a page of docs and the README here."""
 
 from __future__ import annotations
 

@@ -143,8 +143,8 @@ _ORDERED = (
 
 
 def _effects(ir: str) -> str:
-    """What reads, writes or branches, in order, each value as what it is computed from: names, and the order of
-    what only computes, do not show. Without places in the source."""
+    """List the operations that read, write or branch, in order, with each value as the expression that computes
+    it. Names, the order of pure operations and places in the source do not show."""
     values: dict[str, str] = {}
     numbers = count()
     name = r"%[\w.$-]+"

@@ -173,7 +173,7 @@ PREDICTIONS = {
 
 
 def predictions(numbers: dict[str, Any]) -> str:
-    """What the quality of the prediction does: tokens a step, rejected per accepted."""
+    """The effect of the quality of the prediction: tokens a step, rejected per accepted."""
     found = [[says, *_ratios(numbers["rows"][label]["runs"][OURS])] for label, says in PREDICTIONS.items()]
     return tables.table(["the prediction is", "tokens a step", "rejected per accepted"], found)
 
@@ -284,7 +284,7 @@ def latency(numbers: dict[str, Any]) -> str:
 
 
 def executed(numbers: dict[str, Any]) -> str:
-    """What `benchmarks.speed.machine_code` found, all targets and versions of Triton together."""
+    """The results of `benchmarks.speed.machine_code`, all targets and versions of Triton together."""
     stored = tables.read("machine_code")["triton"]
     targets = [target for version in stored.values() for target in version.values()]
     runs = [run for target in targets for run in target.values()]
