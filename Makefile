@@ -86,9 +86,9 @@ format: $(VENV)/.dev  ## apply what ruff can fix
 
 bench: $(VENV)/.dev  ## CPU and GPU alignment side by side: .cache/bench.json and a picture
 	@rm -f .cache/bench.json
-	@GPU_CHECK_FILE=.cache/bench.json $(BIN)/python -m pytest -q -p benchmarks.speed.rows_plugin benchmarks/speed \
+	@GPU_CHECK_FILE=.cache/bench.json $(BIN)/python -m pytest -q -p benchmarks.gpu.rows_plugin benchmarks/alignment \
 	  --benchmark-only --benchmark-columns=median,iqr,rounds
-	@$(BIN)/python -m benchmarks.speed.plot .cache/bench.json .cache/bench.png
+	@$(BIN)/python -m benchmarks.alignment.plot .cache/bench.json .cache/bench.png
 
 bench-quality: $(VENV)/.dev  ## draft quality: every drafter, our trade-off, what has to hold, pictures (needs g++)
 	@mkdir -p .cache
@@ -120,7 +120,7 @@ llama-cpp: $(VENV)/.dev  ## llama-cpp-python with our drafts: docs/examples/with
 	  $$($(BIN)/python -c "from benchmarks.real_model.model import gguf_file; print(gguf_file())")
 
 static-check: $(VENV)/.dev  ## registers, stack, shared memory and loads of every kernel, without a GPU
-	@$(BIN)/python -m benchmarks.speed.static_check --all
+	@$(BIN)/python -m benchmarks.compiled.static_check --all
 
 # Any release: its wheel is fetched, its sources are read, nothing of it is installed or imported.
 probe: $(VENV)/.base  ## look up every private vLLM name in a release: make probe VLLM=0.33.0

@@ -6,11 +6,8 @@
     python docs/_scripts/fill_numbers.py OUT.json
 
 keeps OUT.json as docs/quality.json and rewrites the blocks between the markers of each page from it. Without an
-argument it rewrites the blocks from docs/quality.json as it is. The table of the ablation is made from
-docs/ablation.json, which ``python -m benchmarks.quality.ablation --json docs/ablation.json`` writes, that of the
-latency model from benchmarks/results/latency.json, the file of ``benchmarks.speed.latency_model --write``, that of
-the machine code from benchmarks/results/machine_code.json, the file of ``benchmarks.speed.machine_code --write``,
-and that of agents from benchmarks/results/agents.json, the file of ``benchmarks.agents --json``.
+argument it rewrites the blocks from docs/quality.json and the files in benchmarks/results as they are. Each of these
+names the command that made it.
 """
 
 from __future__ import annotations
@@ -284,7 +281,7 @@ def latency(numbers: dict[str, Any]) -> str:
 
 
 def executed(numbers: dict[str, Any]) -> str:
-    """The results of `benchmarks.speed.machine_code`, all targets and versions of Triton together."""
+    """The results of `benchmarks.compiled.machine_code`, all targets and versions of Triton together."""
     stored = tables.read("machine_code")["triton"]
     targets = [target for version in stored.values() for target in version.values()]
     runs = [run for target in targets for run in target.values()]
@@ -299,7 +296,7 @@ def executed(numbers: dict[str, Any]) -> str:
 
 
 def planted(numbers: dict[str, Any]) -> str:
-    """Of faults in machine code, how many `benchmarks.speed.machine_code --plant` reported."""
+    """Of faults in machine code, how many `benchmarks.compiled.machine_code --plant` reported."""
     stored = tables.read("machine_code")["planted"]
     [found] = [kernels for targets in stored.values() for kernels in targets.values()]
     kinds: dict[str, list[dict[str, int]]] = {}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.speed.host_cost import Operations
+from benchmarks.compiled.host_cost import Operations
 from gpu_align import Source
 from gpu_align.ops.index.kernel import index_kernel, index_keys_kernel
 from gpu_align.ops.layout import PAGE

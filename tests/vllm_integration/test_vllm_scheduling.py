@@ -427,7 +427,7 @@ def test_the_scheduler_learns_from_its_steps_while_they_are_counted(
 def instructions(batch: int, steps: int) -> int:
     """Bytecode instructions of `scheduler` and `wire.steps` that the interpreter runs in the benchmark's steps: no
     clock is read."""
-    scheduler_cost = pytest.importorskip("benchmarks.speed.scheduler_cost")
+    scheduler_cost = pytest.importorskip("benchmarks.serving.scheduler_cost")
     measured = (*package.__path__, steps_module.__file__)
     count = 0
 

@@ -1,4 +1,4 @@
-"""Every kernel's machine code, executed: ``python -m benchmarks.speed.machine_code [--quick]``, without a GPU.
+"""Every kernel's machine code, executed: ``python -m benchmarks.compiled.machine_code [--quick]``, without a GPU.
 
 Kernels are compiled as their launchers call them, for each of `TARGETS`, and stand in the place of Triton's: what
 launches them does so unchanged, and `racing` runs their instructions on tensors of the CPU. The cases are those of
@@ -37,10 +37,10 @@ import torch
 import typer
 
 from benchmarks import tables
-from benchmarks.speed import static_check
-from benchmarks.speed.racing import NEVER, TURNED, Findings, RacingMachine, is_bound, where
-from benchmarks.speed.sass import Program, disassemble
-from benchmarks.speed.sass_warp import Memory, constant_bank, width_of
+from benchmarks.compiled import static_check
+from benchmarks.compiled.racing import NEVER, TURNED, Findings, RacingMachine, is_bound, where
+from benchmarks.compiled.sass import Program, disassemble
+from benchmarks.compiled.sass_warp import Memory, constant_bank, width_of
 
 #: Target → where shared memory begins.
 TARGETS = {"sm_80": 0, "sm_90": 0x400, "sm_100": 0x400}
@@ -152,7 +152,7 @@ def in_place_of_triton(emulator: Emulator) -> Iterator[None]:
     """Every launch of a kernel goes to `emulator`, on CPU tensors."""
     from triton.runtime import driver
 
-    from benchmarks.speed.host_cost import NoDevice
+    from benchmarks.compiled.host_cost import NoDevice
     from gpu_align.ops import lcs
 
     # Triton keeps what it compiled by the number of a device.
@@ -496,7 +496,7 @@ def _run_also(folder: str) -> subprocess.Popen[bytes]:
     """This command with the Triton of a folder, on another core."""
     arguments = [word for word in sys.argv[1:] if word not in ("--also", folder, f"--also={folder}")]
     path = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-m", "benchmarks.speed.machine_code", *arguments]
+    command = [sys.executable, "-m", "benchmarks.compiled.machine_code", *arguments]
     return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path})
 
 

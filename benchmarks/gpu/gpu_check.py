@@ -1,4 +1,4 @@
-"""All checks and timings of a machine with a GPU, within 25 minutes: ``benchmarks/speed/gpu_check.sh [STAGE …]``.
+"""All checks and timings of a machine with a GPU, within 25 minutes: ``benchmarks/gpu/gpu_check.sh [STAGE …]``.
 
 docs/developer/compiled-kernels.md has the stages. Each is a process of its own with a time limit, and all together
 have one, which is that of a stage that is run alone. It writes ``OUT_DIR/<stage>.json`` after every row
@@ -31,8 +31,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.speed import result_file
-from benchmarks.speed.result_file import (
+from benchmarks.gpu import result_file
+from benchmarks.gpu.result_file import (
     FAILED,
     KILLED,
     MEASURED,
@@ -68,7 +68,7 @@ def rows_of(module: str, seconds: float, verdict: str = MEASURED, function: str 
     """Those of a module of this folder: a name, and what runs it."""
 
     def rows(device: str, dry_run: bool, out: Path) -> Iterator[Row]:
-        found = getattr(importlib.import_module(f"benchmarks.speed.{module}"), function)
+        found = getattr(importlib.import_module(f"benchmarks.gpu.{module}"), function)
         return (Row(name, seconds, run, verdict) for name, run in found(device, dry_run))
 
     return rows
@@ -77,7 +77,7 @@ def rows_of(module: str, seconds: float, verdict: str = MEASURED, function: str 
 def compile_rows(device: str, dry_run: bool, out: Path) -> Iterator[Row]:
     import torch
 
-    from benchmarks.speed import machine_code
+    from benchmarks.compiled import machine_code
 
     target = os.environ.get("GPU_CHECK_TARGET", "sm_90")
     if torch.cuda.is_available():
@@ -87,7 +87,7 @@ def compile_rows(device: str, dry_run: bool, out: Path) -> Iterator[Row]:
 
 
 def cases_rows(device: str, dry_run: bool, out: Path) -> Iterator[Row]:
-    from benchmarks.speed import machine_code
+    from benchmarks.compiled import machine_code
 
     for name, cases in machine_code.CASES.items():
         for i in range(1 if dry_run else len(cases)):
@@ -124,7 +124,7 @@ def second_gpu() -> dict[str, Any]:
     """Steps on a GPU that is not the current one."""
     import torch
 
-    from benchmarks.speed.workload import Steps, make_texts
+    from benchmarks.alignment.workload import Steps, make_texts
 
     if torch.cuda.device_count() < 2:
         raise SkipError("one GPU or none")
@@ -136,7 +136,7 @@ def second_gpu() -> dict[str, Any]:
 
 
 def serve_rows(device: str, dry_run: bool, out: Path) -> Iterator[Row]:
-    from benchmarks.speed import serve_check
+    from benchmarks.gpu import serve_check
 
     for mode in serve_check.MODES:
         yield Row(mode, 180, partial(serve_check.check, mode, out, device, 175))
@@ -144,7 +144,7 @@ def serve_rows(device: str, dry_run: bool, out: Path) -> Iterator[Row]:
 
 def picture_rows(device: str, dry_run: bool, out: Path) -> Iterator[Row]:
     def run() -> dict[str, Any]:
-        from benchmarks.speed import plot
+        from benchmarks.alignment import plot
 
         suite = result_file.read(out / "suite.json")
         if not plot.panels(suite.get("rows", ())):
@@ -197,8 +197,8 @@ STAGES = (
     Stage("sanitizer", 300, rows_of("sanitizer", 65, PASSED)),
     Stage("serve", 480, serve_rows, needs=("vllm",)),
     Stage(
-        "suite", 120, tests=("benchmarks/speed", "--benchmark-only"),
-        dry_tests=("benchmarks/speed", "--benchmark-only", "-k", "1-1024 or 1-17"),
+        "suite", 120, tests=("benchmarks/alignment", "--benchmark-only"),
+        dry_tests=("benchmarks/alignment", "--benchmark-only", "-k", "1-1024 or 1-17"),
         needs=("pytest", "pytest_benchmark"),
     ),
     Stage("picture", 30, picture_rows, needs=("matplotlib",)),
@@ -216,10 +216,10 @@ def command_of(stage: Stage, out: Path, seconds: float, dry_run: bool) -> list[s
     """What runs a stage."""
     if not stage.tests:
         path = out / f"{stage.name}.json"
-        command = [sys.executable, "-m", "benchmarks.speed.gpu_check", stage.name, "--rows", str(path)]
+        command = [sys.executable, "-m", "benchmarks.gpu.gpu_check", stage.name, "--rows", str(path)]
         return [*command, "--budget", f"{seconds:.0f}", *["--dry-run"] * dry_run]
     # Plugins by name: an installed one that cannot be imported must not stop the others.
-    names = ["benchmarks.speed.rows_plugin"]
+    names = ["benchmarks.gpu.rows_plugin"]
     workers: list[str] = []
     if stage.name == "suite":
         names.append("pytest_benchmark.plugin")
@@ -329,7 +329,7 @@ class Check:
 
     def _ask_header(self) -> dict[str, Any]:
         """In a process of its own: importing torch may fail, and a GPU that hangs may not answer."""
-        command = [sys.executable, "-m", "benchmarks.speed.result_file"]
+        command = [sys.executable, "-m", "benchmarks.gpu.result_file"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=ROOT)
             header: dict[str, Any] = json.loads(done.stdout)
@@ -484,7 +484,7 @@ def _first_line(row: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     names = [stage.name for stage in STAGES]
-    parser = argparse.ArgumentParser(prog="benchmarks/speed/gpu_check.sh", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="benchmarks/gpu/gpu_check.sh", description=__doc__.split("\n")[0])
     of = f"of {', '.join(names)}; none is all of them"
     parser.add_argument("stages", nargs="*", metavar="STAGE", help=of)
     parser.add_argument("--out", type=Path, help="folder of the results (OUT, .cache/gpu_check)")

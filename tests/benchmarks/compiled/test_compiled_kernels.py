@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.speed.kernel_configs import CONFIGS
-from benchmarks.speed.sass import Control, decode, parse
-from benchmarks.speed.sass_warp import Latencies, Machine, Memory, Trace
-from benchmarks.speed.static_check import differences, read_amd, read_nvidia, spills
+from benchmarks.compiled.kernel_configs import CONFIGS
+from benchmarks.compiled.sass import Control, decode, parse
+from benchmarks.compiled.sass_warp import Latencies, Machine, Memory, Trace
+from benchmarks.compiled.static_check import differences, read_amd, read_nvidia, spills
 
 ROOT = Path(__file__).parents[3]
 _triton = find_spec("triton")
@@ -118,15 +118,22 @@ def test_a_difference_names_kernel_target_and_field() -> None:
 
 def test_every_kernel_is_as_the_table_says_and_does_not_spill(tmp_path: Path) -> None:
     """By its IR, of which the table was made. Renew it after a change of a kernel:
-    ``python -m benchmarks.speed.static_check --write``."""
-    told = run("-m", "benchmarks.speed.static_check")
+    ``python -m benchmarks.compiled.static_check --write``."""
+    told = run("-m", "benchmarks.compiled.static_check")
     assert all(f"\n| {config.label} |" in told for configs in CONFIGS.values() for config in configs)
-    run("-m", "benchmarks.speed.static_check", "--all", "--only", "code 128", TRITON_CACHE_DIR=str(tmp_path))
+    run(
+        "-m",
+        "benchmarks.compiled.static_check",
+        "--all",
+        "--only",
+        "code 128",
+        TRITON_CACHE_DIR=str(tmp_path),
+    )
 
 
 def test_what_has_another_ir_than_the_table_is_compiled() -> None:
     code = """
-from benchmarks.speed.static_check import measure
+from benchmarks.compiled.static_check import measure
 targets = ["sm_90", "gfx942"]
 right = measure(targets, "set slot")["set slot"]
 known = {"sm_90": {**right["sm_90"], "registers": 9}, "gfx942": {**right["gfx942"], "ir": "", "registers": 9}}
@@ -168,17 +175,17 @@ def test_an_overrun_is_found() -> None:
 @pytest.mark.skipif(not _nvdisasm.exists(), reason="Triton brings no nvdisasm here")
 def test_the_compiled_lcs_is_as_fast_as_the_table_says(tmp_path: Path) -> None:
     """The step has the table's IR, as above, and takes 18 s to compile. Renew the table after a change of a
-    kernel: ``python -m benchmarks.speed.latency_model --write``."""
+    kernel: ``python -m benchmarks.compiled.latency_model --write``."""
     # A cache of its own: what another run has compiled must not stand in for compiling.
     options = "--target", "sm_90", "--only", "lcs_length: 1k"
     assert "| lcs_length: 1k |" in run(
-        "-m", "benchmarks.speed.latency_model", *options, TRITON_CACHE_DIR=str(tmp_path)
+        "-m", "benchmarks.compiled.latency_model", *options, TRITON_CACHE_DIR=str(tmp_path)
     )
 
 
 def test_a_kept_launch_is_tritons_own_and_cheaper() -> None:
     """Compared argument by argument in the benchmark; the step's factor is about 7 (Triton 3.6) to 17."""
-    printed = run("-m", "benchmarks.speed.host_cost")
+    printed = run("-m", "benchmarks.compiled.host_cost")
     assert "launch what Triton launches" in printed
     theirs, ours, *_ = (float(us) for us in re.findall(r"([\d.]+) µs", printed))
     assert ours < theirs / 2

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# All checks and timings of a machine with a GPU, within 25 minutes; benchmarks/speed/gpu_check.py says what it does.
-#   benchmarks/speed/gpu_check.sh [--out DIR] [--dry-run] [STAGE ...]      PYTHON=python3 chooses the interpreter
+# All checks and timings of a machine with a GPU, within 25 minutes; benchmarks/gpu/gpu_check.py says what it does.
+#   benchmarks/gpu/gpu_check.sh [--out DIR] [--dry-run] [STAGE ...]      PYTHON=python3 chooses the interpreter
 set -euo pipefail
 caller=$PWD
 cd "$(dirname "$0")/../.."
@@ -14,4 +14,4 @@ while [ $# -gt 0 ]; do # a folder is named as the caller sees it
   esac
   shift
 done
-exec "$PYTHON" -m benchmarks.speed.gpu_check ${arguments[@]+"${arguments[@]}"}
+exec "$PYTHON" -m benchmarks.gpu.gpu_check ${arguments[@]+"${arguments[@]}"}

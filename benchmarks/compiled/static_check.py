@@ -1,4 +1,4 @@
-"""What the compiler made of every kernel, without a GPU: ``python -m benchmarks.speed.static_check [--write]``.
+"""What the compiler made of every kernel, without a GPU: ``python -m benchmarks.compiled.static_check [--write]``.
 
 Each kernel of `kernel_configs` is compiled for `TARGETS`; docs/developer/compiled-kernels.md has the fields that
 are read from the binary and its disassembly and compared with benchmarks/results/static.json. Exit code 1:
@@ -67,12 +67,12 @@ def find_kernels() -> dict[str, Any]:
 
 def measure(targets: list[str], only: str = "", known: Table | None = None) -> Table:
     """Every kernel whose label contains `only`, for `targets`. What is `known` of the same IR is not compiled."""
-    from benchmarks.speed.kernel_configs import CONFIGS
+    from benchmarks.compiled.kernel_configs import CONFIGS
 
     kernels = find_kernels()
     if set(kernels) != set(CONFIGS):
         raise ValueError(
-            f"benchmarks/speed/kernel_configs.py: expected an entry for each kernel; without one: "
+            f"benchmarks/compiled/kernel_configs.py: expected an entry for each kernel; without one: "
             f"{sorted(set(kernels) - set(CONFIGS))}, without a kernel: {sorted(set(CONFIGS) - set(kernels))}"
         )
     table: Table = {}
@@ -96,7 +96,7 @@ def _source_of(kernel: Any, config: Any) -> Any:
     """Triton's, of a kernel by one of `kernel_configs`."""
     from triton.compiler import ASTSource
 
-    from benchmarks.speed.kernel_configs import TYPES
+    from benchmarks.compiled.kernel_configs import TYPES
 
     types = {**TYPES, **config.types}
     signature, attrs = {}, {}

@@ -13,9 +13,17 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.speed.device_time import time_graph
-from benchmarks.speed.lcs_time import SIZES
-from benchmarks.speed.workload import NUM_DRAFT_TOKENS, STATES, STEP_TOKENS, Steps, Texts, make_texts, spread
+from benchmarks.alignment.device_time import time_graph
+from benchmarks.alignment.workload import (
+    NUM_DRAFT_TOKENS,
+    STATES,
+    STEP_TOKENS,
+    Steps,
+    Texts,
+    make_texts,
+    spread,
+)
+from benchmarks.gpu.lcs_time import SIZES
 from gpu_align.policies import OPTIONAL_POLICIES, POLICIES, Policy, StaticText
 
 needs_numba = pytest.mark.skipif(

@@ -1,4 +1,4 @@
-"""A pytest plugin that writes results as they come: ``pytest -p benchmarks.speed.rows_plugin``.
+"""A pytest plugin that writes results as they come: ``pytest -p benchmarks.gpu.rows_plugin``.
 
 ``GPU_CHECK_FILE`` names the result file, ``GPU_CHECK_STAGE`` the stage, ``GPU_CHECK_DRY_RUN=1`` a dry run. A
 file of tests is a row with counts, written again after each of its tests; what fails is a row of its own, and
@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.speed import result_file
-from benchmarks.speed.result_file import FAILED, MEASURED, PASSED, SKIPPED, STARTED, ResultFile
+from benchmarks.gpu import result_file
+from benchmarks.gpu.result_file import FAILED, MEASURED, PASSED, SKIPPED, STARTED, ResultFile
 
 #: Seconds between two writes of a row whose tests pass.
 EVERY = 0.5

@@ -8,10 +8,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from benchmarks.speed.machine_code import entered
-from benchmarks.speed.racing import Findings, RacingMachine
-from benchmarks.speed.sass import Program, parse
-from benchmarks.speed.sass_warp import Memory
+from benchmarks.compiled.machine_code import entered
+from benchmarks.compiled.racing import Findings, RacingMachine
+from benchmarks.compiled.sass import Program, parse
+from benchmarks.compiled.sass_warp import Memory
 
 SHARED = ["S2R R0, SR_TID.X", "LEA R2, R0, RZ, 0x2", "STS [R2], R0"]
 #: What the command says of a planted fault.
@@ -89,7 +89,7 @@ def machine_code(*options: str) -> subprocess.CompletedProcess[str]:
     """The command. In a process of its own: here kernels are interpreted."""
     pytest.importorskip("triton.backends.nvidia")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "benchmarks.speed.machine_code", *options]
+    command = [sys.executable, "-m", "benchmarks.compiled.machine_code", *options]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
 
 

@@ -16,10 +16,18 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.speed.device_time import time_device
-from benchmarks.speed.lcs_time import SIZES, LcsCase, draw_pairs, tensors_of
-from benchmarks.speed.test_bench_step import needs_gpu, needs_numba, time_cpu, time_gpu
-from benchmarks.speed.workload import NUM_DRAFT_TOKENS, STEP_TOKENS, Steps, Texts, Tokens, draw_texts, spread
+from benchmarks.alignment.device_time import time_device
+from benchmarks.alignment.test_bench_step import needs_gpu, needs_numba, time_cpu, time_gpu
+from benchmarks.alignment.workload import (
+    NUM_DRAFT_TOKENS,
+    STEP_TOKENS,
+    Steps,
+    Texts,
+    Tokens,
+    draw_texts,
+    spread,
+)
+from benchmarks.gpu.lcs_time import SIZES, LcsCase, draw_pairs, tensors_of
 from gpu_align import DrafterConfig
 from gpu_align.ops.layout import WINDOW
 from gpu_align.ops.lcs import lcs_length, lcs_prefix_row, lcs_workspace

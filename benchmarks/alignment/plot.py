@@ -1,4 +1,4 @@
-"""A picture of a benchmark run: ``python -m benchmarks.speed.plot ROWS.json OUT.png``. Needs matplotlib."""
+"""A picture of a benchmark run: ``python -m benchmarks.alignment.plot ROWS.json OUT.png``. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.gpu import result_file
 from benchmarks.pictures import pyplot, save
-from benchmarks.speed import result_file
 from benchmarks.tables import command
 
 #: One colour a contestant, whatever else is in the picture. Ours are the two strongest.
@@ -88,8 +88,8 @@ def draw(stored: Mapping[str, Any], out: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = command("benchmarks.speed.plot", __doc__)
-    parser.add_argument("rows", type=Path, help="what benchmarks.speed.rows_plugin wrote")
+    parser = command("benchmarks.alignment.plot", __doc__)
+    parser.add_argument("rows", type=Path, help="what benchmarks.gpu.rows_plugin wrote")
     parser.add_argument("out", type=Path, help=".png, .svg or .pdf")
     options = parser.parse_args(argv)
     try:

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.speed.result_file import SkipError
+from benchmarks.gpu.result_file import SkipError
 from benchmarks.tables import ROOT
 
 #: Mode → what the engine gets besides. The KV cache holds fewer tokens than the requests need: some are preempted.
@@ -127,7 +127,7 @@ def check(mode: str, out: Path, device: str, seconds: float) -> dict[str, Any]:
             "TRITON_INTERPRET": "0", "VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_CPU_KVCACHE_SPACE": "1",
             "TORCH_COMPILE_DISABLE": "1", "OMP_NUM_THREADS": "1",
         }  # fmt: skip
-    command = [sys.executable, "-m", "benchmarks.speed.serve_check", mode, str(out), device]
+    command = [sys.executable, "-m", "benchmarks.gpu.serve_check", mode, str(out), device]
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds, check=False
     )

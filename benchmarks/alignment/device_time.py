@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.speed.workload import Steps, spread
+from benchmarks.alignment.workload import Steps, spread
 
 Work = Callable[[], object]
 

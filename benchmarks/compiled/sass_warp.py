@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.speed.sass import ALL, NONE, OPERATIONS, Array, Instruction, Program, Registers
+from benchmarks.compiled.sass import ALL, NONE, OPERATIONS, Array, Instruction, Program, Registers
 
 LOAD_STORE = {"LDG", "STG", "LDS", "STS", "LDL", "STL", "LDSM", "STSM", "REDG", "RED", "ATOMG", "ATOMS"}
 CONTROL_FLOW = {"BRA", "EXIT", "BSSY", "BSYNC", "BREAK", "WARPSYNC", "CALL", "RET", "YIELD"}

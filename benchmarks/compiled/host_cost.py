@@ -1,4 +1,4 @@
-"""What an eager step and `Drafter.add` cost the host, without a GPU: ``python -m benchmarks.speed.host_cost``.
+"""What an eager step and `Drafter.add` cost the host, without a GPU: ``python -m benchmarks.compiled.host_cost``.
 
 The kernels are compiled for a GPU (sm_90) and Triton launches them there, with a driver in between that only
 remembers what it was asked to launch. So all that Python does is timed, and nothing of what CUDA does (a launch of

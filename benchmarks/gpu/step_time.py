@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.speed.device_time import Clock, per_step, record
-from benchmarks.speed.workload import Batch, Tokens, draw_texts, make_recipes
+from benchmarks.alignment.device_time import Clock, per_step, record
+from benchmarks.alignment.workload import Batch, Tokens, draw_texts, make_recipes
 from gpu_align.ops.align import GLOBAL_EVERY
 from gpu_align.ops.layout import SEEN
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.speed.device_time import Clock, record
-from benchmarks.speed.step_time import CASES, Case, StepBatch
+from benchmarks.alignment.device_time import Clock, record
+from benchmarks.gpu.step_time import CASES, Case, StepBatch
 from gpu_align.ops.align import GLOBAL_EVERY
 from gpu_align.ops.layout import IN_SYNC, SEEN
 

@@ -26,11 +26,11 @@ import numpy.typing as npt
 import torch
 import typer
 
-from benchmarks.speed import static_check
-from benchmarks.speed.kernel_configs import Config
-from benchmarks.speed.sass import Instruction, Program, disassemble
-from benchmarks.speed.sass_warp import Latencies, Machine, Memory, Trace, constant_bank
-from benchmarks.speed.workload import NUM_DRAFT_TOKENS, VOCAB_SIZE, make_recipes, make_shapes, make_texts
+from benchmarks.alignment.workload import NUM_DRAFT_TOKENS, VOCAB_SIZE, make_recipes, make_shapes, make_texts
+from benchmarks.compiled import static_check
+from benchmarks.compiled.kernel_configs import Config
+from benchmarks.compiled.sass import Instruction, Program, disassemble
+from benchmarks.compiled.sass_warp import Latencies, Machine, Memory, Trace, constant_bank
 from benchmarks.tables import RESULTS
 from gpu_align import Drafter, Recipes
 

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.speed import gpu_check, result_file
-from benchmarks.speed.gpu_check import STAGES
-from benchmarks.speed.result_file import DRY_RUN_NOTE, FAILED, KILLED, OUT_OF_TIME
+from benchmarks.gpu import gpu_check, result_file
+from benchmarks.gpu.gpu_check import STAGES
+from benchmarks.gpu.result_file import DRY_RUN_NOTE, FAILED, KILLED, OUT_OF_TIME
 
 ROOT = Path(__file__).resolve().parents[3]
-SCRIPT = ROOT / "benchmarks" / "speed" / "gpu_check.sh"
+SCRIPT = ROOT / "benchmarks" / "gpu" / "gpu_check.sh"
 NAMES = [stage.name for stage in STAGES]
 HEADER = {"gpu": "none", "driver": "none", "commit": "none"}
 ENVIRONMENT = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
@@ -101,8 +101,8 @@ def test_a_stage_that_is_killed_leaves_what_it_had(
 ROWS = """
 import sys, time
 from pathlib import Path
-from benchmarks.speed.gpu_check import Row, run_rows
-from benchmarks.speed.result_file import ResultFile, SkipError
+from benchmarks.gpu.gpu_check import Row, run_rows
+from benchmarks.gpu.result_file import ResultFile, SkipError
 
 def fail(): raise ValueError("wrong")
 def skip(): raise SkipError("not here")

@@ -1,7 +1,7 @@
 """compute-sanitizer on random cases: `memcheck` (addresses), `initcheck` (global memory that is read before it is
 written), `racecheck` (races in *shared* memory; it does not look at global memory) and `synccheck`.
 
-``python -m benchmarks.speed.sanitizer PROGRAM`` runs one of `PROGRAMS`, on a GPU if there is one.
+``python -m benchmarks.gpu.sanitizer PROGRAM`` runs one of `PROGRAMS`, on a GPU if there is one.
 
 PyTorch's caching allocator cuts its tensors out of large blocks, where an overrun ends in another tensor and shows
 nowhere. ``PYTORCH_NO_CUDA_MEMORY_CACHING=1`` gives each tensor an allocation of its own.
@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.speed.result_file import RefusedError, SkipError
+from benchmarks.gpu.result_file import RefusedError, SkipError
 
 #: Name → a case of `machine_code`, or none: a step behind a preparation.
 PROGRAMS = {
@@ -80,7 +80,7 @@ def rows(device: str, dry_run: bool) -> Iterator[tuple[str, Callable[[], dict[st
 
 def check(tool: str, name: str, dry_run: bool) -> dict[str, Any]:
     """One row; in a dry run the program by itself, on the CPU."""
-    smoke = [sys.executable, "-m", "benchmarks.speed.sanitizer", name]
+    smoke = [sys.executable, "-m", "benchmarks.gpu.sanitizer", name]
     if dry_run:
         if (tool, name) != ("memcheck", "index"):
             raise SkipError("dry run")
@@ -118,7 +118,7 @@ def check(tool: str, name: str, dry_run: bool) -> dict[str, Any]:
 def main() -> None:
     import random
 
-    from benchmarks.speed.machine_code import CASES
+    from benchmarks.compiled.machine_code import CASES
     from tests.gpu_align.step_batch import StepBatch
 
     if (case := PROGRAMS[sys.argv[1]]) is None:

@@ -1,6 +1,6 @@
 """A stage's results as one JSON file that is valid at every moment, and the header that each of them carries.
 
-``python -m benchmarks.speed.result_file`` prints the header of this machine.
+``python -m benchmarks.gpu.result_file`` prints the header of this machine.
 
 A file has ``stage``, ``header``, ``dry_run``, ``pid``, ``status`` and ``rows``. A row has a ``name``, a
 ``verdict`` and whatever was measured. Each change writes a temporary file beside it and renames it, so that a
@@ -115,7 +115,7 @@ def machine_header() -> dict[str, Any]:
         return found
     import torch
 
-    from benchmarks.speed.workload import machine
+    from benchmarks.alignment.workload import machine
 
     found = {**machine(), "gpu": "none", "driver": "none", "cuda": str(torch.version.cuda)}
     if torch.cuda.is_available():

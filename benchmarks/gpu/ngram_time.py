@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.speed.device_time import Clock, per_step, record
-from benchmarks.speed.result_file import SkipError
-from benchmarks.speed.workload import NUM_DRAFT_TOKENS, Batch, draw_texts
+from benchmarks.alignment.device_time import Clock, per_step, record
+from benchmarks.alignment.workload import NUM_DRAFT_TOKENS, Batch, draw_texts
+from benchmarks.gpu.result_file import SkipError
 
 BATCHES, NUM_TEXT, REPEATS = (64, 256, 1), 4096, 20
 DRY_BATCHES, DRY_NUM_TEXT, DRY_REPEATS = (2,), 256, 1

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.speed.sass import ALL, OPERATIONS, Array, Instruction, Program, Registers
-from benchmarks.speed.sass_warp import (
+from benchmarks.compiled.sass import ALL, OPERATIONS, Array, Instruction, Program, Registers
+from benchmarks.compiled.sass_warp import (
     CONTROL_FLOW,
     ENDED,
     LOAD_STORE,

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.speed.device_time import Clock
-from benchmarks.speed.result_file import SkipError
-from benchmarks.speed.workload import Tokens, spread
+from benchmarks.alignment.device_time import Clock
+from benchmarks.alignment.workload import Tokens, spread
+from benchmarks.gpu.result_file import SkipError
 from gpu_align.ops.lcs import lcs_length
 
 #: Estimated seconds of one row's calls above which it is left out, and its calls: as many as fit in a second.

@@ -149,7 +149,7 @@ def measure(batch: int, num_draft_tokens: int, count: int) -> Timer:
 
 def main() -> None:
     """Print the table."""
-    command("benchmarks.speed.scheduler_cost", __doc__).parse_args()
+    command("benchmarks.serving.scheduler_cost", __doc__).parse_args()
     print(f"{'batch':>6} {'part':10} {'median ms':>10} {'least ms':>10}")
     for batch in BATCHES:
         parts = measure(batch, NUM_DRAFT_TOKENS, STEPS)
