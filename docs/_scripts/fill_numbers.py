@@ -6,8 +6,8 @@
     python docs/_scripts/fill_numbers.py OUT.json
 
 keeps OUT.json as docs/quality.json and rewrites the blocks between the markers of each page from it. Without an
-argument it rewrites the blocks from docs/quality.json and the files in benchmarks/results as they are. Each of these
-names the command that made it.
+argument it rewrites the blocks from docs/quality.json and the files in benchmarks/results as they are. Each names
+the command that made it.
 """
 
 from __future__ import annotations
