@@ -36,7 +36,7 @@ _MODULES = {
     "Draft": "ops.layout",
     "Drafter": "drafter",
     "DrafterConfig": "config",
-    "RecipePack": "recipes",
+    "RecipePack": "recipes.pack",
     "Recipes": "ops.recipes.table",
     "ResponseMemory": "memory",
     "Source": "ops.layout",

@@ -1,11 +1,4 @@
-"""Drafters that others published: the public name of `gpu_align.tools.policies`."""
+"""Drafters that others published: the public names of `gpu_align.tools.policies`."""
 
-import importlib
-from typing import Any
-
-
-def __getattr__(name: str) -> Any:
-    if name.startswith("__") and name != "__all__":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # By name: the core imports no tool.
-    return getattr(importlib.import_module("gpu_align.tools.policies"), name)
+from .tools.policies import *  # noqa: F403
+from .tools.policies import __all__ as __all__

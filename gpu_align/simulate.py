@@ -1,11 +1,4 @@
-"""Deterministic replay of known outputs: the public name of `gpu_align.tools.simulate.replay`."""
+"""Deterministic replay of known outputs: the public names of `gpu_align.tools.simulate.replay`."""
 
-import importlib
-from typing import Any
-
-
-def __getattr__(name: str) -> Any:
-    if name.startswith("__") and name != "__all__":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # By name: the core imports no tool.
-    return getattr(importlib.import_module("gpu_align.tools.simulate.replay"), name)
+from .tools.simulate.replay import *  # noqa: F403
+from .tools.simulate.replay import __all__ as __all__

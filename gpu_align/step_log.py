@@ -1,22 +1,20 @@
-"""The step log of one request: its types, and how a file is written and read.
+"""The step log of one request: its types, and how a file is written.
 
 A step log says what happened in each verification step of one request. The vLLM plugin writes one YAML file a
-request; `gpu-align report` and the demo read it. `docs/metrics.md` describes every field. Only what writes
-or reads a file needs PyYAML. A field stands once, in its class: the reader goes by name and annotation.
+request; `gpu_align.tools.inputs.read_step_log` reads it. `docs/metrics.md` describes every field. Writing needs
+PyYAML. A field stands once, in its class: the reader goes by name and annotation.
 
-A *live file* grows step by step: `dump_live_head`, then `dump_live_step` for each step, one line each. One reader
-reads both; of a live file whose writer was killed it reads the whole lines.
+A *live file* grows step by step: `dump_live_head`, then `dump_live_step` for each step, one line each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from .errors import MissingExtraError
+from .files import Domain, Natural, TokenId
 
 #: The number changes where a reader of the old one could not read the new one.
 FORMAT = "gpu-align-steps/1"
@@ -33,15 +31,12 @@ _TORN = "\ufffd"  # what a decoder writes for a character of which a later token
 MAX_PREFIX = 128
 #: What YAML takes for the end of a line.
 _LINE_BREAKS = frozenset("\n\r\x85\u2028\u2029")
-_LIVE_HEAD = f"format: {FORMAT}\nlive: true\n"
+#: The beginning of a live file.
+LIVE_HEAD = f"format: {FORMAT}\nlive: true\n"
 
-TokenId = int
 #: Token ids -> text.
 Decode = Callable[[list[int]], str]
-
-
-class StepLogError(ValueError):
-    """A file is not a whole step log; the message names the place and what was expected there."""
+_SourceName = Annotated[str, Domain(f"one of {', '.join(SOURCES)}", SOURCES.__contains__)]
 
 
 @dataclass(frozen=True)
@@ -56,19 +51,19 @@ class Line:
 class Step:
     """One verification step; the fields of the file, in its order. None stands for what a file lacks."""
 
-    step: int  # from 0
-    position: int  # tokens before it, prompt and output
-    source: str  # one of SOURCES, of what was proposed
+    step: Natural  # from 0
+    position: Natural  # tokens before it, prompt and output
+    source: _SourceName  # of what was proposed
     proposed: list[TokenId]
     confidence: list[float]
-    duration_us: int
-    verified: int  # by the engine: accepted <= verified <= len(proposed)
-    accepted: int  # drafts that are in the output
+    duration_us: Natural
+    verified: Natural  # by the engine: accepted <= verified <= len(proposed)
+    accepted: Natural  # drafts that are in the output
     new: list[TokenId]  # the accepted drafts, then the model's own tokens
-    cursor_before: int | None = None  # where the output stood in the prediction when the draft was made
-    cursor_after: int | None = None  # and with the new tokens
+    cursor_before: Natural | None = None  # where the output stood in the prediction when the draft was made
+    cursor_after: Natural | None = None  # and with the new tokens
     candidate: dict[str, Any] | None = None  # fields of `gpu_align.tools.explain.Explained`
-    others: int = 0  # candidates that were not chosen
+    others: Natural = 0  # candidates that were not chosen
     proposed_text: str | None = None
     accepted_text: str | None = None
     own_text: str | None = None
@@ -85,9 +80,9 @@ class StepLog:
     """One request."""
 
     request_id: str
-    num_draft_tokens: int  # K
-    prompt_tokens: int
-    prediction_tokens: int
+    num_draft_tokens: Natural  # K
+    prompt_tokens: Natural
+    prediction_tokens: Natural
     steps: list[Step]
     prediction_lines: list[Line] | None = None  # one line where there is no text to find lines in
     finished: bool = True  # False for a live file, whose request was still running
@@ -202,7 +197,7 @@ def dump_live_head(log: StepLog) -> str:
     # An entry a line: alone, these plain values would stand in braces, behind which no key may follow.
     header = "".join(_yaml({name: value}).strip("{}\n ") + "\n" for name, value in _header(log).items())
     prediction = _prediction(log)
-    return f"{_LIVE_HEAD}{header}{_yaml(prediction) if prediction else ''}steps:\n"
+    return f"{LIVE_HEAD}{header}{_yaml(prediction) if prediction else ''}steps:\n"
 
 
 def dump_live_step(step: Step) -> str:
@@ -254,106 +249,3 @@ def _dumper() -> Any:
 
     Dumper.add_representer(str, represent)
     return Dumper
-
-
-#: Levels that a file may nest: libyaml composes by recursion, and thousands overrun its stack.
-MAX_DEPTH = 50
-
-
-def read_step_log(path: Path) -> StepLog:
-    """Read a file that the plugin wrote. Of a live file, the steps whose lines are whole.
-
-    StepLogError: it is not YAML, or not a whole step log. MissingExtraError: PyYAML is not installed.
-    """
-    try:
-        import yaml
-    except ImportError as error:
-        raise MissingExtraError("gpu-align report", "PyYAML", "cli") from error
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    try:
-        written = path.read_bytes()
-        if written.startswith(_LIVE_HEAD.encode()):
-            written = written[: written.rindex(b"\n") + 1]
-        text = written.decode()
-        depth = 0
-        for event in yaml.parse(text, Loader=loader):
-            depth += isinstance(event, yaml.CollectionStartEvent)
-            depth -= isinstance(event, yaml.CollectionEndEvent)
-            if depth > MAX_DEPTH:
-                raise StepLogError(f"expected at most {MAX_DEPTH} levels of YAML, found more")
-        document = yaml.load(text, Loader=loader)
-    except UnicodeDecodeError as error:
-        raise StepLogError(f"expected UTF-8 text, found another byte at {error.start}") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
-        raise StepLogError(
-            f"{place}expected YAML: {getattr(error, 'problem', None) or 'torn file'}"
-        ) from None
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        found = document.get("format") if isinstance(document, dict) else type(document).__name__
-        raise StepLogError(f"format: expected {FORMAT!r}, found {str(found)[:40]!r}")
-    is_live = document.get("live") is True
-    if is_live and document.get("steps", 0) is None:
-        document["steps"] = []
-    log: StepLog = _read(StepLog, "", {**document, "finished": None})
-    return replace(log, finished=not is_live)
-
-
-def _read(cls: type[Any], where: str, row: Any) -> Any:
-    """`cls` from a mapping with its fields; one with a default may lack, or be null."""
-    if not isinstance(row, dict):
-        raise StepLogError(f"{where}: expected a mapping, found {type(row).__name__}")
-    values = {}
-    for field in fields(cls):
-        place = f"{where}.{field.name}" if where else field.name
-        if field.default is not MISSING and row.get(field.name) is None:
-            continue
-        if field.name not in row:
-            raise StepLogError(f"{place}: expected, but missing; is the file whole?")
-        values[field.name] = _value(place, row[field.name], str(field.type).removesuffix(" | None"))
-    read = cls(**values)
-    if cls is Step:
-        _check_step(where, read)
-    return read
-
-
-def _value(place: str, value: Any, kind: str) -> Any:
-    """The value of a field with this annotation."""
-    if kind in ("Line", "Step"):
-        return _read(Step if kind == "Step" else Line, place, value)
-    types, what = _KINDS.get(kind, (list, "list"))
-    if not isinstance(value, types) or isinstance(value, bool) or (kind == "TokenId" and value < 0):
-        # The value itself where a list has it, which may be long; else its type.
-        found = repr(str(value)[:20]) if kind in ("TokenId", "float") else type(value).__name__
-        raise StepLogError(f"{place}: expected {what}, found {found}")
-    if kind == "int" and value < 0:
-        raise StepLogError(f"{place}: expected 0 or more, found {value}")
-    if isinstance(value, list):
-        item = kind.removeprefix("list[").removesuffix("]")
-        return [_value(f"{place}[{index}]", one, item) for index, one in enumerate(value)]
-    return value
-
-
-#: Annotation → types, and what they are called; all others are lists.
-_KINDS: dict[str, tuple[Any, str]] = {
-    "TokenId": (int, "a token id"),
-    "float": ((int, float), "a number"),
-    "int": (int, "int"),
-    "str": (str, "str"),
-    "dict[str, Any]": (dict, "dict"),
-}
-
-
-def _check_step(where: str, step: Step) -> None:
-    accepted, counts = step.accepted, (step.accepted, step.verified, len(step.proposed))
-    if step.source not in SOURCES:
-        found = repr(step.source[:20])
-        raise StepLogError(f"{where}.source: expected one of {', '.join(SOURCES)}, found {found}")
-    if sorted(counts) != list(counts):
-        found = ", ".join(map(str, counts))
-        raise StepLogError(f"{where}: expected accepted <= verified <= proposed tokens, found {found}")
-    if accepted > len(step.new):
-        raise StepLogError(
-            f"{where}.new: expected at least the {accepted} accepted tokens, found {len(step.new)}"
-        )

@@ -10,7 +10,8 @@ from benchmarks.agents.forms import Exchange
 from benchmarks.agents.readers import Message
 from benchmarks.quality.replays import bound, everywhere, replay_batched
 from benchmarks.quality.runs import Counts, Knowledge, Run, policy_of
-from gpu_align import RecipePack, Recipes, views
+from gpu_align import Recipes, views
+from gpu_align.recipes import learn
 from gpu_align.simulate import Record, replay
 from gpu_align.tools.simulate.policies import OURS, SHIPPED_PACK, tokenized_pack
 
@@ -77,7 +78,7 @@ def knowledge(earlier: Sequence[Exchange], encode: Callable[[str], list[int]]) -
     """The shipped pack behind one of earlier answers, and those answers; a task is a source."""
     packs = {SHIPPED_PACK: tokenized_pack(SHIPPED_PACK, TOKENIZER)}
     if earlier:
-        learned = RecipePack.learn((exchange.task, exchange.answer) for exchange in earlier)
+        learned = learn((exchange.task, exchange.answer) for exchange in earlier)
         packs = {"learned": learned.tokenize(lambda words: [encode(word) for word in words]), **packs}
     return Knowledge(Recipes.join(packs), [encode(exchange.answer) for exchange in earlier])
 

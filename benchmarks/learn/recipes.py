@@ -28,6 +28,7 @@ from gpu_align.ops.recipes import ALL_PACKS
 from gpu_align.ops.recipes.reference import find_recipe
 from gpu_align.ops.recipes.table import RecipeTable
 from gpu_align.predictors import PredictorLoop
+from gpu_align.recipes import learn as learn_pack
 from gpu_align.recipes.pack import NUM_BINS, SHIPPED
 from gpu_align.simulate import Record, load_tokenizer
 from gpu_align.tools.simulate.policies import our_drafter
@@ -78,7 +79,7 @@ def learn(texts: Texts) -> RecipePack:
     for package, text in texts:
         package_of.setdefault(text, package)
     once = ((package, text) for text, package in package_of.items())
-    return RecipePack.learn(once, made_by="python -m benchmarks.learn.recipes")
+    return learn_pack(once, made_by="python -m benchmarks.learn.recipes")
 
 
 def observe(part: tuple[RecipePack, list[Record]]) -> npt.NDArray[np.float64]:

@@ -17,9 +17,9 @@ from benchmarks.real_model.model import CACHE, ModelError, gguf_file
 from benchmarks.real_model.server import MAX_TOKENS, Answer, Ask, K, record
 from benchmarks.real_model.tasks import KINDS, Task, chat
 from benchmarks.tables import ROOT
-from gpu_align import RecipePack
 from gpu_align.policies import POLICIES
 from gpu_align.predictors import InputLookupTokenPredictor, PredictedOutputTokenPredictor, TokenPredictor
+from gpu_align.recipes import observe
 from gpu_align.simulate import Record, load_tokenizer, replay, token_texts
 from gpu_align.tools.recipes.report import report
 
@@ -76,7 +76,7 @@ def recipes(model: Path) -> dict[str, Any]:
         several = [[next(answers) for _ in range(SAMPLES)] for _ in range(PROMPTS)]
         groups = [[answer.text for answer in group if answer.counts] for group in several]
         outputs = [answer for _ in asks[kind][SAMPLES * PROMPTS :] if (answer := next(answers)).counts]
-        pack = RecipePack.observe([(kind, "", group) for group in groups if len(group) > 1], encode, texts_of)
+        pack = observe([(kind, "", group) for group in groups if len(group) > 1], encode, texts_of)
         told = report(pack.tokenize(encode, texts_of), [(kind, a.prompt, a.output) for a in outputs], list, K)
         records = [Record(kind, answer.prompt, [], answer.output) for answer in outputs]
         alone = [replay(PredictedOutputTokenPredictor(), record, K) for record in records]

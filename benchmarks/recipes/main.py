@@ -30,6 +30,7 @@ from benchmarks.recipes.runs import (
 )
 from benchmarks.tables import command
 from gpu_align import RecipePack, Recipes
+from gpu_align.recipes import observe
 from gpu_align.simulate import Record
 
 Say = Callable[[str], None]
@@ -37,7 +38,7 @@ Say = Callable[[str], None]
 
 def learn(name: str, task: Task) -> RecipePack:
     """The pack of a task's samples."""
-    return RecipePack.observe(task.groups, encode, token_texts, task=name)
+    return observe(task.groups, encode, token_texts, task=name)
 
 
 def size_of(pack: RecipePack) -> dict[str, int]:

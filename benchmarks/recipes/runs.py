@@ -14,7 +14,8 @@ from benchmarks.recipes.groups import Output, Task
 from gpu_align import DrafterConfig, RecipePack, Recipes, Source
 from gpu_align.policies import PromptLookup, SuffixDecoding
 from gpu_align.predictors import TokenPredictor
-from gpu_align.recipes.pack import Misses
+from gpu_align.recipes import merge, report
+from gpu_align.recipes.misses import Misses
 from gpu_align.simulate import Record, load_tokenizer, replay
 from gpu_align.tools.recipes.merge import Key
 from gpu_align.tools.recipes.report import TaskReport
@@ -28,7 +29,7 @@ def merged(pack: RecipePack, outputs: Sequence[Output]) -> dict[str, Any]:
     """
     halves, misses = (outputs[::2], outputs[1::2]), (Misses(pack.tokenizer), Misses(pack.tokenizer))
     learned = [_replayed(pack, half, counted) for half, counted in zip(halves, misses, strict=True)]
-    packs = [pack.merge(counted) for counted in misses]
+    packs = [merge([pack, counted]) for counted in misses]
     after = [_replayed(better, half) for better, half in zip(packs, reversed(halves), strict=True)]
     return {
         "learned": _figures(learned),
@@ -39,7 +40,7 @@ def merged(pack: RecipePack, outputs: Sequence[Output]) -> dict[str, Any]:
 
 
 def _replayed(pack: RecipePack, outputs: Sequence[Output], misses: Misses | None = None) -> TaskReport:
-    [found] = pack.report(outputs, encode, token_texts, K, misses=misses).tasks.values()
+    [found] = report(pack, outputs, encode, token_texts, K, misses=misses).tasks.values()
     return found
 
 

@@ -14,21 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..errors import check_int as check_int
+
 Backend = Literal["auto", "triton", "reference"]
 _BACKENDS = get_args(Backend)
-
-
-def check_int(name: str, value: object, low: int, high: int, domain: str = "") -> int:
-    """Return `value` as an int if it is an integer (no bool) from `low` to `high`; raise TypeError or ValueError
-    otherwise.
-
-    domain: how the message writes the domain, if not as "low to high".
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name}: expected an int, found {type(value).__name__}")
-    if not low <= value <= high:
-        raise ValueError(f"{name}: expected {domain or f'{low} to {high}'}, found {value}")
-    return int(value)
 
 
 #: Of the tensors that `check_integers` takes.

@@ -7,7 +7,7 @@ module:Class`` and in any loop that uses `PredictorLoop`. Those that need torch 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .base import DisposedError, FirstOf, PredictorOptions, TokenPredictor, VocabularyError
+from .base import DisposedError, PredictorOptions, TokenPredictor, VocabularyError
 from .input_lookup import InputLookupTokenPredictor
 from .loop import PredictorLoop
 
@@ -19,7 +19,6 @@ __all__ = [
     "BackgroundTokenPredictor",
     "DisposedError",
     "DraftModelTokenPredictor",
-    "FirstOf",
     "InputLookupTokenPredictor",
     "PredictedOutputTokenPredictor",
     "PredictorLoop",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,17 +25,6 @@ def count_accepted(draft: Sequence[int], tokens: Sequence[int]) -> int:
     if list(draft[:most]) == list(tokens[:most]):
         return most
     return next(i for i in range(most) if draft[i] != tokens[i])
-
-
-def check_count(name: str, value: int, minimum: int = 1) -> int:
-    """An int of at least `minimum`, or an error that names the argument."""
-    try:
-        count = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name}: expected an integer, got {type(value).__name__}") from None
-    if count < minimum:
-        raise ValueError(f"{name}: expected an integer >= {minimum}, got {count}")
-    return count
 
 
 @dataclass(frozen=True)
@@ -148,58 +136,3 @@ class TokenPredictor(ABC):
     def _check_disposed(self) -> None:
         if self.disposed:
             raise DisposedError(f"{type(self).__name__}: disposed; make a new one")
-
-
-class FirstOf(TokenPredictor):
-    """The first predictor that has something drafts the whole draft::
-
-        for predictor in predictors:
-            if tokens := predictor.predict_tokens():
-                return tokens
-        return []
-
-    A draft is never a mixture of two. All of them see all tokens, so that any of them can draft the next step.
-
-    predictors: at least one, each of them once. TypeError for anything else, ValueError for none.
-    """
-
-    def __init__(self, *predictors: TokenPredictor) -> None:
-        if not predictors:
-            raise ValueError("predictors: expected at least one, found none")
-        for i, predictor in enumerate(predictors):
-            if not isinstance(predictor, TokenPredictor):
-                raise TypeError(
-                    f"predictors[{i}]: expected a TokenPredictor, found {type(predictor).__name__}"
-                )
-        self.predictors = predictors
-
-    def update_input_tokens(self, tokens: Sequence[int]) -> None:
-        super().update_input_tokens(tokens)
-        for predictor in self.predictors:
-            predictor.update_input_tokens(tokens)
-
-    def reset(self, state_tokens: Sequence[int], options: PredictorOptions) -> None:
-        super().reset(state_tokens, options)
-        for predictor in self.predictors:
-            predictor.reset(state_tokens, options)
-
-    def push_tokens(self, tokens: Sequence[int]) -> None:
-        self._check_disposed()  # the others keep the state
-        for predictor in self.predictors:
-            predictor.push_tokens(tokens)
-
-    def predict_tokens(self) -> list[int]:
-        self._check_disposed()
-        for predictor in self.predictors:
-            if len(tokens := predictor.predict_tokens()):
-                return tokens
-        return []
-
-    def stop(self, until_predictions_exhausted: bool = False) -> None:
-        for predictor in self.predictors:
-            predictor.stop(until_predictions_exhausted)
-
-    def dispose(self) -> None:
-        super().dispose()
-        for predictor in self.predictors:
-            predictor.dispose()

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from ..errors import MissingExtraError
-from ..ops.backend import check_int
-from .base import PredictorOptions, TokenPredictor, VocabularyError, check_count, count_accepted
+from ..errors import MissingExtraError, check_int
+from .base import PredictorOptions, TokenPredictor, VocabularyError, count_accepted
 
 
 class BackgroundTokenPredictor(TokenPredictor):
@@ -33,7 +32,7 @@ class BackgroundTokenPredictor(TokenPredictor):
     def __init__(
         self, min_prediction_tokens: int = 0, max_prediction_tokens: int = 16, background: bool = True
     ) -> None:
-        most = self.max_prediction_tokens = check_count("max_prediction_tokens", max_prediction_tokens)
+        most = self.max_prediction_tokens = check_int("max_prediction_tokens", max_prediction_tokens, 1)
         self.min_prediction_tokens = check_int("min_prediction_tokens", min_prediction_tokens, 0, most)
         self.background = background
         #: Guards what follows and tells of every change of it.
@@ -206,7 +205,7 @@ class DraftModelTokenPredictor(BackgroundTokenPredictor):
         if not 0 <= min_confidence <= 1:
             raise ValueError(f"min_confidence: expected 0 <= p <= 1, found {min_confidence}")
         if max_context_len is not None:
-            check_count("max_context_len", max_context_len)
+            check_int("max_context_len", max_context_len, 1)
         try:
             import transformers
         except ImportError as error:

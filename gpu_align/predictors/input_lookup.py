@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .base import PredictorOptions, TokenPredictor, check_count
+from ..errors import check_int
+from .base import PredictorOptions, TokenPredictor
 
 
 class InputLookupTokenPredictor(TokenPredictor):
@@ -39,10 +40,10 @@ class InputLookupTokenPredictor(TokenPredictor):
         self, pattern_length: tuple[int, int] = (1, 0), prediction_length: tuple[int, int] = (1, 3)
     ) -> None:
         self.pattern_length, self.prediction_length = pattern_length, prediction_length
-        self._pattern_min = check_count("pattern_min", pattern_length[0])
+        self._pattern_min = check_int("pattern_min", pattern_length[0], 1)
         self._pattern_max = max(pattern_length)
-        self._prediction_min = check_count("prediction_min", prediction_length[0])
-        self._prediction_max = max(self._pattern_min, check_count("prediction_max", prediction_length[1]))
+        self._prediction_min = check_int("prediction_min", prediction_length[0], 1)
+        self._prediction_max = max(self._pattern_min, check_int("prediction_max", prediction_length[1], 1))
         self._text = SuffixAutomaton([])
         # The longest suffix of the state that the input has: its state in the automaton, and its length.
         self._state = self._length = 0

@@ -12,15 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .base import DisposedError, PredictorOptions, TokenPredictor, check_count, count_accepted
+from ..errors import check_int
+from .base import DisposedError, PredictorOptions, TokenPredictor, count_accepted
 
 logger = logging.getLogger("gpu_align.predictors")
-
-
-def is_ours(predictor: TokenPredictor) -> bool:
-    """Whether it, and every predictor in it, is a class of this package: these return in bounded time."""
-    inner = getattr(predictor, "predictors", ())
-    return type(predictor).__module__.startswith(__package__ + ".") and all(map(is_ours, inner))
 
 
 def call_within(timeout: float | None, function: Callable[[], Any]) -> Any:
@@ -117,10 +112,12 @@ class PredictorLoop:
         if not isinstance(predictor, TokenPredictor):
             raise TypeError(f"predictor: expected a TokenPredictor, found {type(predictor).__name__}")
         self.predictor = predictor
-        self.num_draft_tokens = check_count("num_draft_tokens", num_draft_tokens)
+        self.num_draft_tokens = check_int("num_draft_tokens", num_draft_tokens, 1)
         self.vocab_size = vocab_size
         self.strict = strict
-        self._timeout = None if is_ours(predictor) else timeout
+        # Predictors of this package return in bounded time.
+        is_ours = type(predictor).__module__.startswith(f"{__package__}.")
+        self._timeout = None if is_ours else timeout
         self.predictions = Predictions()
         self.failure: str | None = None
         self._draft: list[int] = []

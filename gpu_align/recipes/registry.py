@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from .pack import MAX_BYTES, PackError, RecipePack, shown, write_at_once
+from ..files import Domain, checked, expect, json_of, read_text, shown, write_at_once
+from .pack import PackError, RecipePack
 
 INDEX = "index.json"
 #: What may stand for a pack's name: the pack that comes with the library, and none.
@@ -19,13 +20,22 @@ _VERSIONED = re.compile(r"([\w.+-]{1,128})@(\d{1,9})")
 _ENDINGS = (".json.gz", ".json")
 
 
+_Task = Annotated[str, Domain("letters, digits and any of _ . + -", _NAME.fullmatch)]
+_FileName = Annotated[
+    str, Domain("a file's name", lambda name: name == Path(name).name and name not in ("", ".", ".."))
+]
+
+
+_Version = Annotated[int, Domain("a version", lambda version: 1 <= version < 10**9)]
+
+
 @dataclass(frozen=True)
 class Listed:
     """A pack of a registry."""
 
-    task: str
-    version: int  # from 1; a task's largest one is taken where none is asked for
-    file: str  # in the registry's folder
+    task: _Task
+    version: _Version  # the largest one of a task is taken where none is asked for
+    file: _FileName  # in the registry's folder
     content_hash: str
 
 
@@ -74,7 +84,7 @@ class Registry:
         named, wanted = _split(stem(path))
         task = pack.task or named
         if not _NAME.fullmatch(task):
-            raise PackError(f"task: expected letters, digits and any of _ . + -, found {shown(task)}")
+            raise PackError(f"{path}: task: expected letters, digits and any of _ . + -, found {shown(task)}")
         same = (p for p in self.packs if (p.task, p.content_hash) == (task, pack.content_hash))
         if listed := next(same, None):
             return listed
@@ -157,30 +167,12 @@ def stem(path: Path) -> str:
 
 
 def _read_index(path: Path) -> list[Listed]:
-    with path.open("rb") as file:
-        text = file.read(MAX_BYTES + 1)
     try:
-        if len(text) > MAX_BYTES:
-            raise PackError(f"expected at most {MAX_BYTES} bytes, found more")
-        data = json.loads(text)
-        if type(data) is not dict or data.get("format") != 1 or type(data.get("packs")) is not list:
-            raise PackError(f"expected an object with format 1 and packs, found {shown(data)}")
-        packs = [_listed(entry) for entry in data["packs"]]
-        if len({(pack.task, pack.version) for pack in packs}) < len(packs):
-            raise PackError("expected each version of a task once")
-    except (ValueError, RecursionError) as error:
+        data = checked(dict, json_of(read_text(path)))
+        expect(data.get("format") == 1, "format", "1", data.get("format"))
+        packs: list[Listed] = checked(list[Listed], data.get("packs"), "packs")
+        different = {(pack.task, pack.version) for pack in packs}
+        expect(len(different) == len(packs), "packs", "each version of a task once", data["packs"])
+    except ValueError as error:
         raise PackError(f"{path}: expected the index of a registry ({error})") from error
     return packs
-
-
-def _listed(entry: Any) -> Listed:
-    found: Any = entry if type(entry) is dict else {}
-    task, version, file, content_hash = (found.get(field.name) for field in fields(Listed))
-    is_pack = (
-        type(task) is str and _NAME.fullmatch(task) and type(version) is int and 1 <= version < 10**9
-        and type(file) is str and file == Path(file).name and file not in ("", ".", "..")
-        and type(content_hash) is str
-    )  # fmt: skip
-    if not is_pack:
-        raise PackError(f"expected a task, a version, a file's name and a content hash, found {shown(entry)}")
-    return Listed(task, version, file, content_hash)

@@ -1,4 +1,4 @@
-"""What several commands read: JSON lines, plain or gzipped, texts, edits, and the edits of a Git history."""
+"""Files that several commands read: JSON lines, plain or gzipped, texts, edits of a Git history, step logs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
+
+from ..errors import MissingExtraError
+from ..files import checked, expect
+from ..step_log import FORMAT, LIVE_HEAD, StepLog
 
 _GZIP_MAGIC = b"\x1f\x8b"
 #: Gzipped text beyond so many bytes is at most so many times as long as the file; most is four to ten times.
@@ -268,3 +272,55 @@ def _git_edits(revisions: str, repo: Path, max_bytes: int, suffixes: tuple[str, 
             before, after = text(old), text(new)
             if before and after and before != after:
                 yield GitEdit(commit[:10], subject, path.encode("utf-8", "replace").decode(), before, after)
+
+
+class StepLogError(ValueError):
+    """A file is not a whole step log; the message names the place and what was expected there."""
+
+
+#: Levels that a step log may nest: libyaml composes by recursion, and thousands overrun its stack.
+MAX_DEPTH = 50
+
+
+def read_step_log(path: Path) -> StepLog:
+    """Read a file that the plugin wrote; of a live file, whose writer may be killed, its whole lines.
+
+    StepLogError: it is not YAML, or not a whole step log. MissingExtraError: PyYAML is not installed.
+    """
+    try:
+        import yaml
+    except ImportError as error:
+        raise MissingExtraError("gpu-align report", "PyYAML", "cli") from error
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        written = path.read_bytes()
+        if written.startswith(LIVE_HEAD.encode()):
+            written = written[: written.rindex(b"\n") + 1]
+        text, depth = written.decode(), 0
+        for event in yaml.parse(text, Loader=loader):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:
+                raise StepLogError(f"expected at most {MAX_DEPTH} levels of YAML, found more")
+        document = checked(dict, yaml.load(text, Loader=loader))
+        expect(document.get("format") == FORMAT, "format", repr(FORMAT), document.get("format"))
+        is_live = document.get("live") is True
+        if is_live and document.get("steps", 0) is None:
+            document["steps"] = []
+        log: StepLog = checked(StepLog, {**document, "finished": None})
+        for i, step in enumerate(log.steps):
+            counts = [step.accepted, step.verified, len(step.proposed)]
+            is_right = sorted(counts) == counts and step.accepted <= len(step.new)
+            expect(
+                is_right, f"steps[{i}]", "accepted <= verified <= proposed tokens, accepted ones new", counts
+            )
+    except UnicodeDecodeError as error:
+        raise StepLogError(f"expected UTF-8 text, found another byte at {error.start}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
+        problem = getattr(error, "problem", None) or "torn file"
+        raise StepLogError(f"{place}expected YAML: {problem}") from None
+    except ValueError as error:
+        raise StepLogError(str(error)) from None
+    return replace(log, finished=not is_live)

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ..errors import MissingExtraError
-from ..predictors.base import PredictorOptions, TokenPredictor, check_count
+from ..errors import MissingExtraError, check_int
+from ..predictors.base import PredictorOptions, TokenPredictor
 from ..predictors.input_lookup import InputLookupTokenPredictor
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Policy(TokenPredictor):
         """Forget everything and begin a new sequence. num_draft_tokens: K, at least 1."""
         self._prompt = check_tokens("prompt", prompt)
         self._prediction = check_tokens("prediction", prediction)
-        self._num_draft_tokens = check_count("num_draft_tokens", num_draft_tokens)
+        self._num_draft_tokens = check_int("num_draft_tokens", num_draft_tokens, 1)
         self._output: list[int] = []
         self._begin()
 
@@ -264,9 +264,9 @@ class OpenAI(Policy):
         self, lookahead: int = 16, resume_after: int = 32, resume_delay: int = 0, name: str = "openai"
     ) -> None:
         super().__init__(name)
-        self._lookahead = check_count("lookahead", lookahead)
-        self._resume_after = check_count("resume_after", resume_after)
-        self._resume_delay = check_count("resume_delay", resume_delay, minimum=0)
+        self._lookahead = check_int("lookahead", lookahead, 1)
+        self._resume_after = check_int("resume_after", resume_after, 1)
+        self._resume_delay = check_int("resume_delay", resume_delay, 0)
         self._begin()
 
     def _begin(self) -> None:
@@ -406,11 +406,11 @@ class PromptLookup(Policy):
         name: str = "prompt_lookup",
     ) -> None:
         super().__init__(name)
-        self._pattern_min = check_count("pattern_min", pattern_min)
-        self._pattern_max = check_count("pattern_max", pattern_max, self._pattern_min)
-        self._prediction_min = check_count("prediction_min", prediction_min)
+        self._pattern_min = check_int("pattern_min", pattern_min, 1)
+        self._pattern_max = check_int("pattern_max", pattern_max, self._pattern_min)
+        self._prediction_min = check_int("prediction_min", prediction_min, 1)
         longest = sys.maxsize if prediction_max is None else prediction_max
-        self._prediction_max = check_count("prediction_max", longest, self._prediction_min)
+        self._prediction_max = check_int("prediction_max", longest, self._prediction_min)
         if tie not in ("latest", "earliest"):
             raise ValueError(f"tie: expected 'latest' or 'earliest', got {tie!r}")
         self._keep_first = tie == "earliest"
@@ -500,8 +500,8 @@ class InputLookup(Policy):
         name: str = "input_lookup_node_llama_cpp",
     ) -> None:
         super().__init__(name)
-        shortest = check_count("pattern_min", pattern_min)
-        longest = sys.maxsize if pattern_max is None else check_count("pattern_max", pattern_max, shortest)
+        shortest = check_int("pattern_min", pattern_min, 1)
+        longest = sys.maxsize if pattern_max is None else check_int("pattern_max", pattern_max, shortest)
         self._lookup = InputLookupTokenPredictor((shortest, longest), (prediction_min, prediction_max))
 
     def _begin(self) -> None:
@@ -559,7 +559,7 @@ class SuffixDecoding(Policy):
             raise ValueError(f"min_token_prob: expected 0 <= p <= 1, got {min_token_prob}")
         self._max_spec_factor = float(max_spec_factor)
         self._min_token_prob = float(min_token_prob)
-        self._max_tree_depth = check_count("max_tree_depth", max_tree_depth)
+        self._max_tree_depth = check_int("max_tree_depth", max_tree_depth, 1)
         self._cache = suffix_tree(self._max_tree_depth)
         self._trees = [self._cache]
 

@@ -502,7 +502,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "words": ({"prediction": ["a"]}, TypeError, "prediction: expected a flat sequence of integers"),
     "matrix": ({"prediction": torch.ones(2, 2)}, ValueError, "one sequence"),
     "outside": ({"prediction": [1, VOCAB], "strict": False}, ValueError, rf"prediction\[1\].*{VOCAB}"),
-    "no drafts": ({"num_draft_tokens": 0}, ValueError, "num_draft_tokens: expected an integer >= 1"),
+    "no drafts": ({"num_draft_tokens": 0}, ValueError, "num_draft_tokens: expected 1 or more"),
     "no predictor": ({"predictor": 3}, TypeError, "expected a TokenPredictor, found int"),
     "floats": ({"input_ids": torch.ones(1, 3)}, TypeError, "input_ids: expected a flat"),
     "two rows": ({"input_ids": [[1, 2], [3, 4]]}, TypeError, "input_ids: expected a flat"),

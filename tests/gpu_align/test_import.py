@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from gpu_align import RecipePack
+
 PACKAGE = Path(__file__).parents[2] / "gpu_align"
 
 
@@ -54,3 +56,39 @@ def test_data_files_are_packaged():
     read = {*PACKAGE.rglob("*.json"), PACKAGE / "py.typed"}
     assert read <= packaged
     assert any(path.name == "survival.json" for path in read)
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("learn", lambda p: p.learn([("a", "x y " * 9)])),
+        (
+            "observe",
+            lambda p: p.observe([], lambda texts: [[1] for _ in texts], lambda ids: ["a" for _ in ids]),
+        ),
+        ("merge", lambda p: p.merge(p)),
+        ("shapes_only", lambda p: p.shapes_only()),
+        (
+            "report",
+            lambda p: p.report([], lambda texts: [[1] for _ in texts], lambda ids: ["a" for _ in ids]),
+        ),
+    ],
+)
+def test_methods_that_became_functions_of_the_tools_work_and_warn(name, call):
+    with pytest.warns(DeprecationWarning, match=f"use gpu_align.recipes.{name}"):
+        assert call(RecipePack({}, [])) is not None
+
+
+def test_the_core_drafts_without_the_tools():
+    code = """
+import sys
+sys.modules["gpu_align.tools"] = None
+from gpu_align import RecipePack
+from gpu_align.predictors import PredictedOutputTokenPredictor, PredictorOptions
+RecipePack.load()
+drafter = PredictedOutputTokenPredictor([5, 6, 7])
+drafter.reset([1], PredictorOptions(num_draft_tokens=2))
+drafter.push_tokens([5])
+assert drafter.predict_tokens() == [6, 7]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=PACKAGE.parent)

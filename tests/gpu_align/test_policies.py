@@ -272,8 +272,8 @@ def test_names_are_the_keys() -> None:
 @pytest.mark.parametrize(
     ("error", "given_texts", "message"),
     [
-        (ValueError, ([], [1], 0), "num_draft_tokens: expected an integer >= 1, got 0"),
-        (TypeError, ([], [1], 2.5), "num_draft_tokens: expected an integer, got float"),
+        (ValueError, ([], [1], 0), "num_draft_tokens: expected 1 or more, found 0"),
+        (TypeError, ([], [1], 2.5), "num_draft_tokens: expected an int, found float"),
         (ValueError, ([], [1, -3], 2), "prediction: expected token ids >= 0, got -3"),
         (TypeError, ("abc", [1], 2), "prompt: expected a sequence of token ids, got str"),
         (TypeError, ([], [1, 0.5], 2), "prediction: .* 'float' object"),
@@ -295,19 +295,19 @@ def test_bad_input_is_named(
 
 
 BAD_ARGUMENTS: list[tuple[Callable[..., Policy], dict[str, Any], str]] = [
-    (OpenAI, {"lookahead": 0}, "lookahead: expected an integer >= 1, got 0"),
-    (OpenAI, {"resume_after": 0}, "resume_after: expected an integer >= 1, got 0"),
-    (OpenAI, {"resume_delay": -1}, "resume_delay: expected an integer >= 0, got -1"),
-    (PromptLookup, {"pattern_min": 0}, "pattern_min: expected an integer >= 1, got 0"),
-    (PromptLookup, {"pattern_min": 4, "pattern_max": 3}, "pattern_max: expected an integer >= 4, got 3"),
-    (PromptLookup, {"prediction_min": 0}, "prediction_min: expected an integer >= 1, got 0"),
-    (PromptLookup, {"prediction_min": 3, "prediction_max": 2}, "prediction_max: expected an integer >= 3"),
+    (OpenAI, {"lookahead": 0}, "lookahead: expected 1 or more, found 0"),
+    (OpenAI, {"resume_after": 0}, "resume_after: expected 1 or more, found 0"),
+    (OpenAI, {"resume_delay": -1}, "resume_delay: expected 0 or more, found -1"),
+    (PromptLookup, {"pattern_min": 0}, "pattern_min: expected 1 or more, found 0"),
+    (PromptLookup, {"pattern_min": 4, "pattern_max": 3}, "pattern_max: expected 4 or more, found 3"),
+    (PromptLookup, {"prediction_min": 0}, "prediction_min: expected 1 or more, found 0"),
+    (PromptLookup, {"prediction_min": 3, "prediction_max": 2}, "prediction_max: expected 3 or more"),
     (PromptLookup, {"tie": "first"}, "tie: expected 'latest' or 'earliest', got 'first'"),
-    (InputLookup, {"pattern_max": 0}, "pattern_max: expected an integer >= 1, got 0"),
-    (InputLookup, {"prediction_max": 0}, "prediction_max: expected an integer >= 1, got 0"),
+    (InputLookup, {"pattern_max": 0}, "pattern_max: expected 1 or more, found 0"),
+    (InputLookup, {"prediction_max": 0}, "prediction_max: expected 1 or more, found 0"),
     (SuffixDecoding, {"max_spec_factor": -1}, "max_spec_factor: expected a number >= 0, got -1"),
     (SuffixDecoding, {"min_token_prob": 2}, "min_token_prob: expected 0 <= p <= 1, got 2"),
-    (SuffixDecoding, {"max_tree_depth": 0}, "max_tree_depth: expected an integer >= 1, got 0"),
+    (SuffixDecoding, {"max_tree_depth": 0}, "max_tree_depth: expected 1 or more, found 0"),
     (RecipeLookup, {"recipes": None, "min_survival": 1.5}, "min_survival: expected 0 <= p <= 1, got 1.5"),
     (StaticText, {"ends_line": {10}}, "ends_line: expected a callable or None, got set"),
 ]

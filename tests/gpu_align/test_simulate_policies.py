@@ -15,6 +15,7 @@ import pytest
 from gpu_align import RecipePack, Recipes
 from gpu_align.policies import PromptLookup
 from gpu_align.predictors import InputLookupTokenPredictor, TokenPredictor
+from gpu_align.recipes import learn
 from gpu_align.simulate import (
     Record,
     load_tokenizer,
@@ -48,7 +49,7 @@ def nothing_kept() -> Iterator[None]:
 def pack(tmp_path: Path) -> Path:
     """Of a made-up language, so that nothing else knows it."""
     path = tmp_path / "own.json.gz"
-    RecipePack.learn([("one", TEXT * 20)]).save(path)
+    learn([("one", TEXT * 20)]).save(path)
     return path
 
 

@@ -12,8 +12,7 @@ import pytest
 import yaml
 from v2_harness import SHORT, Request, V2Engine, prompt_of
 
-from gpu_align import RecipePack
-from gpu_align.recipes import Misses
+from gpu_align.recipes import Misses, learn
 
 pytestmark = pytest.mark.vllm
 
@@ -58,7 +57,7 @@ def spoken(
     prompts = [prompt_of(seed) for seed in range(80, 84)]
     texts = ["".join(words[t] for t in prompt + greedy(prompt, num_tokens)) for prompt in prompts]
     pack = directory / "pack.json.gz"
-    RecipePack.learn([("texts", text) for text in texts * 3]).save(pack)
+    learn([("texts", text) for text in texts * 3]).save(pack)
     return Spoken(directory, pack, prompts, num_tokens)
 
 

@@ -16,7 +16,7 @@ import yaml
 from vllm_fakes import FakeEngine, config, sampling, v1_alone
 
 from gpu_align import RecipePack, Recipes
-from gpu_align.recipes import Recipe
+from gpu_align.recipes import Recipe, learn, observe
 from vllm_integration.config.settings import Settings
 from vllm_integration.seams import install as compat
 from vllm_integration.wire.request import PredictedOutputParams
@@ -51,7 +51,7 @@ class WordTokenizer:
 @pytest.fixture
 def pack(tmp_path: Path) -> Path:
     path = tmp_path / "mine.json.gz"
-    RecipePack.learn([("texts", TEXT)]).save(path)
+    learn([("texts", TEXT)]).save(path)
     return path
 
 
@@ -263,7 +263,7 @@ def observed_pack(tokenizer: WordTokenizer, task: str = "") -> RecipePack:
         [f"name = {name}{k};\nsize = {k};\n" for k in range(3)]
         for name in ("ab", "cd", "ef", "gh", "ij", "kl")
     ]
-    return RecipePack.observe(
+    return observe(
         [(task, "p", samples) for samples in records],
         lambda texts: [tokenizer.encode(text, add_special_tokens=False) for text in texts],
         recipes.token_texts_of(tokenizer, 1000),

@@ -22,9 +22,10 @@ import numpy as np
 import torch
 
 from gpu_align import Recipes, Source
+from gpu_align.files import MAX_BYTES, write_at_once
 from gpu_align.ops.recipes import SHAPE_WINDOW
 from gpu_align.recipes import Misses, count_misses, fingerprint
-from gpu_align.recipes.pack import MAX_BYTES, Miss, line_of, write_at_once
+from gpu_align.recipes.misses import Miss, line_of
 
 from ..config.settings import Settings
 from ..seams.guard import guarded

@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from gpu_align import DrafterConfig, RecipePack, Recipes
+from gpu_align.files import write_at_once
 from gpu_align.recipes import PackError, fingerprint
-from gpu_align.recipes.pack import SHIPPED, write_at_once
+from gpu_align.recipes.pack import SHIPPED
 from gpu_align.recipes.tokenize import Encode
 
 from ..config.settings import SHIPPED_RECIPES, SHOWN_HASH, Settings, load_pack

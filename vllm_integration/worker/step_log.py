@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpu_align import step_log
-from gpu_align.recipes.pack import write_at_once
+from gpu_align.files import write_at_once
 from gpu_align.step_log import SOURCES, Step
 from gpu_align.tools.explain import Explainer, Explanation
 

@@ -17,25 +17,23 @@ from ..inputs import files_in, json_lines, text_of
 
 if TYPE_CHECKING:
     from ...predictors import DraftModelTokenPredictor
-    from ...recipes.pack import Misses, RecipePack
+    from ...recipes.misses import Misses
+    from ...recipes.pack import RecipePack
     from ...recipes.tokenize import Encode, Observed
     from .report import PackReport
 
 
 def read_lines(path: Path, field: str) -> list[tuple[str, str, Any]]:
     """Task and prompt, which may be left out, and ``samples`` or ``output`` of each line of JSON."""
-    from ...recipes.pack import is_text
+    from ...files import Text, checked
 
     found = []
     with refusing(path, f"{path}: "):
         for number, line in json_lines(path):
             row = {"task": "", "prompt": "", **line}
             for name in (field, "task", "prompt"):
-                value, what = row.get(name), "a list of texts" if name == "samples" else "a text"
-                texts = value if name == "samples" else [value]
-                if type(texts) is not list or not all(map(is_text, texts)):
-                    kind = "nothing" if value is None else f"a {type(value).__name__}"
-                    raise ValueError(f"line {number}: {name}: expected {what}, found {kind}")
+                kind = list[Text] if name == "samples" else Text
+                checked(kind, row.get(name), f"line {number}: {name}")
             found.append((row["task"], row["prompt"], row[field]))
     if not found:
         refuse(f"{path}: expected lines of JSON, found none")
@@ -145,13 +143,13 @@ def learn_command(
     ] = None,
 ) -> None:
     """Learn a recipe pack from texts of your own: what usually follows what."""
-    from ...recipes.pack import RecipePack
+    from .learn import learn
 
     _check_pack(out, places)
     with refusing():
         texts = SourceTexts(places, suffix or [])
     with console.progress_bar("learning from", len(texts.files)) as advance:
-        pack = RecipePack.learn(texts.read(advance), made_by="gpu-align recipes learn")
+        pack = learn(texts.read(advance), "gpu-align recipes learn")
     read = f"{counted(texts.num_read, 'file')}, {counted(texts.num_bytes, 'byte')}"
     notes = [f"; {count:,} skipped: {why}" for why, count in sorted(texts.skipped.items())]
     typer.echo(f"read {read}, of {counted(len(texts.sources), 'source')}{''.join(notes)}")
@@ -172,7 +170,7 @@ def observe_command(
     task: Annotated[str, option("NAME", "of the pack; else that of the samples")] = "",
 ) -> None:
     """Learn a recipe pack from samples of a model: what all answers to a prompt agree on."""
-    from ...recipes.pack import RecipePack
+    from .learn import observe
 
     if not 0 < agree <= 1:
         refuse(f"--agree: expected 0 < share <= 1, found {agree}")
@@ -181,7 +179,7 @@ def observe_command(
     tokens = _load_tokenizer(tokenizer)
     with console.progress_bar("observing", len(groups)) as advance:
         made_by = "gpu-align recipes observe"
-        pack = RecipePack.observe(groups, *tokens, agree=agree, task=task, made_by=made_by, progress=advance)
+        pack = observe(groups, *tokens, agree=agree, task=task, made_by=made_by, progress=advance)
     count = sum(len(texts) for _, _, texts in groups)
     typer.echo(f"read {counted(len(groups), 'prompt')}, {counted(count, 'sample')}")
     if not pack.observed:
@@ -193,24 +191,25 @@ def observe_command(
 def merge_command(
     parts: Annotated[list[Path], _argument("PACK_OR_MISSES...", "files; one a pack at least")],
     out: _Out,
-    shapes_only: Annotated[
+    without_texts: Annotated[
         bool, typer.Option("--shapes-only", help="leave out words and literal prefixes: a pack without texts")
     ] = False,
 ) -> None:
     """Merge packs, and the misses that servers counted, into one pack."""
-    from ...recipes.pack import RecipePack, read_file
-    from .merge import merge
+    from ...recipes.misses import parse_misses
+    from ...recipes.pack import RecipePack, parse_pack, read_file
+    from .merge import merge, shapes_only
 
     _check_pack(out, parts)
     read: list[RecipePack | Misses] = []
     for path in parts:
         with refusing(path):
-            read.append(read_file(path, "pack", "misses"))
+            read.append(read_file(path, pack=parse_pack, misses=parse_misses))
     if not any(isinstance(part, RecipePack) for part in read):
         refuse("expected a pack among the files, found misses alone")
     with refusing(out):
         pack = merge(read)
-    _save(pack.shapes_only() if shapes_only else pack, out)
+    _save(shapes_only(pack) if without_texts else pack, out)
 
 
 @recipes_app.command("report", epilog=console.epilog("recipes report"))
@@ -227,7 +226,8 @@ def report_command(
     ] = None,
 ) -> None:
     """Replay a model's outputs with a pack: coverage, accuracy and tokens a step, by task."""
-    from ...recipes.pack import Misses
+    from ...recipes.misses import Misses
+    from .report import report
 
     console.check_outputs({"--json": json_out, "--misses": misses_out}, [pack, outputs])
     loaded = _load(pack)
@@ -236,8 +236,8 @@ def report_command(
     misses = Misses(loaded.tokenizer, made_by="gpu-align recipes report")
     predictor = _draft_model(draft_model, num_draft_tokens)
     with refusing(pack, f"{pack}: "), console.progress_bar("replaying", len(texts)) as advance:
-        found = loaded.report(
-            texts, *tokens, num_draft_tokens, misses=misses, progress=advance, draft_model=predictor
+        found = report(
+            loaded, texts, *tokens, num_draft_tokens, misses=misses, progress=advance, draft_model=predictor
         )
     _print_report(found)
     about = {"version": __version__, "pack": loaded.content_hash, "tokenizer": tokenizer}

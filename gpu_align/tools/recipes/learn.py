@@ -70,8 +70,11 @@ def words_of(text: str) -> list[str]:
     return _WORD.findall(text)
 
 
-def learn(texts: Iterable[tuple[str, str]]) -> tuple[dict[str, int], list[Recipe]]:
-    """Words with their counts, the most frequent first, and recipes; see `RecipePack.learn`.
+def learn(texts: Iterable[tuple[str, str]], made_by: str = "") -> RecipePack:
+    """Learn from pairs of a source, a project for example, and a text of it.
+
+    Recipes that only one source writes are left out, unless there is only one source. The order of the texts does
+    not matter. made_by: the command.
 
     ::
 
@@ -111,7 +114,7 @@ def learn(texts: Iterable[tuple[str, str]]) -> tuple[dict[str, int], list[Recipe
     often = (seen >= MIN_SEEN) & (_groups_of(positions.tokens, positions.group, len(seen)) >= min_sources)
     named = {word for recipe in recipes for word in (*recipe.context, recipe.word)}
     ranked = [w for w in np.argsort(-seen, kind="stable") if often[w] or spellings[w] in named]
-    return {spellings[w]: int(seen[w]) for w in ranked}, recipes
+    return RecipePack({spellings[w]: int(seen[w]) for w in ranked}, recipes, made_by=made_by)
 
 
 def _read(texts: Iterable[tuple[str, str]]) -> tuple[list[str], Positions, int]:
@@ -136,23 +139,35 @@ def observe(
     groups: Iterable[Group],
     encode: Encode,
     token_texts: TokenTexts,
-    agree: float,
-    progress: Callable[[str, int], None] | None,
+    *,
+    agree: float = 1.0,
+    task: str = "",
+    made_by: str = "",
+    progress: Callable[[str, int], None] | None = None,
 ) -> RecipePack:
-    """See `RecipePack.observe`."""
+    """Learn from the answers of a model: k samples for each prompt of a task; see `recipes/README.md`.
+
+    Args:
+        groups: ``(task, prompt, samples)`` each. Of one sample nothing is determined.
+        encode, token_texts: as in `RecipePack.tokenize`.
+        agree: the share of the samples that must agree; above 0, at most 1.
+        task: of the pack; if empty, the groups' tasks, joined by ``+``.
+        made_by, progress: the command; called as ``progress(task, 1)`` after each group.
+    """
     if not 0 < agree <= 1:
         raise ValueError(f"agree: expected 0 < share <= 1, found {agree}")
     samples: list[list[IntArray]] = []
     found: list[IntArray] = []
     tasks: dict[str, None] = {}
-    for task, _, texts in groups:
-        tasks[task] = None
+    for named, _, texts in groups:
+        tasks[named] = None
         tokens = [np.asarray(ids, dtype=np.int32) for ids in encode(list(texts))] if texts else []
         samples.append(tokens)
         found.append(columns(tokens, agree))
         if progress is not None:
-            progress(task, 1)
-    pack = RecipePack({}, [], task="+".join(filter(None, tasks)), tokenizer=fingerprint(encode))
+            progress(named, 1)
+    task = task or "+".join(filter(None, tasks))
+    pack = RecipePack({}, [], task=task, tokenizer=fingerprint(encode), made_by=made_by)
     positions = Positions(samples, found)
     if not len(positions.column):
         return pack

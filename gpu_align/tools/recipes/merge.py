@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
-from ...recipes.pack import Miss, Misses, PackError, RecipePack
+from ...recipes.misses import Miss, Misses
+from ...recipes.pack import PackError, RecipePack
 from ...recipes.tokenize import Observed, Recipe
 from .learn import CERTAIN, by_frequency
 
@@ -24,7 +26,7 @@ def _most(counts: Counter[K]) -> K:
 
 
 def merge(parts: Sequence[RecipePack | Misses]) -> RecipePack:
-    """See `RecipePack.merge`."""
+    """One pack of several, and of the places where their tokens were refuted; see `recipes/README.md`."""
     packs = [part for part in parts if isinstance(part, RecipePack)]
     misses = [part for part in parts if isinstance(part, Misses)]
     ids_of = [pack.tokenizer for pack in packs] + [part.tokenizer for part in misses]
@@ -48,6 +50,18 @@ def merge(parts: Sequence[RecipePack | Misses]) -> RecipePack:
         observed=tuple(sorted(observed.values(), key=by_frequency)),
         kept=tuple(sorted({token for pack in packs for token in pack.kept})),
     )
+
+
+def shapes_only(pack: RecipePack, min_groups: int = 2) -> RecipePack:
+    """A pack to share: shapes alone, and only with tokens that `min_groups` groups agreed on.
+
+    Words, recipes and literal prefixes, which are text, are left out, and so are tokens that stay themselves in no
+    shape that is left.
+    """
+    left = tuple(e for e in pack.observed if e.is_shape and (e.groups >= min_groups or e.token < 0))
+    named = {item for entry in left for item in entry.context}
+    kept = tuple(token for token in pack.kept if token in named)
+    return replace(pack, words={}, recipes=[], observed=left, kept=kept)
 
 
 def _merge_words(packs: Sequence[RecipePack]) -> tuple[dict[str, int], list[Recipe]]:

@@ -1,4 +1,4 @@
-"""What a pack is worth: known outputs play the model, and a drafter drafts for them from the pack."""
+"""The worth of a pack: known outputs play the model, and a drafter drafts for them from the pack."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from ...config import DrafterConfig
 from ...ops.layout import Source
-from ...ops.recipes.table import Recipes
 from ...predictors.base import TokenPredictor
 from ...predictors.draft_model import DraftModelTokenPredictor
 from ...predictors.loop import PredictorLoop
-from ...recipes.pack import Misses, count_misses
-from ...recipes.tokenize import Encode
+from ...recipes.misses import Misses, count_misses
+from ...recipes.pack import RecipePack
+from ...recipes.tokenize import Encode, TokenTexts
 from ..simulate.policies import our_drafter
 from ..simulate.records import Record
 
@@ -71,15 +71,26 @@ class PackReport:
 
 
 def report(
-    recipes: Recipes,
+    pack: RecipePack,
     outputs: Iterable[Output],
     encode: Encode,
-    num_draft_tokens: int,
+    token_texts: TokenTexts,
+    num_draft_tokens: int = 16,
+    *,
     misses: Misses | None = None,
     progress: Callable[[str, int], None] | None = None,
     draft_model: DraftModelTokenPredictor | None = None,
 ) -> PackReport:
-    """See `RecipePack.report`."""
+    """Replay outputs with a pack alone, and with a drafter that has the context as well.
+
+    Args:
+        outputs: ``(task, prompt, output)`` each.
+        encode, token_texts, num_draft_tokens: as in `RecipePack.tokenize`; K.
+        misses: counts the tokens that were refuted and accepted with the pack alone.
+        progress: called as ``progress(task, 1)`` after each output.
+        draft_model: a predictor to replay them with as well.
+    """
+    recipes = pack.tokenize(encode, token_texts)
     records = []
     for task, prompt, output in outputs:
         before, after = encode([prompt, output])

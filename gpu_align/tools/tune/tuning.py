@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ... import step_log
 from ...config import DrafterConfig
 from ...ops.choose import LENGTH_EDGES, MARGIN_EDGES, SURVIVAL_ONE
 from ...ops.choose.survival import (
@@ -29,9 +28,11 @@ from ...ops.choose.survival import (
 )
 from ...ops.recipes.table import Recipes, RecipeTable
 from ...recipes.pack import RecipePack
+from ...step_log import StepLog
 from ..console import Advance
 from ..explain import recipe_table
-from ..inputs import RecordError, files_in
+from ..inputs import RecordError, StepLogError, files_in, read_step_log
+from ..recipes.learn import learn
 from ..simulate.policies import SHIPPED_PACK, tokenized_pack
 from ..simulate.records import Record, read_records
 from ..simulate.tokenizers import TextTokenizer, load_tokenizer
@@ -74,8 +75,8 @@ def read_traffic(
                 raise ValueError(f"{file}: {error}") from error
         else:
             try:
-                found = [record_of(step_log.read_step_log(file))]
-            except step_log.StepLogError:
+                found = [record_of(read_step_log(file))]
+            except StepLogError:
                 found = ["not a whole step log"]
         records += [record for record in found if isinstance(record, Record)]
         skipped.update(reason for reason in found if isinstance(reason, str))
@@ -84,7 +85,7 @@ def read_traffic(
     return records, skipped
 
 
-def record_of(log: step_log.StepLog) -> Record | str:
+def record_of(log: StepLog) -> Record | str:
     """The request of a step log as it can be replayed, or why it cannot."""
     output = [token for step in log.steps for token in step.new]
     prediction = [token for line in log.prediction_lines or () for token in line.tokens]
@@ -317,7 +318,7 @@ class OwnPack:
 
 def _learn(texts: Sequence[tuple[str, str]]) -> RecipePack:
     """Each text once; what only one request writes is left out."""
-    return RecipePack.learn(sorted(set(texts)), made_by=MADE_BY)
+    return learn(sorted(set(texts)), MADE_BY)
 
 
 #: One request in so many is held back for the report.

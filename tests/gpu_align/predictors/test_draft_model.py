@@ -105,7 +105,7 @@ def test_it_drafts_up_to_its_end_token_and_its_longest_context() -> None:
         assert len(predictor.predict_tokens()) <= 2
         predictor.reset([1] * 9, PredictorOptions())
         assert predictor.predict_tokens() == []
-    with pytest.raises(ValueError, match="max_context_len: expected an integer >= 1, got 0"):
+    with pytest.raises(ValueError, match="max_context_len: expected 1 or more, found 0"):
         DraftModelTokenPredictor(short, max_context_len=0)
 
 

@@ -14,14 +14,11 @@ import torch
 from gpu_align.predictors import (
     BackgroundTokenPredictor,
     DisposedError,
-    FirstOf,
-    InputLookupTokenPredictor,
     PredictorLoop,
     PredictorOptions,
     TokenPredictor,
     VocabularyError,
 )
-from gpu_align.predictors.loop import is_ours
 
 
 class Calls(TokenPredictor):
@@ -144,8 +141,6 @@ def test_who_runs_on_the_thread_of_the_caller() -> None:
     assert [thread is threading.current_thread() for thread in threads] == [True, False]
     threads[1].join(5)
     assert not threads[1].is_alive()
-    assert is_ours(FirstOf(InputLookupTokenPredictor()))
-    assert not is_ours(FirstOf(InputLookupTokenPredictor(), Calls(list)))
 
 
 class Counts(BackgroundTokenPredictor):

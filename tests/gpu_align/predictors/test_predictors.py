@@ -10,7 +10,6 @@ import pytest
 from gpu_align.policies import InputLookup
 from gpu_align.predictors import (
     DisposedError,
-    FirstOf,
     InputLookupTokenPredictor,
     PredictedOutputTokenPredictor,
     PredictorLoop,
@@ -22,21 +21,14 @@ from gpu_align.tools.simulate.policies import our_drafter
 
 
 class Says(TokenPredictor):
-    """Drafts the same tokens always, and remembers what it was told."""
+    """Drafts the same tokens always."""
 
     def __init__(self, *tokens: int) -> None:
-        self.tokens, self.pushed, self.stopped = list(tokens), [], 0
-
-    def push_tokens(self, tokens: Any) -> None:
-        super().push_tokens(tokens)
-        self.pushed.append(list(tokens))
+        self.tokens = list(tokens)
 
     def predict_tokens(self) -> list[int]:
         self._check_disposed()
         return self.tokens
-
-    def stop(self, until_predictions_exhausted: bool = False) -> None:
-        self.stopped += 1
 
 
 def record(rng: random.Random, vocab: int = 9) -> Record:
@@ -129,32 +121,9 @@ def test_predicted_output_takes_text_and_refuses_the_rest() -> None:
         PredictedOutputTokenPredictor([1]).push_tokens([1])
 
 
-def test_first_of_never_mixes() -> None:
-    short, long = Says(1), Says(2, 2, 2)
-    predictor = FirstOf(Says(), short, long)
-    predictor.update_input_tokens([7])
-    predictor.reset([7, 8], PredictorOptions())
-    assert predictor.predict_tokens() == [1]
-    predictor.push_tokens([3, 4])
-    assert (short.pushed, long.pushed) == ([[3, 4]], [[3, 4]])
-    assert long.state_tokens == [7, 8, 3, 4]
-    assert long.input_tokens == [7]
-    short.tokens = []
-    assert predictor.predict_tokens() == [2, 2, 2]
-    predictor.stop()
-    assert (short.stopped, long.stopped) == (1, 1)
-    predictor.dispose()
-    assert all(one.disposed for one in predictor.predictors)
-    with pytest.raises(ValueError, match="expected at least one"):
-        FirstOf()
-    with pytest.raises(TypeError, match=r"predictors\[1\]: expected a TokenPredictor, found int"):
-        FirstOf(short, 3)  # type: ignore[arg-type]
-
-
 MAKE = {
     "input_lookup": InputLookupTokenPredictor,
     "predicted_output": lambda: PredictedOutputTokenPredictor([1, 2, 3]),
-    "first_of": lambda: FirstOf(InputLookupTokenPredictor(), PredictedOutputTokenPredictor()),
     "own": lambda: Says(1),
 }
 

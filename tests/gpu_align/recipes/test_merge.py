@@ -9,8 +9,18 @@ import numpy as np
 import pytest
 
 from gpu_align import RecipePack
-from gpu_align.recipes import Misses, Observed, PackError, Recipe, count_misses
-from gpu_align.recipes.pack import Miss
+from gpu_align.recipes import (
+    Misses,
+    Observed,
+    PackError,
+    Recipe,
+    count_misses,
+    merge,
+    observe,
+    report,
+    shapes_only,
+)
+from gpu_align.recipes.misses import Miss
 from tests.gpu_align.recipes.oracle import Words, num_refuted
 from tests.gpu_align.recipes.test_observe import RECORD, records
 
@@ -25,37 +35,37 @@ class TestPacks:
     def test_counts_add_up(self) -> None:
         one = pack_of(Observed(True, (7, -2), 3, 29, 30, 4), Observed(False, (1,), 2, 5, 5, 2), kept=(3, 7))
         two = pack_of(Observed(True, (7, -2), 3, 5, 5, 3), kept=(1, 7), task="u")
-        merged = one.merge(two)
+        merged = merge([one, two])
         assert merged.observed == (Observed(True, (7, -2), 3, 34, 35, 7), Observed(False, (1,), 2, 5, 5, 2))
         assert (merged.kept, merged.task, merged.tokenizer) == ((1, 3, 7), "t+u", "x")
-        assert merged.merge(pack_of(task="u")).task == "t+u"
+        assert merge([merged, pack_of(task="u")]).task == "t+u"
 
     def test_where_they_contradict_each_other_nothing_is_said(self) -> None:
         one, two = pack_of(Observed(False, (1,), 2, 9, 9, 2)), pack_of(Observed(False, (1,), 3, 8, 8, 2))
-        assert one.merge(two).observed == (Observed(False, (1,), -1, 0, 17, 0),)
+        assert merge([one, two]).observed == (Observed(False, (1,), -1, 0, 17, 0),)
         few = pack_of(Observed(False, (1,), 3, 1, 1, 2))
         one = pack_of(Observed(False, (1,), 2, 19, 19, 2))
-        assert one.merge(few).observed == (Observed(False, (1,), 2, 19, 20, 2),)
+        assert merge([one, few]).observed == (Observed(False, (1,), 2, 19, 20, 2),)
 
     def test_words(self) -> None:
         one = RecipePack({"a": 4, "b": 2}, [Recipe(("a",), "b", 3, 4)], calibration=[0.1] * 20, made_by="one")
         two = RecipePack({"a": 1, "c": 9}, [Recipe(("a",), "c", 9, 9), Recipe(("c",), "a", 3, 4)])
-        merged = one.merge(two)
+        merged = merge([one, two])
         assert dict(merged.words) == {"c": 9, "a": 5, "b": 2}
         assert merged.recipes == [Recipe(("a",), "c", 9, 13), Recipe(("c",), "a", 3, 4)]
         assert (merged.calibration, merged.made_by) == (one.calibration, "one")
         as_often = RecipePack({}, [Recipe(("c",), "b", 3, 4)])
-        assert two.merge(as_often).recipes[1] == Recipe(("c",), "a", 3, 8)
+        assert merge([two, as_often]).recipes[1] == Recipe(("c",), "a", 3, 8)
 
     def test_with_nothing_it_is_the_same(self) -> None:
         pack = pack_of(Observed(True, (7, -2), 3, 9, 10, 4), kept=(3, 7))
-        assert pack.merge() == pack
-        assert pack.merge(Misses("x")) == pack
+        assert merge([pack]) == pack
+        assert merge([pack, Misses("x")]) == pack
 
     @pytest.mark.parametrize("other", [pack_of(tokenizer="y"), Misses("y")], ids=["pack", "misses"])
     def test_of_other_tokenizers(self, other: RecipePack | Misses) -> None:
         with pytest.raises(PackError, match="tokenizer: expected token ids of one, found those of x and y"):
-            pack_of().merge(other)
+            merge([pack_of(), other])
 
     def test_shapes_only(self) -> None:
         pack = pack_of(
@@ -65,11 +75,11 @@ class TestPacks:
             Observed(False, (7,), 3, 9, 10, 4),
             kept=(3, 7, 8, 9),
         ).merge(RecipePack({"secret": 3}, []))
-        shared = pack.shapes_only()
+        shared = shapes_only(pack)
         assert {entry.context for entry in shared.observed} == {(7, -2), (8,)}
         assert all(entry.is_shape for entry in shared.observed)
         assert (shared.kept, dict(shared.words)) == ((7, 8), {})
-        assert len(pack.shapes_only(min_groups=1).observed) == 3
+        assert len(shapes_only(pack, 1).observed) == 3
 
 
 class TestMisses:
@@ -77,7 +87,7 @@ class TestMisses:
         pack = pack_of(Observed(False, (1,), 2, 9, 9, 2), Observed(False, (5,), 6, 9, 9, 2))
         misses = Misses("x")
         misses.count(Miss((1,), (), 2, 3), 4)
-        merged = {e.context: e for e in pack.merge(misses).observed}
+        merged = {e.context: e for e in merge([pack, misses]).observed}
         assert merged[5,] == pack.observed[1]
         assert merged[1,].token == 3  # 4 times and nothing else
 
@@ -85,7 +95,7 @@ class TestMisses:
         pack = pack_of(Observed(True, (7,), 2, 99, 99, 2), kept=(7,))
         misses = Misses("x")
         misses.count(Miss((9, 8, 7), (7, -2, 7), 2, 3))
-        merged = {e.context: e for e in pack.merge(misses).observed}
+        merged = {e.context: e for e in merge([pack, misses]).observed}
         assert merged[7,] == Observed(True, (7,), 2, 99, 100, 2)
         assert merged[7, -2, 7].token == -1
 
@@ -93,20 +103,20 @@ class TestMisses:
         pack = pack_of(Observed(True, (7,), 2, 9, 9, 2), kept=(7,))
         misses = Misses("x")
         misses.count(Miss((7,), (7,), 2, 2), 5)
-        assert pack.merge(misses).observed == (Observed(True, (7,), 2, 14, 14, 2),)
+        assert merge([pack, misses]).observed == (Observed(True, (7,), 2, 14, 14, 2),)
 
     def test_a_run_ends_before_what_was_refuted(self) -> None:
         """The draft began earlier: from there, too, as much is known as is needed."""
         words = Words()
         (form,) = words.encode(["a1b2c3d"])
         chain = [Observed(True, (a,), b, 50, 50, 5) for a, b in pairwise(form)]
-        pack = RecipePack.observe([("t", "", ["x"])], words.encode, words.texts)
+        pack = observe([("t", "", ["x"])], words.encode, words.texts)
         pack = RecipePack({}, [], task="t", tokenizer=pack.tokenizer, observed=chain, kept=sorted(set(form)))
         outputs = [("t", "", "9a1b2e"), ("t", "", "8a1b2c3d")]
         misses = Misses(pack.tokenizer)
-        first = pack.report(outputs, words.encode, words.texts, misses=misses)
+        first = report(pack, outputs, words.encode, words.texts, misses=misses)
         assert first.tasks["t"].drafted - first.tasks["t"].accepted == 1
-        again = pack.merge(misses).report(outputs, words.encode, words.texts)
+        again = report(merge([pack, misses]), outputs, words.encode, words.texts)
         assert again.tasks["t"].drafted == again.tasks["t"].accepted
 
 
@@ -114,7 +124,7 @@ class TestMisses:
 def test_five_rounds(shapes_only: bool) -> None:
     """Miss, merge, the same outputs: fewer tokens are refuted each time, until none is."""
     words, rng = Words(), random.Random(3)
-    pack = RecipePack.observe(records(rng, 30, 3), words.encode, words.texts)
+    pack = observe(records(rng, 30, 3), words.encode, words.texts)
     forms = [RECORD, RECORD.replace('  "size": {size},\n', ""), RECORD.replace('"kind"', '"sort"')]
     outputs = []
     for i in range(30):
@@ -125,11 +135,11 @@ def test_five_rounds(shapes_only: bool) -> None:
     refuted, covered = [], []
     for _ in range(6):
         misses = Misses(pack.tokenizer, shapes_only=shapes_only)
-        found = pack.report(outputs, words.encode, words.texts, misses=misses).tasks["records"]
+        found = report(pack, outputs, words.encode, words.texts, misses=misses).tasks["records"]
         refuted.append(found.drafted - found.accepted)
         covered.append(found.coverage)
         assert num_refuted(misses) == refuted[-1]
-        pack = pack.merge(misses)
+        pack = merge([pack, misses])
     assert refuted[0] > 0
     assert all(after < before or after == before == 0 for before, after in pairwise(refuted))
     assert refuted[-1] == 0

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from gpu_align import RecipePack
 from gpu_align.ops.recipes import MAX_CONTEXT, SHAPE_IDENTIFIER, SHAPE_NUMBER
-from gpu_align.recipes import Observed, shape_of_output, shape_of_tokens
+from gpu_align.recipes import Observed, observe, shape_of_output, shape_of_tokens
 from gpu_align.recipes.tokenize import Chains, likely
-from gpu_align.tools.recipes.learn import CERTAIN, NEVER, Positions, agreed, columns, follow, observe
+from gpu_align.tools.recipes.learn import CERTAIN, NEVER, Positions, agreed, columns, follow
 from tests.gpu_align.recipes import oracle
 from tests.gpu_align.recipes.oracle import Words
 
@@ -50,7 +50,7 @@ def drafts(pack: RecipePack, words: Words, text: str) -> str:
 
 def test_a_form_is_drafted_as_a_run() -> None:
     words = Words()
-    pack = RecipePack.observe(records(random.Random(1), 20, 3), words.encode, words.texts)
+    pack = observe(records(random.Random(1), 20, 3), words.encode, words.texts)
     assert pack.task == "records"
     assert drafts(pack, words, "{").startswith('\n  "name": "')
     assert drafts(pack, words, '{\n  "name": "never seen",').startswith('\n  "size": ')
@@ -62,11 +62,11 @@ def test_one_that_says_something_else_leaves_nothing() -> None:
     """Three samples of which one says something else say nothing there."""
     words = Words()
     samples = ["Sure , here it is", "Sure , here it is", "Apologies , I can not"]
-    pack = RecipePack.observe([("t", "p", samples)], words.encode, words.texts)
+    pack = observe([("t", "p", samples)], words.encode, words.texts)
     assert not any(words.text([entry.token]) in ("Sure", "Apologies", "here") for entry in pack.observed)
     assert drafts(pack, words, "Sure") != ","
     # Two of three are enough if that is what is asked for.
-    pack = RecipePack.observe([("t", "p", samples)], words.encode, words.texts, agree=0.6)
+    pack = observe([("t", "p", samples)], words.encode, words.texts, agree=0.6)
     assert drafts(pack, words, "Sure , ") == "here"
 
 
@@ -75,7 +75,7 @@ def test_one_that_says_something_else_leaves_nothing() -> None:
 )
 def test_of_one_sample_or_none_nothing_is_determined(groups: list[tuple[str, str, list[str]]]) -> None:
     words = Words()
-    pack = RecipePack.observe(groups, words.encode, words.texts)
+    pack = observe(groups, words.encode, words.texts)
     assert (pack.observed, pack.kept) == ((), ())
     assert len(pack.tokenize(words.encode)) == 0
 
@@ -83,7 +83,7 @@ def test_of_one_sample_or_none_nothing_is_determined(groups: list[tuple[str, str
 @pytest.mark.parametrize("agree", [0, -1, 1.1])
 def test_a_share_that_is_none(agree: float) -> None:
     with pytest.raises(ValueError, match="agree: expected 0 < share <= 1"):
-        RecipePack.observe([], Words().encode, Words().texts, agree=agree)
+        observe([], Words().encode, Words().texts, agree=agree)
 
 
 @pytest.mark.parametrize(("groups", "kept"), [(1, False), (2, False), (3, True)])
@@ -91,7 +91,7 @@ def test_of_many_groups_a_hundredth_must_agree(groups: int, kept: bool) -> None:
     """201 groups: what two of them agree on may be chance; three are a hundredth."""
     words = Words()
     samples = [("t", "p", ["only here it is"] * 2)] * groups + [("t", "p", ["a b c"] * 2)] * (201 - groups)
-    pack = RecipePack.observe(samples, words.encode, words.texts)
+    pack = observe(samples, words.encode, words.texts)
     assert (drafts(pack, words, "only here") != "") == kept
     assert drafts(pack, words, "a b") != ""
 
@@ -99,11 +99,9 @@ def test_of_many_groups_a_hundredth_must_agree(groups: int, kept: bool) -> None:
 def test_tasks_are_joined_and_told() -> None:
     words, told = Words(), []
     groups = [("b", "", ["x y"] * 2), ("a", "", ["x y"] * 2), ("b", "", ["x y"] * 2)]
-    found = RecipePack.observe(
-        groups, words.encode, words.texts, progress=lambda name, n: told.append((name, n))
-    )
+    found = observe(groups, words.encode, words.texts, progress=lambda name, n: told.append((name, n)))
     assert (found.task, told) == ("b+a", [("b", 1), ("a", 1), ("b", 1)])
-    assert RecipePack.observe(groups, words.encode, words.texts, task="mine").task == "mine"
+    assert observe(groups, words.encode, words.texts, task="mine").task == "mine"
 
 
 class TestColumns:
@@ -187,7 +185,7 @@ def test_entries_are_what_was_counted(seed: int, agree: float) -> None:
     """Each entry that says a token has the counts of the loops, is certain, and is supported."""
     words = Words()
     groups = records(random.Random(seed), 6, 4)
-    learned = observe(groups, words.encode, words.texts, agree, None)
+    learned = observe(groups, words.encode, words.texts, agree=agree)
     samples = [words.encode(texts) for _, _, texts in groups]
     kept = set(learned.kept)
     item_of = {t: t if t in kept else oracle.class_of(words.names[t]) for t in range(len(words.names))}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpu_align import RecipePack
-from gpu_align.recipes import Observed, PackError
+from gpu_align.recipes import Observed, PackError, learn
 from gpu_align.recipes.registry import INDEX, Registry, resolve_packs
 
 
@@ -45,12 +45,12 @@ def test_versions(folder: Path, tmp_path: Path) -> None:
 def test_the_index_of_a_folder(folder: Path) -> None:
     pack("triage", 1).save(folder / "triage@7.json")
     pack("triage", 2).save(folder / "mine.json.gz")
-    RecipePack.learn([("a", "x y " * 9)]).save(folder / "words.json.gz")
+    learn([("a", "x y " * 9)]).save(folder / "words.json.gz")
     (folder / "broken.json").write_text("{")
     registry = Registry(folder)
     ((path, why),) = registry.update()
     assert path == folder / "broken.json"
-    assert "expected JSON" in why
+    assert "no JSON" in why
     found = [(p.task, p.version, p.file) for p in Registry(folder).packs]
     assert found == [
         ("triage", 1, "mine.json.gz"), ("triage", 7, "triage@7.json"), ("words", 1, "words.json.gz"),
@@ -89,7 +89,7 @@ def test_an_index_that_is_none(folder: Path, text: str) -> None:
 def test_an_entry_that_is_none(folder: Path, change: dict[str, Any]) -> None:
     entry = {"task": "a", "version": 1, "file": "a.json", "content_hash": "sha256:0"}
     (folder / INDEX).write_text(json.dumps({"format": 1, "packs": [entry | change]}))
-    with pytest.raises(PackError, match="expected a task, a version"):
+    with pytest.raises(PackError, match=rf"packs\[0\].{next(iter(change))}: expected"):
         Registry(folder)
 
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from gpu_align import RecipePack
-from gpu_align.recipes import Recipe
+from gpu_align.recipes import Recipe, learn
 from gpu_align.recipes.pack import SHIPPED
-from gpu_align.tools.recipes import learn as learning
 from gpu_align.tools.recipes.learn import words_of
 from tests.gpu_align.recipes import oracle_words
 
@@ -94,23 +93,24 @@ class TestLearn:
     @pytest.mark.parametrize("seed", [*range(40), None])
     def test_it_is_what_the_loop_finds(self, seed):
         texts = AT_LEAST if seed is None else texts_of(seed, sources="p" if seed % 5 == 0 else "pqr")
-        words, recipes = learning.learn(texts)
+        pack = learn(texts)
         expected_words, expected = oracle_words.learn(texts)
-        assert recipes == expected
-        assert list(words.items()) == list(expected_words.items())
+        assert pack.recipes == expected
+        assert list(pack.words.items()) == list(expected_words.items())
 
     def test_the_texts_of_these_tests_teach_something(self):
-        assert sum(len(learning.learn(texts_of(seed))[1]) for seed in range(40)) > 200
+        assert sum(len(learn(texts_of(seed)).recipes) for seed in range(40)) > 200
 
     @pytest.mark.parametrize("texts", [[], [("p", "")], [("p", ""), ("q", "")]])
     def test_empty_texts(self, texts):
-        assert learning.learn(texts) == ({}, [])
-        assert len(RecipePack.learn(texts).tokenize(lambda texts: list(map(characters, texts)))) == 0
+        pack = learn(texts)
+        assert (pack.words, pack.recipes) == ({}, [])
+        assert len(pack.tokenize(lambda texts: list(map(characters, texts)))) == 0
 
     def test_an_empty_text_is_a_source_as_well(self):
         """Of two sources only one writes it; of one source it is all that there is."""
-        assert learning.learn([("p", "a b\n" * 3), ("q", "")])[1] == []
-        assert Recipe(("a",), " b", 3, 3) in learning.learn([("p", "a b\n" * 3), ("p", "")])[1]
+        assert learn([("p", "a b\n" * 3), ("q", "")]).recipes == []
+        assert Recipe(("a",), " b", 3, 3) in learn([("p", "a b\n" * 3), ("p", "")]).recipes
 
 
 class TestTokenize:
@@ -118,7 +118,7 @@ class TestTokenize:
     @pytest.mark.parametrize("seed", [*range(12), None])
     def test_it_is_what_the_loop_makes_of_it(self, seed, encode):
         offsets = np.linspace(-0.2, 0.1, 20)
-        pack = BOTH if seed is None else RecipePack.learn(texts_of(seed))
+        pack = BOTH if seed is None else learn(texts_of(seed))
         pack = pack.calibrated(offsets.tolist())
         rows = oracle_words.tokenize(
             pack.words,
@@ -138,7 +138,7 @@ class TestTokenize:
 
     @pytest.mark.parametrize("token", [-1, 1 << 21])
     def test_an_id_that_no_vocabulary_has(self, token):
-        pack = RecipePack.learn([(name, "k b\n" * 3) for name in "pq"])
+        pack = learn([(name, "k b\n" * 3) for name in "pq"])
         with pytest.raises(ValueError, match=f"encode: expected token ids of 0 to 1114111, found {token}"):
             pack.tokenize(lambda texts: [[token] * len(text) for text in texts])
 

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from gpu_align import DrafterConfig, RecipePack
 from gpu_align.ops.choose.survival import read_table
+from gpu_align.recipes import learn
 from gpu_align.recipes.pack import NUM_BINS
 from gpu_align.recipes.registry import resolve_packs
 from gpu_align.simulate import Record, load_tokenizer
@@ -66,9 +67,7 @@ def records_of(count: int = 10) -> list[Record]:
 def shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A small pack with the calibration of the shipped one, which takes seconds to read and to tokenize."""
     path = tmp_path_factory.mktemp("shipped") / "base.json.gz"
-    RecipePack.learn([("one", "alpha beta gamma\n" * 20)]).calibrated(RecipePack.load().calibration).save(
-        path
-    )
+    learn([("one", "alpha beta gamma\n" * 20)]).calibrated(RecipePack.load().calibration).save(path)
     tokenized_pack.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gpu_align.recipes.pack.SHIPPED", path)
