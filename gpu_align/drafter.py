@@ -202,7 +202,7 @@ class Drafter:
             prediction that finds no room is refused, and its request is served without it.
 
     Memory on the device: 12 bytes a token of `max_prediction_tokens` (the tokens and their index), and a slot 4 to
-    8 bytes a token of `max_context_len` (the index of its context) and 1.1 KB; about 400 bytes a recipe. On the
+    8 bytes a token of `max_context_len` (the index of its context) and 0.6 KB; about 400 bytes a recipe. On the
     host: 4 bytes a token of the predictions that are held.
 
     TypeError, ValueError: an argument of another type, a size below 1 or above what the kernel can count, a device

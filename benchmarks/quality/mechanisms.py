@@ -118,18 +118,15 @@ MECHANISMS: dict[str, Mechanism] = {
     ),
     "LCS row": Mechanism(
         "after a divergence the cursor stays at the anchor",
-        {f"{_ALIGN}.reference": {"_extend_row": lambda row, window, token: None}},
-        names=r"extend_row|lcs_row|_row\(|cursor_score|\bscore\b|MATCH_WEIGHT|WORD|b_words|holds|WINDOW",
+        {f"{_ALIGN}.reference": {"extend_rows": lambda row, prediction, anchor, output, begin: row}},
+        names=r"extend_row|lcs_row|cursor_of|score_at|count_ones|MATCH_WEIGHT|holds|WINDOW|EVERY_BIT|ROW|half_window",
         local=True,
     ),
-    "LCS window of 256": Mechanism("of 64 tokens", {_LAYOUT: {"WINDOW": 64}}),
+    "LCS window of 62": Mechanism("of 31 tokens", {_LAYOUT: {"WINDOW": 31}}),
     "cursor window": Mechanism(
         "the cursor alone",
-        {_MATCH: {"CURSOR_BEHIND": 0, "CURSOR_AHEAD": 0}},
-        names="CURSOR_BEHIND|CURSOR_AHEAD",
-    ),
-    "cursor window of 19": Mechanism(
-        "of 2: the cursor and the next position", {_MATCH: {"CURSOR_BEHIND": 0, "CURSOR_AHEAD": 1}}
+        {_MATCH: {"CURSOR_AHEAD": 0}},
+        names="CURSOR_AHEAD",
     ),
     "exact prefix": Mechanism(
         "an exact prefix is a match like any other",

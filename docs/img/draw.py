@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from gpu_align.ops.align import MATCH_WEIGHT
-from gpu_align.ops.choose import ALIGNMENT_CONTEXT, NUM_ADHERENCES, NUM_ALIGNMENTS, NUM_MARGINS, SURVIVAL_ONE
+from gpu_align.ops.choose import ALIGNMENT_CONTEXT, ALIGNMENT_FAR, NUM_ADHERENCES, NUM_ALIGNMENTS, NUM_MARGINS, SURVIVAL_ONE
 from gpu_align.ops.choose.survival import SHIPPED, fit_curves, length_buckets, margin_buckets, read_survival
 from gpu_align.ops.host import rank_of
 from gpu_align.ops.lcs import lcs_prefix_row
@@ -299,7 +299,7 @@ def draw_survival() -> Picture:
         (class_id(4, 4), "4 tokens, at the cursor", "#8a63d2", ""),
         (class_id(2, 2), "2 tokens, at the cursor", "#b0519f", ""),
         (class_id(1, 1), "1 token, at the cursor", "#c9534a", ""),
-        (class_id(4, 4, place=6), "4 tokens, far from the cursor", "#8a63d2", dashed),
+        (class_id(4, 4, ALIGNMENT_FAR), "4 tokens, far from the cursor", "#8a63d2", dashed),
         (class_id(4, 0, place=0), "4 tokens, runner-up of 4", "#8a63d2", dotted),
         (class_id(4, 4, ALIGNMENT_CONTEXT), "4 tokens, in the context", "#c98a1b", dashed),
         (class_id(4, 4, trust=0), "4 tokens, low adherence", "#757c86", dotted),

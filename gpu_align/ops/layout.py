@@ -10,7 +10,7 @@ tensor                 shape                         holds
 ``offsets``            [A]                           of each prediction where each bucket begins (CSR)
 ``slot_meta``          [S, `SLOT_META`]              what the host says about a slot's request
 ``align_state``        [S, `ALIGN_STATE`]            where the output stands in the prediction
-``lcs_row``            [S, `WINDOW`] int16           LCS lengths against the window behind the anchor
+``lcs_row``            [S] int64                     bit j: the LCS is longer with token j after the anchor
 ``edits``              [S, `MAX_EDITS`, `EDIT`]      what the output last put in place of what
 ``context_index``      [S, buckets, `WAYS`]          latest positions of each token in the request's context
 =====================  ============================  ======================================================
@@ -46,8 +46,8 @@ VACANT = 2**31 - 1
 #: before the cursor are known to be the last of the output, at most `MAX_MATCH`, while in sync.
 SEEN, IN_SYNC, CURSOR, ANCHOR, DIVERGED_AT, NUM_IN_SYNC, NUM_EDITS, NUM_COMMON = range(8)
 ALIGN_STATE = 8
-#: Tokens behind the anchor that the LCS row covers.
-WINDOW = 256
+#: Tokens after the anchor that the LCS row covers: bits of one signed word, in which a sum of two does not overflow.
+WINDOW = 62
 
 #: Columns of ``edits``: the key, which is the tokens before, at and behind the edit's position (the one before is
 #: `NO_EDIT` where there is no edit any more), the output position of the first new token, the number of old and of
@@ -151,7 +151,7 @@ def allocate_state(
     align_state[:, SEEN] = -1
     return StepState(
         zeros(num_tokens), zeros(num_tokens), zeros(num_tokens), slot_meta, align_state,
-        zeros(max_slots, WINDOW, dtype=torch.int16), zeros(max_slots, MAX_EDITS, EDIT),
+        zeros(max_slots, dtype=torch.int64), zeros(max_slots, MAX_EDITS, EDIT),
         zeros(max_slots, 1 << context_index_bits(max_context_len), WAYS),
     )  # fmt: skip
 
@@ -235,7 +235,7 @@ class Request(NamedTuple):
     output_start: Any  # tokens of the prompt
     meta: Any  # [SLOT_META] int32
     align_state: Any  # [ALIGN_STATE] int32
-    lcs_row: Any  # [WINDOW] int16
+    lcs_row: Any  # [1] int64
     edits: Any  # [MAX_EDITS, EDIT] int32
 
 
@@ -248,6 +248,7 @@ class Alignment(NamedTuple):
     diverged_at: Any  # and of the output
     num_in_sync: Any  # output tokens that were in sync
     num_common: Any  # tokens before the cursor that are known to be the last of the output, while in sync
+    row: Any  # after it diverged: see `extend_row`
 
 
 class Choice(NamedTuple):

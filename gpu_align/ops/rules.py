@@ -11,28 +11,23 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from .align import MATCH_WEIGHT
+from .align import EVERY_BIT, MATCH_WEIGHT
 from .choose import (
     ADHERENCE_CLOSE,
     ADHERENCE_LOOSE,
     ADHERENCE_LOST,
+    ALIGNMENT_CLOSE,
     ALIGNMENT_FAR,
-    ALIGNMENT_LARGE,
-    ALIGNMENT_MEDIUM,
-    ALIGNMENT_NEAR,
     ALIGNMENT_NEXT,
-    ALIGNMENT_SMALL,
     BACKWARD_DEFICIT,
-    LARGE_DEFICIT,
+    CLOSE_DEFICIT,
     LOOSE_SHARE,
     LOST_SHARE,
-    MEDIUM_DEFICIT,
     MEMORY_PRIOR,
     NUM_ADHERENCES,
     NUM_ALIGNMENTS,
     NUM_CLASSES,
     NUM_MARGINS,
-    SMALL_DEFICIT,
 )
 from .layout import (
     HASH,
@@ -43,9 +38,10 @@ from .layout import (
     SOURCE_RECIPE,
     TEXT_PREDICTION,
     TEXT_RELATED_MEMORY,
+    WINDOW,
     Alignment,
 )
-from .match import CURSOR_AHEAD, CURSOR_BEHIND, MAX_MATCH
+from .match import MAX_MATCH
 
 
 def where(condition: int, a: int, b: int) -> int:
@@ -80,9 +76,31 @@ def starts_over(total: int, seen: int) -> bool:
     return (seen < 0) | (total < seen)
 
 
-def score_of(common: int, j: int) -> int:
-    """Of a prediction position j behind the anchor up to which the output has `common` tokens in common."""
-    return common * MATCH_WEIGHT - j
+def extend_row(row: int, matches: int) -> int:
+    """The LCS row after one more output token.
+
+    Bit j of a row is 1 where the LCS of the output since it diverged and the first j + 1 tokens after the anchor is
+    longer than that with the first j. matches: bit j is 1 where token j after the anchor is the new one.
+    """
+    flat = ~row & EVERY_BIT
+    taken = flat & matches
+    # One addition: a carry runs through the run of bits up to the next that the row has (Hyyrö 2004).
+    return ~((flat + taken) | (flat - taken)) & EVERY_BIT
+
+
+def count_ones(word: int) -> int:
+    """The bits of an int64 that are 1: neighbouring fields of 1, 2, 4, … bits, each a count, become one."""
+    word = (word & 0x5555555555555555) + ((word >> 1) & 0x5555555555555555)
+    word = (word & 0x3333333333333333) + ((word >> 2) & 0x3333333333333333)
+    word = (word + (word >> 4)) & 0x0F0F0F0F0F0F0F0F
+    word = word + (word >> 8)
+    word = word + (word >> 16)
+    return int32((word + (word >> 32)) & 0x7F)
+
+
+def score_at(row: int, j: int) -> int:
+    """Of the position j after the anchor, ``0 <= j <= WINDOW``: 4 for each common token, 1 less for each before it."""
+    return count_ones((row << int64(-j + WINDOW)) & EVERY_BIT) * MATCH_WEIGHT - j
 
 
 def deficit_of(ahead: int) -> int:
@@ -92,10 +110,7 @@ def deficit_of(ahead: int) -> int:
 
 def alignment_bucket(ahead: int, deficit: int) -> int:
     """Alignment bucket of a position in the prediction, so far ahead of the cursor and with this score deficit."""
-    near = where(deficit <= MEDIUM_DEFICIT, ALIGNMENT_MEDIUM, ALIGNMENT_NEAR)
-    near = where(deficit <= SMALL_DEFICIT, ALIGNMENT_SMALL, near)
-    far = where(deficit <= LARGE_DEFICIT, ALIGNMENT_LARGE, ALIGNMENT_FAR)
-    bucket = where((ahead >= -CURSOR_BEHIND) & (ahead <= CURSOR_AHEAD), near, far)
+    bucket = where(deficit <= CLOSE_DEFICIT, ALIGNMENT_CLOSE, ALIGNMENT_FAR)
     # At the cursor and next to it the distance is the bucket.
     return where((ahead == 0) | (ahead == ALIGNMENT_NEXT), ahead, bucket)
 

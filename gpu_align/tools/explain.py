@@ -13,14 +13,9 @@ from ..config import DrafterConfig
 from ..ops.align.reference import load_state
 from ..ops.choose import (
     ADHERENCE_LOST,
+    ALIGNMENT_CLOSE,
     ALIGNMENT_FAR,
-    ALIGNMENT_LARGE,
-    ALIGNMENT_MEDIUM,
-    ALIGNMENT_NEAR,
-    ALIGNMENT_SMALL,
-    LARGE_DEFICIT,
-    MEDIUM_DEFICIT,
-    SMALL_DEFICIT,
+    CLOSE_DEFICIT,
     SURVIVAL_ONE,
     unpack_class,
 )
@@ -124,9 +119,9 @@ def _look(
             every.token[r], every.margin[r], every.class_id[r],
         )  # fmt: skip
         request = load_request(state, slots[r], token_ids[slots[r], : totals[r]])
-        alignment, edits, top = update_state(request, load_state(request))
+        alignment, edits = update_state(request, load_state(request))
         bucket = last_bucket(request)
-        choice = choose_draft(request, bucket, alignment, top, recipes, tables, settings, found)
+        choice = choose_draft(request, bucket, alignment, recipes, tables, settings, found)
         view.cursor[r], view.lane[r] = alignment.cursor, choice.lane
         view.num_chosen[r], view.recipe[r] = choice.num, choice.recipe
         first = limits_of(int(request.meta[TEXT_KIND]))
@@ -143,11 +138,8 @@ def _look(
 
 #: What an alignment bucket says of a candidate in the prediction.
 _WORSE = {
-    ALIGNMENT_SMALL: f"at most {SMALL_DEFICIT} worse by the alignment",
-    ALIGNMENT_MEDIUM: f"{SMALL_DEFICIT + 1} to {MEDIUM_DEFICIT} worse by the alignment",
-    ALIGNMENT_NEAR: f"more than {MEDIUM_DEFICIT} worse by the alignment",
-    ALIGNMENT_LARGE: f"at most {LARGE_DEFICIT} worse by the alignment",
-    ALIGNMENT_FAR: f"more than {LARGE_DEFICIT} worse by the alignment",
+    ALIGNMENT_CLOSE: f"at most {CLOSE_DEFICIT} worse by the alignment",
+    ALIGNMENT_FAR: f"more than {CLOSE_DEFICIT} worse by the alignment",
 }
 #: `RecipeTable.build`, for a table that several share: it takes a while to make.
 recipe_table = lru_cache(maxsize=8)(RecipeTable.build)

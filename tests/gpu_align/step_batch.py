@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -103,7 +104,7 @@ def standing_of(drafter: Drafter, slot: int) -> tuple[Any, ...]:
     edits = [tuple(row[:7]) if row[c.EDIT_BEFORE] != NO_EDIT else None for row in rows]
     if state[c.IN_SYNC] > 0:
         return True, state[c.CURSOR], state[c.NUM_IN_SYNC], edits
-    row = drafter._state.lcs_row[slot].tolist()
+    row = [*accumulate(int(drafter._state.lcs_row[slot]) >> j & 1 for j in range(c.WINDOW))]
     return False, state[c.ANCHOR], state[c.DIVERGED_AT], row, state[c.NUM_IN_SYNC], edits
 
 

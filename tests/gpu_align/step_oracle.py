@@ -182,9 +182,7 @@ class Oracle:
         else:
             scores, j = self.scores(), position - self.anchor
             deficit = max(scores) - scores[j] if 0 <= j < len(scores) else 99
-        if -2 <= away <= 16:
-            return 2 if deficit <= 2 else 3 if deficit <= 5 else 4
-        return 5 if deficit <= 16 else 6
+        return 2 if deficit <= 16 else 3
 
     def candidates(self, tokens: list[int]) -> tuple[list[Candidate | None], int]:
         text, output, total = self.text, tokens[self.prompt_len :], len(tokens)
@@ -200,7 +198,7 @@ class Oracle:
             found.append(
                 Candidate(False, e, -matched, self.place_of(e, cursor), len(text) - e) if e > 0 else None
             )
-        for position in range(cursor - 2, cursor + 17):
+        for position in (cursor, cursor + 1):
             inside = 0 <= position < len(text)
             matched = common_suffix(text[: max(position, 0)], output)
             place = self.place_of(position, cursor)
@@ -214,7 +212,7 @@ class Oracle:
                 if matched >= self.min_context_match:
                     matches.append((-matched, -e, e))
         for matched, _, e in (*sorted(matches)[:4], *[(0, 0, -1)] * 4)[:4]:
-            found.append(Candidate(True, e, -matched, 7, total - e) if e > 0 else None)
+            found.append(Candidate(True, e, -matched, 4, total - e) if e > 0 else None)
         return found, cursor
 
     def classes(self, found: list[Candidate | None], tokens: list[int]) -> list[int]:
@@ -237,7 +235,7 @@ class Oracle:
             margin = c.matched - (runner_up if t == leader else reach)
             length = sum(c.matched >= edge for edge in LENGTH_EDGES)
             classes.append(
-                ((length * 10 + sum(margin >= edge for edge in MARGIN_EDGES)) * 8 + c.place) * 3 + adherence
+                ((length * 10 + sum(margin >= edge for edge in MARGIN_EDGES)) * 5 + c.place) * 3 + adherence
             )
         return classes
 
@@ -347,7 +345,7 @@ class Oracle:
             num = min(num, int(self.tables.max_draft_len[row]))
             value = int(self.tables.expected_accepted[row, num])
             at_start = self.in_sync and cursor == self.num_in_sync == num_output <= MAX_MATCH
-            if i == 6 and at_start and not self.memory:
+            if i == 4 and at_start and not self.memory:
                 num, value = self.K, 2**31 - 1  # all of the output is the beginning of the prediction
             if value > best_value:
                 best, best_value, best_num = i, value, num

@@ -2,12 +2,9 @@
 
 from ..layout import WINDOW
 
-#: Bits of a word of the LCS row, and its words, a lane each.
-WORD = 8
-ROW_WORDS = WINDOW // WORD
-EVERY_BIT = (1 << WORD) - 1
-#: Keys of one score in `cursor_score`, where a position of the window is 0 to `WINDOW`.
-J_KEYS = 2 * WINDOW
+#: The LCS row with all bits set, and the lanes of a kernel for its bits and for half of them.
+EVERY_BIT = (1 << WINDOW) - 1
+ROW_LANES, HALF_ROW = 64, 32
 #: What a matching token adds to the cursor's score; a skipped token of the prediction costs 1.
 MATCH_WEIGHT = 4
 #: The output is in sync again where its last `LOCAL_MATCH` tokens end within `LOCAL_RANGE` positions of the

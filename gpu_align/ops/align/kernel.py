@@ -19,11 +19,10 @@ from ..device import (
     EDIT_OLD,
     EDIT_SEEN_BEFORE,
     EDIT_START,
-    EVERY_BIT,
     GLOBAL_EVERY,
     GLOBAL_MATCH,
+    HALF_ROW,
     IN_SYNC,
-    J_KEYS,
     LOCAL_MATCH,
     LOCAL_RANGE,
     MAX_EDIT_LEN,
@@ -35,16 +34,17 @@ from ..device import (
     NUM_COMMON,
     NUM_EDITS,
     NUM_IN_SYNC,
-    ROW_WORDS,
+    ROW_LANES,
     RUN,
     SEEN,
     SPAN,
     TURN,
     WINDOW,
-    WORD,
+    extend_row,
+    int64,
     position_of,
     rank_of,
-    score_of,
+    score_at,
     starts_over,
 )
 from ..index.kernel import load_back, load_back_clamped, load_bucket, nearest
@@ -52,96 +52,36 @@ from ..layout import Alignment
 
 
 @triton.jit
-def _row_offsets():
-    """[ROW_WORDS]: which token of the window the lowest bit of each word stands for."""
-    return tl.arange(0, ROW_WORDS) * WORD
+def _half_window(prediction, position, num):
+    """The first `num` tokens from `position` on, and the bit of each, 0 beyond them; [HALF_ROW] int32."""
+    o_w = tl.arange(0, HALF_ROW)
+    b_token = tl.load(prediction.tokens + position + o_w, mask=o_w < num, other=0)
+    return b_token, tl.where(o_w < num, tl.full([HALF_ROW], 1, tl.int32) << o_w, 0)
 
 
 @triton.jit
-def _load_row(p_row):
-    """A stored row, 16 bits a length: the first four of each word and the last four, both [ROW_WORDS] int64."""
-    p_lengths = p_row.to(tl.pointer_type(tl.int64)) + 2 * tl.arange(0, ROW_WORDS)
-    return tl.load(p_lengths), tl.load(p_lengths + 1)
+def extend_rows(row, prediction, anchor, p_output, begin, num_output):
+    num_window = tl.minimum(prediction.length - anchor, WINDOW)
+    b_low, b_low_bit = _half_window(prediction, anchor, num_window)
+    b_high, b_high_bit = _half_window(prediction, anchor + HALF_ROW, num_window - HALF_ROW)
+    # Loaded a turn ahead.
+    token = tl.load(p_output + tl.minimum(begin, num_output - 1))
+    for i in range(begin, num_output):
+        next_token = tl.load(p_output + tl.minimum(i + 1, num_output - 1))
+        low = tl.reduce_or(tl.where(b_low == token, b_low_bit, 0), axis=0)
+        high = tl.reduce_or(tl.where(b_high == token, b_high_bit, 0), axis=0)
+        row = extend_row(row, (int64(high) << HALF_ROW) | (int64(low) & 0xFFFFFFFF))
+        token = next_token
+    return row
 
 
 @triton.jit
-def _four_bits(b_lengths, b_before):
-    """Which of four lengths exceed the one before, `b_before` for the first: four bits, [ROW_WORDS] int32."""
-    b_rises = b_lengths - ((b_lengths << 16) | b_before)
-    return ((b_rises | (b_rises >> 15) | (b_rises >> 30) | (b_rises >> 45)) & 15).to(tl.int32)
-
-
-@triton.jit
-def _row_words(b_first, b_last):
-    """The words of a row as `load_row` returns it, [ROW_WORDS] int32."""
-    o_w = tl.arange(0, ROW_WORDS)
-    b_before = tl.where(o_w > 0, tl.gather(b_last >> 48, tl.maximum(o_w - 1, 0), axis=0), 0)
-    return EVERY_BIT - _four_bits(b_first, b_before) - (_four_bits(b_last, b_first >> 48) << 4)
-
-
-@triton.jit
-def _row_lengths(b_words):
-    """LCS lengths with the window up to each of its tokens: of bit k of all words the k-th of WORD [ROW_WORDS]."""
-    b_rises = tl.zeros([ROW_WORDS], tl.int32)
-    for k in tl.static_range(WORD):
-        b_rises += (~b_words >> k) & 1
-    b_length = tl.cumsum(b_rises, axis=0) - b_rises
-    lengths = ()
-    for k in tl.static_range(WORD):
-        b_length += (~b_words >> k) & 1
-        lengths = lengths + (b_length,)
-    return lengths
-
-
-@triton.jit
-def _store_row(p_row, lengths):
-    """Store what `row_lengths` returns as `load_row` loads it."""
-    p_lengths = p_row.to(tl.pointer_type(tl.int64)) + 2 * tl.arange(0, ROW_WORDS)
-    for i in tl.static_range(2):
-        b_low = (lengths[4 * i] | (lengths[4 * i + 1] << 16)).to(tl.int64)
-        b_high = (lengths[4 * i + 2] | (lengths[4 * i + 3] << 16)).to(tl.int64)
-        tl.store(p_lengths + i, b_low | (b_high << 32))
-
-
-@triton.jit
-def _load_window(p_tokens, num_tokens, anchor):
-    """The window behind `anchor`, a tuple of WORD [ROW_WORDS] int32, and the bits of each word that stand for a
-    token, [ROW_WORDS] int32: it ends with the tokens, of which there is one at least."""
-    o_position = anchor + _row_offsets()
-    window = ()
-    for k in tl.static_range(WORD):
-        window = window + (tl.load(p_tokens + tl.minimum(o_position + k, num_tokens - 1)),)
-    b_end = tl.minimum(tl.maximum(num_tokens - o_position, 0), WORD)
-    return window, (1 << b_end) - 1
-
-
-@triton.jit
-def _match_bits(window, b_bits, token):
-    """The bits of each word that stand for `token`, [ROW_WORDS] int32; the window as `load_window` returns it."""
-    b_match = tl.zeros([ROW_WORDS], tl.int32)
-    for k in tl.static_range(WORD):
-        b_match |= tl.where(window[k] == token, 1 << k, 0)
-    return b_match & b_bits
-
-
-@triton.jit
-def _extend_words(b_words, window, b_bits, p_tokens, begin, end):
-    """The words after ``tokens[begin:end]``, [ROW_WORDS] int32; the window as `load_window` returns it."""
-    b_lane = tl.full([ROW_WORDS], 1, tl.int32) << tl.arange(0, ROW_WORDS)
-    # Tokens are loaded two turns ahead and compared one turn ahead.
-    b_match = _match_bits(window, b_bits, tl.load(p_tokens + tl.minimum(begin, end - 1)))
-    next_token = tl.load(p_tokens + tl.minimum(begin + 1, end - 1))
-    for i in range(begin, end):
-        b_sum = b_words + (b_words & b_match)
-        # The carries of all words by one addition: a carry out of word w runs on through words of ones only.
-        out = tl.reduce_or(tl.where(b_sum > EVERY_BIT, b_lane, 0), axis=0)
-        ones = tl.reduce_or(tl.where(b_sum == EVERY_BIT, b_lane, 0), axis=0)
-        carries = tl.add(ones, out << 1, sanitize_overflow=False) ^ ones
-        b_sum += (carries & b_lane != 0).to(tl.int32)
-        b_words = (b_sum & EVERY_BIT) | (b_words & ~b_match)
-        b_match = _match_bits(window, b_bits, next_token)
-        next_token = tl.load(p_tokens + tl.minimum(i + 2, end - 1))
-    return b_words
+def cursor_of(row, prediction, anchor):
+    o_j = tl.arange(0, ROW_LANES)
+    # The smallest of the lanes with the largest score: one key.
+    b_key = score_at(row, tl.minimum(o_j, WINDOW)) * ROW_LANES + (-o_j + (ROW_LANES - 1))
+    key = tl.max(tl.where(o_j <= tl.minimum(prediction.length - anchor, WINDOW), b_key, 0), axis=0)
+    return anchor + (-(key % ROW_LANES) + (ROW_LANES - 1))
 
 
 class Edits(NamedTuple):
@@ -322,19 +262,19 @@ def record_edit(edits, prediction, alignment, old, new):
 @triton.jit
 def in_sync_at(a, cursor, num_in_sync, num_common):
     """The alignment in sync at a cursor; it keeps where the output diverged last."""
-    return Alignment(1, cursor, a.anchor, a.diverged_at, num_in_sync, num_common)
+    return Alignment(1, cursor, a.anchor, a.diverged_at, num_in_sync, num_common, a.row)
 
 
 @triton.jit
 def diverge(a, done):
     """The alignment diverged at its cursor, behind `done` output tokens."""
-    return Alignment(0, a.cursor, a.cursor, done, a.num_in_sync, a.num_common)
+    return Alignment(0, a.cursor, a.cursor, done, a.num_in_sync, a.num_common, a.row * 0)
 
 
 @triton.jit
-def _at_cursor(a, cursor):
-    """The alignment with another cursor."""
-    return Alignment(a.in_sync, cursor, a.anchor, a.diverged_at, a.num_in_sync, a.num_common)
+def at_cursor(a, cursor, row):
+    """The diverged alignment with another cursor and row."""
+    return Alignment(0, cursor, a.anchor, a.diverged_at, a.num_in_sync, a.num_common, row)
 
 
 @triton.jit
@@ -363,10 +303,11 @@ def _process_tokens(request, p_output, done, num_output, a, edits):
 
 @triton.jit
 def load_state(p_align, p_row, p_edits):
-    """``(seen, alignment, edits, row)`` of a slot as they were stored."""
+    """``(seen, alignment, edits)`` of a slot as they were stored."""
     alignment = Alignment(
         tl.load(p_align + IN_SYNC), tl.load(p_align + CURSOR), tl.load(p_align + ANCHOR),
         tl.load(p_align + DIVERGED_AT), tl.load(p_align + NUM_IN_SYNC), tl.load(p_align + NUM_COMMON),
+        tl.load(p_row),
     )  # fmt: skip
     p_ways = p_edits + tl.arange(0, MAX_EDITS) * EDIT
     edits = Edits(
@@ -374,7 +315,7 @@ def load_state(p_align, p_row, p_edits):
         tl.load(p_ways + EDIT_BEHIND), tl.load(p_ways + EDIT_START), tl.load(p_ways + EDIT_OLD),
         tl.load(p_ways + EDIT_NEW), tl.load(p_ways + EDIT_SEEN_BEFORE), 0,
     )  # fmt: skip
-    return tl.load(p_align + SEEN), alignment, edits, _load_row(p_row)
+    return tl.load(p_align + SEEN), alignment, edits
 
 
 @triton.jit
@@ -383,7 +324,7 @@ def _start_over(is_fresh, a, edits):
     alignment = Alignment(
         tl.where(is_fresh, 1, a.in_sync), tl.where(is_fresh, 0, a.cursor), tl.where(is_fresh, 0, a.anchor),
         tl.where(is_fresh, 0, a.diverged_at), tl.where(is_fresh, 0, a.num_in_sync),
-        tl.where(is_fresh, 0, a.num_common),
+        tl.where(is_fresh, 0, a.num_common), tl.where(is_fresh, 0, a.row),
     )  # fmt: skip
     return alignment, Edits(
         tl.where(is_fresh, 0, edits.count), tl.where(is_fresh, NO_EDIT, edits.b_before), edits.b_at,
@@ -392,8 +333,8 @@ def _start_over(is_fresh, a, edits):
 
 
 @triton.jit
-def _store_registers(request, a, edits, is_fresh):
-    """Write back what `load_state` loads, but for the row; the edits where there is something new in them."""
+def _store_state(request, a, edits, is_fresh):
+    """Write back what `load_state` loads; the edits where there is something new in them."""
     p_align = request.align_state
     tl.store(p_align + SEEN, request.context.length)
     tl.store(p_align + IN_SYNC, a.in_sync)
@@ -403,6 +344,7 @@ def _store_registers(request, a, edits, is_fresh):
     tl.store(p_align + NUM_IN_SYNC, a.num_in_sync)
     tl.store(p_align + NUM_EDITS, edits.count)
     tl.store(p_align + NUM_COMMON, a.num_common)
+    tl.store(request.lcs_row, a.row)
     # Carrying `is_fresh` in `is_changed` took 96 → 102 registers in a step with recipes for sm_90.
     if is_fresh | (edits.is_changed > 0):
         p_ways = request.edits + tl.arange(0, MAX_EDITS) * EDIT
@@ -416,24 +358,13 @@ def _store_registers(request, a, edits, is_fresh):
 
 
 @triton.jit
-def cursor_score(lengths, num_window):
-    b_best = tl.full([ROW_WORDS], J_KEYS - 1, tl.int32)  # j = 0, score 0
-    for k in tl.static_range(WORD):
-        o_j = _row_offsets() + k + 1
-        b_key = score_of(lengths[k], o_j) * J_KEYS + (-o_j + (J_KEYS - 1))
-        b_best = tl.maximum(b_best, tl.where(o_j <= num_window, b_key, J_KEYS - 1))
-    top = tl.max(b_best, axis=0)
-    return -(top % J_KEYS) + (J_KEYS - 1), top // J_KEYS
-
-
-@triton.jit
 def realign(request, state):
     """Process what is new of a request's output, after a `load_state`, and write its state back.
 
-    Returns ``(alignment, edits, top)``, with the cursor where the output stands, and `top` its score there.
+    Returns ``(alignment, edits)``, with the cursor where the output stands.
     """
     prediction, context = request.prediction, request.context
-    seen, a, edits, row = state
+    seen, a, edits = state
     is_fresh = starts_over(context.length, seen)
     a, edits = _start_over(is_fresh, a, edits)
     # An output is neither in sync with an empty prediction nor diverged from it.
@@ -441,19 +372,11 @@ def realign(request, state):
     p_output = context.tokens + request.output_start
     done = tl.maximum(tl.where(is_fresh, 0, seen) - request.output_start, 0)
     a, edits = _process_tokens(request, p_output, done, num_output, a, edits)
-    b_words = tl.full([ROW_WORDS], EVERY_BIT, tl.int32)
     if a.in_sync == 0:
         # Only the tokens since the output diverged last are in the row.
         first = tl.maximum(done, a.diverged_at)
-        window, b_bits = _load_window(prediction.tokens, prediction.length, a.anchor)
-        b_words = tl.where(first > a.diverged_at, _row_words(row[0], row[1]), b_words)
-        b_words = _extend_words(b_words, window, b_bits, p_output, first, num_output)
+        row = extend_rows(a.row, prediction, a.anchor, p_output, first, num_output)
+        a = at_cursor(a, cursor_of(row, prediction, a.anchor), row)
     tl.debug_barrier()  # all threads have read what is written now
-    _store_registers(request, a, edits, is_fresh)
-    top = 0
-    if a.in_sync == 0:
-        lengths = _row_lengths(b_words)
-        _store_row(request.lcs_row, lengths)
-        j, top = cursor_score(lengths, tl.minimum(prediction.length - a.anchor, WINDOW))
-        a = _at_cursor(a, a.anchor + j)
-    return a, edits, top
+    _store_state(request, a, edits, is_fresh)
+    return a, edits

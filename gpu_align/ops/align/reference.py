@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..host import rank_of, starts_over
+from ..host import extend_row, rank_of, score_at, starts_over
 from ..index.reference import load_bucket, nearest
 from ..jit import njit, to_int
 from ..layout import (
@@ -38,20 +38,14 @@ from . import (
     AT_START,
     GLOBAL_EVERY,
     GLOBAL_MATCH,
-    J_KEYS,
     LOCAL_MATCH,
     LOCAL_RANGE,
-    MATCH_WEIGHT,
     MAX_EDIT_LEN,
     NO_EDIT,
     RUN,
 )
 
 IntArray = npt.NDArray[np.signedinteger[Any]]
-
-#: Tokens that `_extend_row` compares at once.
-_BLOCK = 64
-
 
 class EditRows(NamedTuple):
     """What the output put in place of what."""
@@ -61,32 +55,36 @@ class EditRows(NamedTuple):
 
 
 @njit
-def _extend_row(row: IntArray, window: IntArray, token: int) -> None:
-    """Add one more token to a row: ``row[j]`` is the LCS length with ``window[:j + 1]``. row: [WINDOW].
-
-    A length never rises by more than 1, so a match at j raises a run of equal lengths to ``row[j - 1] + 1``. From
-    the back: the lengths before j are still those without the token.
-    """
-    for block in range((len(window) - 1) // _BLOCK, -1, -1):
-        tokens = window[block * _BLOCK : (block + 1) * _BLOCK]
-        if not _holds(tokens, token):
-            continue
-        for i in range(len(tokens) - 1, -1, -1):
-            j = block * _BLOCK + i
-            if tokens[i] == token:
-                longer = (int(row[j - 1]) if j > 0 else 0) + 1
-                while j < WINDOW and row[j] < longer:
-                    row[j] = longer
-                    j += 1
-
-
-@njit
 def _holds(tokens: IntArray, token: int) -> bool:
     """Whether the token is there. No early exit: a CPU compares many at a time, and mostly it is not."""
     found = False
     for i in range(len(tokens)):
         found |= tokens[i] == token
     return found
+
+
+@njit
+def extend_rows(row: int, prediction: SourceText, anchor: int, output: IntArray, begin: int) -> int:
+    """The LCS row after ``output[begin:]``."""
+    window = prediction.tokens[anchor : anchor + WINDOW]
+    for i in range(begin, len(output)):
+        matches = 0
+        if _holds(window, output[i]):
+            for j in range(len(window)):
+                matches |= int(window[j] == output[i]) << j
+        row = extend_row(row, matches)
+    return row
+
+
+@njit
+def cursor_of(row: int, prediction: SourceText, anchor: int) -> int:
+    """Where a diverged output stands: the first position from the anchor on with the largest `score_at`."""
+    best, top = 0, 0
+    for j in range(1, min(WINDOW, prediction.length - anchor) + 1):
+        score = score_at(row, j)
+        if score > top:
+            best, top = j, score
+    return anchor + best
 
 
 @njit
@@ -192,21 +190,27 @@ def record_edit(
 @njit
 def in_sync_at(a: Alignment, cursor: int, num_in_sync: int, num_common: int) -> Alignment:
     """The alignment in sync at a cursor; it keeps where the output diverged last."""
-    return Alignment(1, cursor, a.anchor, a.diverged_at, num_in_sync, num_common)
+    return Alignment(1, cursor, a.anchor, a.diverged_at, num_in_sync, num_common, a.row)
 
 
 @njit
 def diverge(a: Alignment, done: int) -> Alignment:
     """The alignment diverged at its cursor, behind `done` output tokens."""
-    return Alignment(0, a.cursor, a.cursor, done, a.num_in_sync, a.num_common)
+    return Alignment(0, a.cursor, a.cursor, done, a.num_in_sync, a.num_common, 0)
+
+
+@njit
+def at_cursor(a: Alignment, cursor: int, row: int) -> Alignment:
+    """The diverged alignment with another cursor and row."""
+    return Alignment(0, cursor, a.anchor, a.diverged_at, a.num_in_sync, a.num_common, row)
 
 
 @njit
 def _process_tokens(
     request: Request, output: IntArray, done: int, a: Alignment, edits: EditRows
 ) -> tuple[Alignment, EditRows]:
-    """Process ``output[done:]``; what is in sync runs on, what diverged looks for where it is in sync again."""
-    prediction, row = request.prediction, request.lcs_row
+    """Process ``output[done:]``, but for the row: find where it diverges and where it is in sync again."""
+    prediction = request.prediction
     while done < len(output):
         if a.in_sync > 0:
             run = _run_length(prediction, a.cursor, output, done)
@@ -217,9 +221,7 @@ def _process_tokens(
             a = in_sync_at(a, a.cursor + run, a.num_in_sync + run, common)
             if done < len(output):
                 a = diverge(a, done)
-                row[:] = 0
         if a.in_sync == 0:
-            _extend_row(row, prediction.tokens[a.anchor : a.anchor + WINDOW], output[done])
             done += 1
             position = _resync_at(prediction, a.anchor, output[:done])
             if position >= 0:
@@ -233,12 +235,12 @@ def _process_tokens(
 @njit
 def load_state(request: Request) -> tuple[int, Alignment, EditRows]:
     """``(seen, alignment, edits)`` of a slot as they were stored."""
-    row = request.align_state
+    state = request.align_state
     alignment = Alignment(
-        to_int(row[IN_SYNC]), to_int(row[CURSOR]), to_int(row[ANCHOR]), to_int(row[DIVERGED_AT]),
-        to_int(row[NUM_IN_SYNC]), to_int(row[NUM_COMMON]),
+        to_int(state[IN_SYNC]), to_int(state[CURSOR]), to_int(state[ANCHOR]), to_int(state[DIVERGED_AT]),
+        to_int(state[NUM_IN_SYNC]), to_int(state[NUM_COMMON]), to_int(request.lcs_row[0]),
     )  # fmt: skip
-    return to_int(row[SEEN]), alignment, EditRows(to_int(row[NUM_EDITS]), request.edits)
+    return to_int(state[SEEN]), alignment, EditRows(to_int(state[NUM_EDITS]), request.edits)
 
 
 @njit
@@ -247,38 +249,27 @@ def _store_state(request: Request, a: Alignment, edits: EditRows) -> None:
     state[SEEN] = request.context.length
     state[IN_SYNC], state[CURSOR], state[ANCHOR] = a.in_sync, a.cursor, a.anchor
     state[DIVERGED_AT], state[NUM_IN_SYNC], state[NUM_COMMON] = a.diverged_at, a.num_in_sync, a.num_common
-    state[NUM_EDITS] = edits.count
+    state[NUM_EDITS], request.lcs_row[0] = edits.count, a.row
 
 
 @njit
-def cursor_score(lengths: IntArray, num_window: int) -> tuple[int, int]:
-    """``(j, score)``: the smallest j with the largest `score_of`, ``0 <= j <= num_window``."""
-    # One key of score and j: its maximum is found for many at a time.
-    best = 0
-    for i in range(num_window):
-        best = max(best, (MATCH_WEIGHT * int(lengths[i]) - i - 1) * J_KEYS - i - 1)
-    top = (best + WINDOW) // J_KEYS
-    return top * J_KEYS - best, top
-
-
-@njit
-def realign(request: Request, state: tuple[int, Alignment, EditRows]) -> tuple[Alignment, EditRows, int]:
+def realign(request: Request, state: tuple[int, Alignment, EditRows]) -> tuple[Alignment, EditRows]:
     """Process what is new of a request's output, after a `load_state`, and write its state back.
 
-    Returns ``(alignment, edits, top)``, with the cursor where the output stands, which after it diverged is a
-    position behind the anchor, and `top` its score there.
+    Returns ``(alignment, edits)``, with the cursor where the output stands.
     """
     prediction, context = request.prediction, request.context
     seen, a, edits = state
     if starts_over(context.length, seen):
-        seen, a, edits = 0, Alignment(1, 0, 0, 0, 0, 0), EditRows(0, edits.rows)
+        seen, a, edits = 0, Alignment(1, 0, 0, 0, 0, 0, 0), EditRows(0, edits.rows)
         edits.rows[:, EDIT_BEFORE] = NO_EDIT
     # An output is neither in sync with an empty prediction nor diverged from it.
     if prediction.length > 0 and context.length > request.output_start:
-        done = max(seen - request.output_start, 0)
-        a, edits = _process_tokens(request, context.tokens[request.output_start :], done, a, edits)
+        done, output = max(seen - request.output_start, 0), context.tokens[request.output_start :]
+        a, edits = _process_tokens(request, output, done, a, edits)
+        if a.in_sync == 0:
+            # Only the tokens since the output diverged last are in the row.
+            row = extend_rows(a.row, prediction, a.anchor, output, max(done, a.diverged_at))
+            a = at_cursor(a, cursor_of(row, prediction, a.anchor), row)
     _store_state(request, a, edits)
-    if a.in_sync > 0:
-        return a, edits, 0
-    j, top = cursor_score(request.lcs_row, min(WINDOW, prediction.length - a.anchor))
-    return Alignment(0, a.anchor + j, a.anchor, a.diverged_at, a.num_in_sync, a.num_common), edits, top
+    return a, edits

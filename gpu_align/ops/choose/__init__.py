@@ -7,13 +7,12 @@ LENGTH_EDGES = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, 49, 64)
 #: Margin -> bucket likewise; bucket 0 is "a match that disagrees is four or more tokens longer".
 MARGIN_EDGES = (-3, -1, 0, 1, 2, 3, 5, 9, 17)
 NUM_LENGTHS, NUM_MARGINS = len(LENGTH_EDGES) + 1, len(MARGIN_EDGES) + 1
-#: Alignment buckets: at the cursor; 1 ahead; around the cursor with a score deficit up to `SMALL_DEFICIT`, up to
-#: `MEDIUM_DEFICIT`, above; elsewhere up to `LARGE_DEFICIT`, above; in the context.
+#: Alignment buckets: at the cursor; 1 ahead; elsewhere in the prediction with a score deficit up to `CLOSE_DEFICIT`,
+#: above; in the context.
 (
-    ALIGNMENT_AT_CURSOR, ALIGNMENT_NEXT, ALIGNMENT_SMALL, ALIGNMENT_MEDIUM, ALIGNMENT_NEAR,
-    ALIGNMENT_LARGE, ALIGNMENT_FAR, ALIGNMENT_CONTEXT, NUM_ALIGNMENTS,
-) = range(9)  # fmt: skip
-SMALL_DEFICIT, MEDIUM_DEFICIT, LARGE_DEFICIT = 2, 5, 16
+    ALIGNMENT_AT_CURSOR, ALIGNMENT_NEXT, ALIGNMENT_CLOSE, ALIGNMENT_FAR, ALIGNMENT_CONTEXT, NUM_ALIGNMENTS,
+) = range(6)  # fmt: skip
+CLOSE_DEFICIT = 16
 #: Score deficit of a position before the cursor while in sync, beside the distance; and outside of the LCS row.
 BACKWARD_DEFICIT, NO_SCORE = 2, 99
 #: Adherence: the share of the output that was in sync: below 1/`LOST_SHARE`, below 1/`LOOSE_SHARE`, above.

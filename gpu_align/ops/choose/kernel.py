@@ -21,7 +21,7 @@ from ..device import (
     alignment_bucket,
     deficit_of,
     pack_class,
-    score_of,
+    score_at,
 )
 from ..match.kernel import at_lane
 
@@ -43,16 +43,15 @@ def margins(found, adherence):
 
 
 @triton.jit
-def score_deficit(position, request, alignment, top):
+def score_deficit(position, alignment):
     """[LANES] int32."""
-    num_window = tl.minimum(request.prediction.length - alignment.anchor, WINDOW)
     b_deficit = deficit_of(position - alignment.cursor)
     if alignment.in_sync == 0:
         o_j = position - alignment.anchor
-        m_row = (o_j >= 1) & (o_j <= num_window)
-        b_common = tl.load(request.lcs_row + o_j - 1, mask=m_row, other=0).to(tl.int32)
-        m_window = (o_j >= 0) & (o_j <= num_window)
-        b_deficit = tl.where(m_window, top - score_of(b_common, o_j), NO_SCORE)
+        m_window = (o_j >= 0) & (o_j <= WINDOW)
+        top = score_at(alignment.row, alignment.cursor - alignment.anchor)
+        b_score = score_at(alignment.row, tl.where(m_window, o_j, 0))
+        b_deficit = tl.where(m_window, top - b_score, NO_SCORE)
     return b_deficit
 
 
@@ -66,10 +65,10 @@ def _bucket_number(b_value, EDGES: tl.constexpr, NUM: tl.constexpr):
 
 
 @triton.jit
-def classes(request, found, alignment, top, num_output):
+def classes(found, alignment, num_output):
     """Class of every candidate, [LANES] int32. num_output: with the adherence prior."""
     adherence = adherence_of(alignment.num_in_sync, num_output)
-    b_deficit = score_deficit(found.position, request, alignment, top)
+    b_deficit = score_deficit(found.position, alignment)
     b_margin = margins(found, adherence)
     b_bucket = alignment_bucket(found.position - alignment.cursor, b_deficit)
     b_bucket = tl.where(tl.arange(0, LANES) < FIRST_CONTEXT, b_bucket, ALIGNMENT_CONTEXT)

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..host import adherence_of, alignment_bucket, deficit_of, pack_class, score_of
+from ..host import adherence_of, alignment_bucket, deficit_of, pack_class, score_at
 from ..jit import njit
-from ..layout import WINDOW, Alignment, Request
+from ..layout import WINDOW, Alignment
 from ..match import AT_CURSOR, MAX_MATCH, NUM_CANDIDATES
 from ..match.reference import CandidateArrays
 from . import ADHERENCE_LOST, ALIGNMENT_CONTEXT, EXACT_PREFIX, NO_SCORE
@@ -44,24 +44,21 @@ def margins(found: CandidateArrays, adherence: int) -> None:
 
 
 @njit
-def score_deficit(position: int, request: Request, alignment: Alignment, top: int) -> Any:
+def score_deficit(position: int, alignment: Alignment) -> Any:
     """How much worse than the cursor the alignment finds a position in the prediction.
 
-    In sync: `deficit_of` the distance. Diverged: what `score_of` is below its largest, `top`; `NO_SCORE`
-    outside of the window.
+    In sync: `deficit_of` the distance. Diverged: by how much `score_at` is lower; `NO_SCORE` outside of the window.
     """
     if alignment.in_sync > 0:
         return deficit_of(position - alignment.cursor)
     j = position - alignment.anchor
-    if not 0 <= j <= min(WINDOW, request.prediction.length - alignment.anchor):
+    if not 0 <= j <= WINDOW:
         return NO_SCORE
-    return top - score_of(int(request.lcs_row[j - 1]) if j > 0 else 0, j)
+    return score_at(alignment.row, alignment.cursor - alignment.anchor) - score_at(alignment.row, j)
 
 
 @njit
-def classes(
-    request: Request, found: CandidateArrays, alignment: Alignment, top: int, num_output: int
-) -> None:
+def classes(found: CandidateArrays, alignment: Alignment, num_output: int) -> None:
     """Write the class of every candidate. num_output: with the adherence prior."""
     adherence = adherence_of(alignment.num_in_sync, num_output)
     margins(found, adherence)
@@ -70,7 +67,7 @@ def classes(
         if found.remaining[lane] > 0:
             bucket, position = ALIGNMENT_CONTEXT, found.position[lane]
             if found.in_context[lane] == 0:
-                deficit = score_deficit(position, request, alignment, top)
+                deficit = score_deficit(position, alignment)
                 bucket = alignment_bucket(position - alignment.cursor, deficit)
             length, margin = (
                 LENGTH_BUCKET[found.matched[lane]],

@@ -42,7 +42,7 @@ NUM_BINS = 20
 MIN_SURVIVAL_RELATED = 0.1
 SHIPPED = Path(__file__).with_name("survival.json")
 #: The number changes where a reader of the old one could not read the new one.
-FORMAT = "gpu-align-survival/1"
+FORMAT = "gpu-align-survival/2"
 
 IntArray = npt.NDArray[np.int32]
 

@@ -7,12 +7,13 @@ MAX_MATCH = 64
 #: The order of matches is one key of 31 bits: ``(length - 1) * TIE`` plus the tie order, which is below `TIE`.
 TIE = 1 << 25
 
-#: Candidates: the best matches in the prediction, then the positions around the cursor, then the best matches in
-#: the context.
-NUM_MATCHES = 4
-CURSOR_BEHIND, CURSOR_AHEAD = 2, 16
-AT_CURSOR = NUM_MATCHES + CURSOR_BEHIND
-FIRST_CONTEXT = NUM_MATCHES + CURSOR_BEHIND + 1 + CURSOR_AHEAD
+#: Candidates: the best matches in the prediction, then the cursor and so many positions ahead of it, then the best
+#: matches in the context.
+NUM_MATCHES = AT_CURSOR = 4
+CURSOR_AHEAD = 1
+FIRST_CONTEXT = AT_CURSOR + 1 + CURSOR_AHEAD
 NUM_CANDIDATES = FIRST_CONTEXT + NUM_MATCHES
-#: Lanes of a kernel for the candidates, and for the occurrences among which it looks for matches.
-LANES, LOOKUP_LANES = 32, 64
+#: Lanes of a kernel for the candidates, and for all positions that it compares.
+LANES, LOOKUP_LANES = 16, 64
+#: Tokens that it compares at once at first, and then.
+FIRST_BACK, NEXT_BACK = 3, 8

@@ -10,11 +10,14 @@ import triton.language as tl
 
 from ..device import (
     AT_CURSOR,
+    CURSOR_AHEAD,
+    FIRST_BACK,
     FIRST_CONTEXT,
     LANES,
     LOOKUP_LANES,
     MAX_MATCH,
     NEAREST,
+    NEXT_BACK,
     NUM_MATCHES,
     TIE,
     WAYS,
@@ -36,75 +39,73 @@ def _common_run(last, texts, BACK: tl.constexpr):
 
 
 @triton.jit
-def match_lengths(
-    b_text_ptr, b_position, b_most, p_last, num_last, last, FIRST: tl.constexpr, BACK: tl.constexpr
-):
-    """[lanes] int32. b_text_ptr: [lanes] or one, beginnings of texts that have a token. b_most: [lanes], at most
-    the position and `num_last`, the tokens before `p_last`. last: the first FIRST of these, `load_back_clamped`,
-    or more. These are compared at once: most matches end among them; then BACK tokens at once.
+def match_lengths(b_text_ptr, b_position, b_most, p_last, num_last):
+    """[lanes] int32. b_text_ptr: [lanes], beginnings of texts that have a token. b_most: [lanes], at most the position
+    and `num_last`, the tokens before `p_last`.
 
-    No load has a mask: a compiler gives each of many masks a predicate, has few of them, and loads in turns.
+    The first `FIRST_BACK` tokens are compared at once: most matches end among them; then `NEXT_BACK` at once. No load
+    has a mask: a compiler gives each of many masks a predicate, has few of them, and loads in turns.
     """
     # The tokens that are compared, from the last on; without any, the first token of the text.
     p_first = b_text_ptr + tl.where(b_most > 0, b_position - 1, 0)
-    b_length = tl.zeros_like(b_most)
-    if FIRST > 0:
-        nearest_texts = load_back_clamped(p_first, tl.maximum(b_most - 1, 0), FIRST)
-        b_length = tl.minimum(_common_run(last, nearest_texts, FIRST), b_most)
-        b_most = tl.where(b_length < FIRST, 0, b_most - FIRST)
-        p_first -= FIRST
-        p_last -= FIRST
-        num_last -= FIRST
+    last = load_back_clamped(p_last - 1, num_last - 1, FIRST_BACK)
+    texts = load_back_clamped(p_first, tl.maximum(b_most - 1, 0), FIRST_BACK)
+    b_length = tl.minimum(_common_run(last, texts, FIRST_BACK), b_most)
+    b_most = tl.where(b_length < FIRST_BACK, 0, b_most - FIRST_BACK)
+    p_first -= FIRST_BACK
+    p_last -= FIRST_BACK
+    num_last -= FIRST_BACK
     while tl.max(b_most, axis=0) > 0:
         # Lanes that are done load one token all together: each place in memory takes a load longer.
         p_first = tl.where(b_most > 0, p_first, p_last - 1)
-        next_last = load_back_clamped(p_last - 1, num_last - 1, BACK)
-        texts = load_back_clamped(p_first, tl.maximum(b_most - 1, 0), BACK)
-        b_run = tl.minimum(_common_run(next_last, texts, BACK), b_most)
+        next_last = load_back_clamped(p_last - 1, num_last - 1, NEXT_BACK)
+        next_texts = load_back_clamped(p_first, tl.maximum(b_most - 1, 0), NEXT_BACK)
+        b_run = tl.minimum(_common_run(next_last, next_texts, NEXT_BACK), b_most)
         b_length += b_run
-        b_most = tl.where(b_run < BACK, 0, b_most - BACK)
-        p_first -= BACK
-        p_last -= BACK
-        num_last -= BACK
+        b_most = tl.where(b_run < NEXT_BACK, 0, b_most - NEXT_BACK)
+        p_first -= NEXT_BACK
+        p_last -= NEXT_BACK
+        num_last -= NEXT_BACK
     return b_length
 
 
-@triton.jit
-def _load_ways(context):
-    """Latest positions behind the last token in the context, [LOOKUP_LANES] int32: from lane `NEAREST` on."""
-    o_way = tl.arange(0, LOOKUP_LANES) - NEAREST
-    token = tl.load(context.tokens + context.length - 1, mask=context.length > 0, other=0)
-    m_way = (o_way >= 0) & (o_way < tl.where(context.is_used, WAYS, 0))
-    b_way = tl.load(
-        context.index.ways + bucket_of(token, context.index.shift) * WAYS + o_way, mask=m_way, other=0
-    )
-    return tl.where(b_way < context.length, b_way, 0)
+class Lookups(NamedTuple):
+    """All positions that are compared, a lane each: in the prediction's bucket, in the context's, at the cursor."""
+
+    m_context: Any  # [LOOKUP_LANES]: whether the position is one of the context
+    m_cursor: Any  # [LOOKUP_LANES]: whether it is a candidate however much matches
+    position: Any  # [LOOKUP_LANES] int32
+    m_live: Any  # [LOOKUP_LANES]
 
 
 @triton.jit
-def _lane_keys(request, bucket, cursor, num_common, settings, last, o_way):
-    """Keys of all matches, [LOOKUP_LANES] int32, -1 for none: lanes below `NEAREST` are in the prediction."""
+def _lookups(request, bucket, cursor):
     prediction, context = request.prediction, request.context
     o_c = tl.arange(0, LOOKUP_LANES)
-    num_output = context.length - request.output_start
-    m_context = (o_c >= NEAREST) & (o_c < tl.where(context.is_used, NEAREST + WAYS, 0))
+    o_way = o_c - NEAREST
+    token = tl.load(context.tokens + context.length - 1, mask=context.length > 0, other=0)
+    m_context = (o_way >= 0) & (o_way < tl.where(context.is_used, WAYS, 0))
+    p_ways = context.index.ways + bucket_of(token, context.index.shift) * WAYS
+    b_way = tl.load(p_ways + o_way, mask=m_context, other=0)
     o_one = tl.arange(0, 1)
     begin, end = nearest(prediction, Bucket(bucket.begin + o_one, bucket.end + o_one), cursor)
     m_prediction = o_c < tl.minimum(end - begin, NEAREST)
-    o_position = tl.load(prediction.index.positions + begin + o_c, mask=m_prediction, other=0)
-    o_position = tl.where(m_context, o_way, o_position)
-    num_last = tl.where(m_context, context.length, num_output)
-    b_most = tl.maximum(tl.minimum(tl.minimum(o_position, num_last), MAX_MATCH), 0)
-    b_known = tl.where(m_prediction & (o_position == cursor) & (num_common >= b_most), b_most, 0)
-    p_text = tl.where(m_context, context.tokens, prediction.tokens)
-    p_last = context.tokens + context.length
-    b_matched = b_known + match_lengths(
-        p_text, o_position, b_most - b_known, p_last, context.length, last, 3, 8
-    )
-    b_rank = rank_of(o_position, cursor)
-    b_key = (b_matched - 1) * TIE + tl.where(m_context, o_position, -b_rank + (TIE - 1))
-    b_least = tl.where(m_context, settings.min_context_match, settings.min_match)
-    return tl.where(b_matched >= b_least, b_key, -1)
+    b_near = tl.load(prediction.index.positions + begin + o_c, mask=m_prediction, other=0)
+    ahead = o_way - WAYS
+    o_cursor = cursor + ahead
+    m_cursor = (ahead >= 0) & (ahead <= CURSOR_AHEAD) & (o_cursor < prediction.length)
+    m_context &= (b_way > 0) & (b_way < context.length)
+    o_position = tl.where(m_cursor, o_cursor, tl.where(m_context, b_way, b_near))
+    return Lookups(m_context, m_cursor, o_position, m_prediction | m_context | m_cursor)
+
+
+@triton.jit
+def _keys(lookups, b_matched, cursor, settings):
+    """The order of the matches, [LOOKUP_LANES] int32, -1 for none."""
+    b_rank = rank_of(lookups.position, cursor)
+    b_key = (b_matched - 1) * TIE + tl.where(lookups.m_context, lookups.position, -b_rank + (TIE - 1))
+    b_least = tl.where(lookups.m_context, settings.min_context_match, settings.min_match)
+    return tl.where(lookups.m_live & ~lookups.m_cursor & (b_matched >= b_least), b_key, -1)
 
 
 @triton.jit
@@ -145,25 +146,25 @@ class Candidates(NamedTuple):
 def candidates(request, bucket, alignment, settings):
     """All candidates of a request that stands where `alignment` says. bucket: of the output's last token."""
     prediction, context, cursor = request.prediction, request.context, alignment.cursor
-    num_common = tl.where(alignment.in_sync > 0, alignment.num_common, 0)
-    o_c = tl.arange(0, LANES)
-    o_near = cursor + o_c - AT_CURSOR
-    m_near = (o_c >= NUM_MATCHES) & (o_c < FIRST_CONTEXT) & (o_near >= 0) & (o_near < prediction.length)
-    num_output = context.length - request.output_start
-    b_most = tl.where(m_near, tl.maximum(tl.minimum(tl.minimum(o_near, num_output), MAX_MATCH), 0), 0)
-    b_known = tl.where((o_c == AT_CURSOR) & (num_common >= b_most), b_most, 0)
+    lookups = _lookups(request, bucket, cursor)
     p_last = context.tokens + context.length
-    o_way = _load_ways(context)  # before what takes long
-    last = load_back_clamped(p_last - 1, context.length - 1, 16)
-    b_near = b_known + match_lengths(
-        prediction.tokens, o_near, b_most - b_known, p_last, num_output, last, 16, 16
-    )
-    b_key = _lane_keys(request, bucket, cursor, num_common, settings, last, o_way)
-    b_position, b_matched = _best_matches(b_key, cursor)
-    b_matched += b_near
-    b_position = tl.where(m_near, o_near, b_position)
+    num_last = tl.where(lookups.m_context, context.length, context.length - request.output_start)
+    b_most = tl.where(lookups.m_live, tl.minimum(tl.minimum(lookups.position, num_last), MAX_MATCH), 0)
+    b_most = tl.maximum(b_most, 0)
+    num_common = tl.where(alignment.in_sync > 0, alignment.num_common, 0)
+    m_known = (lookups.position == cursor) & ~lookups.m_context & (num_common >= b_most)
+    b_known = tl.where(m_known, b_most, 0)
+    p_text = tl.where(lookups.m_context, context.tokens, prediction.tokens)
+    b_matched = b_known + match_lengths(p_text, lookups.position, b_most - b_known, p_last, context.length)
+    o_c = tl.arange(0, LANES)
+    o_lookup = tl.arange(0, LOOKUP_LANES)
+    b_position, b_length = _best_matches(_keys(lookups, b_matched, cursor, settings), cursor)
+    for i in tl.static_range(CURSOR_AHEAD + 1):
+        m_lookup = lookups.m_cursor & (o_lookup == NEAREST + WAYS + i)
+        matched = tl.max(tl.where(m_lookup, b_matched, -1), axis=0)
+        m_here = (o_c == AT_CURSOR + i) & (matched >= 0)
+        b_position = tl.where(m_here, cursor + i, b_position)
+        b_length = tl.where(m_here, matched, b_length)
     m_live, m_context = b_position >= 0, o_c >= FIRST_CONTEXT
-    b_token = tl.load(context.tokens + b_position, mask=m_live & m_context, other=0)
-    p_prediction = prediction.tokens + b_position
-    b_token = tl.load(p_prediction, mask=m_live & (o_c < FIRST_CONTEXT), other=0) + b_token
-    return Candidates(m_context, b_position, b_matched, b_token)
+    p_next = tl.where(m_context, context.tokens, prediction.tokens) + b_position
+    return Candidates(m_context, b_position, b_length, tl.load(p_next, mask=m_live, other=0))

@@ -25,7 +25,6 @@ from ..device import (
     SOURCE_NONE,
     TEXT_KIND,
     VACANT,
-    WINDOW,
     is_exact_prefix,
     limits_of,
     prior_of,
@@ -74,20 +73,20 @@ def _begin_context(context, seen):
 
 @triton.jit
 def update_state(request, state):
-    """state: of `load_state`. Returns ``(alignment, edits, top)`` of `realign`."""
+    """state: of `load_state`. Returns ``(alignment, edits)`` of `realign`."""
     context = request.context
     inserted = context.length
     if context.is_used:
         inserted = _begin_context(context, state[0])
-    alignment, edits, top = realign(request, state)
+    alignment, edits = realign(request, state)
     insert_rest(context, inserted)
-    tl.debug_barrier()  # the row and the index are read below, by other threads
-    return alignment, edits, top
+    tl.debug_barrier()  # the index is read below, by other threads
+    return alignment, edits
 
 
 @triton.jit
 def choose_draft(
-    request, bucket, alignment, top, recipes, tables, settings, K: tl.constexpr, HAS_SHAPES: tl.constexpr
+    request, bucket, alignment, recipes, tables, settings, K: tl.constexpr, HAS_SHAPES: tl.constexpr
 ):
     """bucket: of the output's last token. Returns ``(choice, text_kind)``."""
     found = candidates(request, bucket, alignment, settings)
@@ -97,7 +96,7 @@ def choose_draft(
     text_kind = tl.load(request.meta + TEXT_KIND)
     prior = prior_of(text_kind)
     num_output = tl.maximum(request.context.length - request.output_start, 0) + prior
-    b_class = classes(request, found, alignment, top, num_output)
+    b_class = classes(found, alignment, num_output)
     packs = tl.load(request.meta + RECIPE_PACKS)
     shape_way = -1
     shape_pack = ALL_PACKS
@@ -143,7 +142,7 @@ def step_kernel(
     offsets_ptr,  # [A] int32
     slot_meta_ptr,  # [S, SLOT_META] int32
     align_state_ptr,  # [S, ALIGN_STATE] int32
-    lcs_row_ptr,  # [S, WINDOW] int16
+    lcs_row_ptr,  # [S] int64
     edits_ptr,  # [S, MAX_EDITS, EDIT] int32
     context_index_ptr,  # [S, buckets, WAYS] int32
     stride_context_index_s,
@@ -198,7 +197,7 @@ def step_kernel(
     uses_context = tl.load(p_meta + CONTEXT_START) != VACANT
     p_align = align_state_ptr + i_slot * ALIGN_STATE
     p_edits = edits_ptr + i_slot * (MAX_EDITS * EDIT)
-    p_row = lcs_row_ptr + i_slot * WINDOW
+    p_row = lcs_row_ptr + i_slot
     state = load_state(p_align, p_row, p_edits)
     last = tl.load(p_tokens + total - 1, mask=total > 0, other=0)
     settings = StepSettings(length_quarters, min_match, min_context_match, vocab_size)
@@ -224,10 +223,10 @@ def step_kernel(
             SourceText(p_tokens, total, context_index, uses_context),
             output_start, p_meta, p_align, p_row, p_edits,
         )  # fmt: skip
-        alignment, edits, top = update_state(request, state)
+        alignment, edits = update_state(request, state)
         bucket = load_bucket(request.prediction, last, total > output_start)
         choice, text_kind = choose_draft(
-            request, bucket, alignment, top, recipes, tables, settings, K, HAS_SHAPES
+            request, bucket, alignment, recipes, tables, settings, K, HAS_SHAPES
         )
         recipe, class_id = choice.recipe, choice.class_id
         b_tokens, length = write_draft(request, edits, recipes, choice, max_context_len, o_k, BLOCK_K)

@@ -93,16 +93,16 @@ def load_request(state: StepArrays, slot: int, tokens: IntArray) -> Request:
         int(meta[OUTPUT_START]),
         meta,
         state.align_state[slot],
-        state.lcs_row[slot],
+        state.lcs_row[slot : slot + 1],
         state.edits[slot],
     )
 
 
 @njit
-def update_state(request: Request, state: tuple[int, Alignment, EditRows]) -> tuple[Alignment, EditRows, int]:
+def update_state(request: Request, state: tuple[int, Alignment, EditRows]) -> tuple[Alignment, EditRows]:
     """Bring what is known of a request up to date: the index of its context, and where it stands.
 
-    state: of `load_state`. Returns ``(alignment, edits, top)`` of `realign`.
+    state: of `load_state`. Returns ``(alignment, edits)`` of `realign`.
     """
     context, seen = request.context, state[0]
     if context.is_used:
@@ -126,7 +126,6 @@ def choose_draft(
     request: Request,
     bucket: Bucket,
     alignment: Alignment,
-    top: int,
     recipes: RecipeArrays,
     tables: TableArrays,
     settings: StepSettings,
@@ -139,7 +138,7 @@ def choose_draft(
     context, text_kind = request.context, int(request.meta[TEXT_KIND])
     candidates(request, bucket, alignment, settings, found)
     num_output = max(context.length - request.output_start, 0) + prior_of(text_kind)
-    classes(request, found, alignment, top, num_output)
+    classes(found, alignment, num_output)
     exact_prefix = is_exact_prefix(alignment, num_output)
     first = limits_of(text_kind)
     limits = SurvivalTables(tables.max_draft_len[first:], tables.expected_accepted[first:], tables.confidence)
@@ -200,9 +199,9 @@ def step(
         length, class_id, recipe, source = 0, 0, -1, SOURCE_NONE
         if num_sampled[b] > 0 and state.slot_meta[slot, OUTPUT_START] != VACANT:
             request = load_request(state, slot, tokens)
-            alignment, edits, top = update_state(request, load_state(request))
+            alignment, edits = update_state(request, load_state(request))
             choice = choose_draft(
-                request, last_bucket(request), alignment, top, recipes, tables, settings, found
+                request, last_bucket(request), alignment, recipes, tables, settings, found
             )
             recipe, class_id = choice.recipe, choice.class_id
             length, _ = write_draft(request, edits, recipes, choice, width, draft)

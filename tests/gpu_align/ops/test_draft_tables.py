@@ -23,7 +23,7 @@ def test_thresholds():
             limit = int(limits[class_id])
             row = [*expected[: limit + 1], *[expected[limit]] * (4 - limit)]
             assert tables.expected_accepted[class_id].tolist() == row
-    assert lost_classes().sum() == NUM_CLASSES // 3 * 7 // 8
+    assert lost_classes().sum() == NUM_CLASSES // 3 * 4 // 5
 
 
 @pytest.mark.parametrize("K", [1, 65])

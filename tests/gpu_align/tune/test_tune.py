@@ -188,7 +188,7 @@ class TestTable:
             (lambda t: t["settings"].update(min_survival=0.5), "the file was changed"),
             (
                 lambda t: t.update(format="gpu-align-survival/9"),
-                "format: expected 'gpu-align-survival/1', found",
+                "format: expected 'gpu-align-survival/2', found",
             ),
             (lambda t: t.update(length_edges=[1, 2]), "expected the length edges"),
             (lambda t: {"a": 1}, "expected the knots"),
