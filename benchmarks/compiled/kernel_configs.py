@@ -23,7 +23,7 @@ TYPES = {
     "recipe_keys_ptr": "*i64",
     "confidence_ptr": "*fp32",
     "recipe_confidence_ptr": "*fp32",
-    "lcs_row_ptr": "*i16",
+    "lcs_row_ptr": "*i64",
     "draft_ptr": "*i64",
     "draft_confidence_ptr": "*fp32",
     "draft_source_ptr": "*i8",

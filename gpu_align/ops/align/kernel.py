@@ -333,7 +333,7 @@ def _start_over(is_fresh, a, edits):
 
 
 @triton.jit
-def _store_state(request, a, edits, is_fresh):
+def _store_registers(request, a, edits, is_fresh):
     """Write back what `load_state` loads; the edits where there is something new in them."""
     p_align = request.align_state
     tl.store(p_align + SEEN, request.context.length)
@@ -378,5 +378,5 @@ def realign(request, state):
         row = extend_rows(a.row, prediction, a.anchor, p_output, first, num_output)
         a = at_cursor(a, cursor_of(row, prediction, a.anchor), row)
     tl.debug_barrier()  # all threads have read what is written now
-    _store_state(request, a, edits, is_fresh)
+    _store_registers(request, a, edits, is_fresh)
     return a, edits
