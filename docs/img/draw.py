@@ -14,7 +14,14 @@ from pathlib import Path
 import torch
 
 from gpu_align.ops.align import MATCH_WEIGHT
-from gpu_align.ops.choose import ALIGNMENT_CONTEXT, ALIGNMENT_FAR, NUM_ADHERENCES, NUM_ALIGNMENTS, NUM_MARGINS, SURVIVAL_ONE
+from gpu_align.ops.choose import (
+    ALIGNMENT_CONTEXT,
+    ALIGNMENT_FAR,
+    NUM_ADHERENCES,
+    NUM_ALIGNMENTS,
+    NUM_MARGINS,
+    SURVIVAL_ONE,
+)
 from gpu_align.ops.choose.survival import SHIPPED, fit_curves, length_buckets, margin_buckets, read_survival
 from gpu_align.ops.host import rank_of
 from gpu_align.ops.lcs import lcs_prefix_row

@@ -46,7 +46,7 @@ VACANT = 2**31 - 1
 #: before the cursor are known to be the last of the output, at most `MAX_MATCH`, while in sync.
 SEEN, IN_SYNC, CURSOR, ANCHOR, DIVERGED_AT, NUM_IN_SYNC, NUM_EDITS, NUM_COMMON = range(8)
 ALIGN_STATE = 8
-#: Tokens after the anchor that the LCS row covers: bits of one signed word, in which a sum of two does not overflow.
+#: Tokens after the anchor that the LCS row covers: bits of one signed word, where a sum of two does not overflow.
 WINDOW = 62
 
 #: Columns of ``edits``: the key, which is the tokens before, at and behind the edit's position (the one before is

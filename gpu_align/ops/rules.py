@@ -79,8 +79,8 @@ def starts_over(total: int, seen: int) -> bool:
 def extend_row(row: int, matches: int) -> int:
     """The LCS row after one more output token.
 
-    Bit j of a row is 1 where the LCS of the output since it diverged and the first j + 1 tokens after the anchor is
-    longer than that with the first j. matches: bit j is 1 where token j after the anchor is the new one.
+    Bit j of a row is 1 where the LCS of the output since it diverged and the first j + 1 tokens after the anchor
+    is longer than that with the first j. matches: bit j is 1 where token j after the anchor is the new one.
     """
     flat = ~row & EVERY_BIT
     taken = flat & matches
@@ -99,7 +99,7 @@ def count_ones(word: int) -> int:
 
 
 def score_at(row: int, j: int) -> int:
-    """Of the position j after the anchor, ``0 <= j <= WINDOW``: 4 for each common token, 1 less for each before it."""
+    """Of the position j after the anchor, ``0 <= j <= WINDOW``: `MATCH_WEIGHT` for each common token, less j."""
     return count_ones((row << int64(-j + WINDOW)) & EVERY_BIT) * MATCH_WEIGHT - j
 
 

@@ -95,7 +95,7 @@ IN_ALL = "the last 11 tokens occur in the prediction, at the cursor"
          "the last 10 tokens occur in the prediction, at the cursor"),
         # Left at 9; one token of what stands 4 ahead: 4 for the match, less 5 for what is skipped with it.
         (TEXT, [*TEXT[:9], TEXT[13]], K, ("prediction", 14, 1),
-         "the last token occurs in the prediction, 5 ahead of the cursor; at most 2 worse by the alignment"),
+         "the last token occurs in the prediction, 5 ahead of the cursor; at most 16 worse by the alignment"),
         (AGAIN, [1, 9, 3, *REST], 16, ("prediction", 13, 11), f"{IN_ALL}; 2 edits as before"),
         (AGAIN, [1, 9, 3, *REST], 5, ("prediction", 13, 11), f"{IN_ALL}; 1 edit as before"),
     ],

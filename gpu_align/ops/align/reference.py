@@ -47,6 +47,7 @@ from . import (
 
 IntArray = npt.NDArray[np.signedinteger[Any]]
 
+
 class EditRows(NamedTuple):
     """What the output put in place of what."""
 

@@ -7,8 +7,8 @@ LENGTH_EDGES = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, 49, 64)
 #: Margin -> bucket likewise; bucket 0 is "a match that disagrees is four or more tokens longer".
 MARGIN_EDGES = (-3, -1, 0, 1, 2, 3, 5, 9, 17)
 NUM_LENGTHS, NUM_MARGINS = len(LENGTH_EDGES) + 1, len(MARGIN_EDGES) + 1
-#: Alignment buckets: at the cursor; 1 ahead; elsewhere in the prediction with a score deficit up to `CLOSE_DEFICIT`,
-#: above; in the context.
+#: Alignment buckets: at the cursor; 1 ahead; elsewhere in the prediction with a score deficit up to
+#: `CLOSE_DEFICIT`, above; in the context.
 (
     ALIGNMENT_AT_CURSOR, ALIGNMENT_NEXT, ALIGNMENT_CLOSE, ALIGNMENT_FAR, ALIGNMENT_CONTEXT, NUM_ALIGNMENTS,
 ) = range(6)  # fmt: skip

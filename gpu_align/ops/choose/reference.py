@@ -47,7 +47,8 @@ def margins(found: CandidateArrays, adherence: int) -> None:
 def score_deficit(position: int, alignment: Alignment) -> Any:
     """How much worse than the cursor the alignment finds a position in the prediction.
 
-    In sync: `deficit_of` the distance. Diverged: by how much `score_at` is lower; `NO_SCORE` outside of the window.
+    In sync: `deficit_of` the distance. Diverged: by how much `score_at` is lower.
+    Outside of the window: `NO_SCORE`.
     """
     if alignment.in_sync > 0:
         return deficit_of(position - alignment.cursor)

@@ -40,11 +40,11 @@ def _common_run(last, texts, BACK: tl.constexpr):
 
 @triton.jit
 def match_lengths(b_text_ptr, b_position, b_most, p_last, num_last):
-    """[lanes] int32. b_text_ptr: [lanes], beginnings of texts that have a token. b_most: [lanes], at most the position
-    and `num_last`, the tokens before `p_last`.
+    """[lanes] int32. b_text_ptr: [lanes], beginnings of texts that have a token. b_most: [lanes], at most the
+    position and `num_last`, the tokens before `p_last`.
 
-    The first `FIRST_BACK` tokens are compared at once: most matches end among them; then `NEXT_BACK` at once. No load
-    has a mask: a compiler gives each of many masks a predicate, has few of them, and loads in turns.
+    The first `FIRST_BACK` tokens are compared at once: most matches end among them; then `NEXT_BACK` at once. No
+    load has a mask: a compiler gives each of many masks a predicate, has few of them, and loads in turns.
     """
     # The tokens that are compared, from the last on; without any, the first token of the text.
     p_first = b_text_ptr + tl.where(b_most > 0, b_position - 1, 0)
@@ -70,7 +70,7 @@ def match_lengths(b_text_ptr, b_position, b_most, p_last, num_last):
 
 
 class Lookups(NamedTuple):
-    """All positions that are compared, a lane each: in the prediction's bucket, in the context's, at the cursor."""
+    """All positions that are compared, a lane each: of the prediction's bucket, the context's, at the cursor."""
 
     m_context: Any  # [LOOKUP_LANES]: whether the position is one of the context
     m_cursor: Any  # [LOOKUP_LANES]: whether it is a candidate however much matches

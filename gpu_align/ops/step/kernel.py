@@ -225,9 +225,7 @@ def step_kernel(
         )  # fmt: skip
         alignment, edits = update_state(request, state)
         bucket = load_bucket(request.prediction, last, total > output_start)
-        choice, text_kind = choose_draft(
-            request, bucket, alignment, recipes, tables, settings, K, HAS_SHAPES
-        )
+        choice, text_kind = choose_draft(request, bucket, alignment, recipes, tables, settings, K, HAS_SHAPES)
         recipe, class_id = choice.recipe, choice.class_id
         b_tokens, length = write_draft(request, edits, recipes, choice, max_context_len, o_k, BLOCK_K)
         # A token outside the vocabulary ends the draft: emitting one would crash the engine's embedding.

@@ -200,9 +200,7 @@ def step(
         if num_sampled[b] > 0 and state.slot_meta[slot, OUTPUT_START] != VACANT:
             request = load_request(state, slot, tokens)
             alignment, edits = update_state(request, load_state(request))
-            choice = choose_draft(
-                request, last_bucket(request), alignment, recipes, tables, settings, found
-            )
+            choice = choose_draft(request, last_bucket(request), alignment, recipes, tables, settings, found)
             recipe, class_id = choice.recipe, choice.class_id
             length, _ = write_draft(request, edits, recipes, choice, width, draft)
             # A token outside the vocabulary ends the draft: emitting one would crash the engine's embedding.
