@@ -35,7 +35,7 @@ _MOST = {
     "max_context_len": c.MOST_CONTEXT,
     "max_prediction_len": c.MOST_PREDICTION,
     "num_draft_tokens": c.MOST_DRAFTS,
-    "vocab_size": 2**31 - 1,
+    "vocab_size": c.FIRST_GAP,
     "max_prediction_tokens": MAX_TOKENS // c.PAGE * c.PAGE,
 }
 
@@ -290,7 +290,8 @@ class Drafter:
 
         Args:
             slot: ``0 <= slot < max_slots``; an occupied slot is overwritten.
-            prediction: token ids of the predicted output, ``0 <= id < vocab_size``; may be empty. A sequence of
+            prediction: token ids of the predicted output, ``0 <= id < vocab_size``, and gaps of
+                `gpu_align.skeletons.join`; may be empty. A sequence of
                 integers, an array or a CPU tensor with one dimension.
             prompt_len: tokens of its row that are prompt, ``0 <= prompt_len <= max_context_len``: the output,
                 with which the prediction is aligned, begins there.
@@ -320,7 +321,8 @@ class Drafter:
             raise ValueError(
                 f"prediction: expected at most {self.max_prediction_len} tokens, found {len(ids)}"
             )
-        check_token_ids("prediction", ids, self.vocab_size)
+        is_gap = (ids >= c.FIRST_GAP) & (ids < 2**31)
+        check_token_ids("prediction", np.where(is_gap, 0, ids), self.vocab_size)
         check_sharing_key(sharing_key)
         check_type("memory", memory, bool, "a bool")
         check_type("related", related, bool, "a bool")

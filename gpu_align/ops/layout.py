@@ -64,6 +64,10 @@ PAGE = 256
 WAYS, HASH = 16, 0x9E3779B1
 #: Above every position and every key of 31 bits.
 NOWHERE = 2**31 - 1
+#: Ids of a prediction from here on are gaps: they stand for tokens that are not known. They are in no vocabulary:
+#: no output token matches one, and a draft ends before it. No two of a text are equal, so that an edit is not
+#: replayed at another gap.
+FIRST_GAP = 2**31 - 2**16
 #: The most drafts a step, tokens of a prediction and tokens of a context: what lanes and keys of kernels hold.
 MOST_DRAFTS, MOST_PREDICTION, MOST_CONTEXT = 256, 2**24 - 1, 2**25 - 1
 

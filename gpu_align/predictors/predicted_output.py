@@ -11,7 +11,7 @@ import torch
 from ..config import DrafterConfig
 from ..drafter import Drafter
 from ..ops.backend import check_integers
-from ..ops.layout import Draft
+from ..ops.layout import FIRST_GAP, Draft
 from ..ops.recipes.table import Recipes
 from .base import PredictorOptions, TokenPredictor
 
@@ -46,7 +46,7 @@ class PredictedOutputTokenPredictor(TokenPredictor):
         device: torch.device | str = "cpu",
         max_context_len: int = 1024,
         max_prediction_len: int = 1024,
-        vocab_size: int = 2**31 - 1,
+        vocab_size: int = FIRST_GAP,
     ) -> None:
         self.prediction = prediction
         self.tokenizer = tokenizer

@@ -25,6 +25,7 @@ from ..ops.compose.reference import write_draft
 from ..ops.host import limits_of, wraps_around
 from ..ops.jit import Entry
 from ..ops.layout import (
+    FIRST_GAP,
     IN_SYNC,
     NOWHERE,
     NUM_IN_SYNC,
@@ -87,8 +88,8 @@ class StepView:
         ).numpy()  # fmt: skip
         self.token_ids = np.zeros((len(predictions), max_context_len), dtype=np.int32)
         self._recipes = recipes
-        # A draft is shown as it is found: no vocabulary ends it.
-        self._settings = config.step_settings(1 << 31)
+        # A draft is shown as it is found: no vocabulary ends it, but a gap.
+        self._settings = config.step_settings(FIRST_GAP)
 
     def look(self, slots: IntArray, totals: IntArray) -> View:
         """Bring requests up to date, and say what there is to draft from. totals: [R], tokens of each so far."""

@@ -11,6 +11,7 @@ import json
 import sys
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,8 @@ import numpy as np
 from gpu_align import views
 
 from ..wire import request as wire
-from .prediction import CONVERSATION, Limits, expects_json, ids_of
+from .prediction import CONVERSATION, Limits, Taken, expects_json, ids_of
+from .skeletons import Template, announces, skeleton_of
 
 #: Bytes of token ids, with all that holds them, that this process keeps of earlier turns.
 _KEPT_BYTES = 64 * 2**20
@@ -57,20 +59,50 @@ def _size(key: bytes, token_ids: bytes) -> int:
 kept = Views()
 
 
+async def join(
+    run: Callable[..., Awaitable[Any]], taken: Taken, vllm_config: Any, renderer: Any, template: Template
+) -> wire.Prediction | None:
+    """Collect the text to draft from: the prediction, then the skeletons of tools and schema if there
+    is room; without a prediction the skeletons, then the forms of its conversation if it asks for them.
+
+    run: whatever takes time in proportion to the texts, in a thread, a part at a time, so that others get turns.
+    """
+    prediction, document = taken.prediction, taken.document
+    if document is None:
+        return prediction
+    skeleton = b""
+    if announces(document):
+        skeleton = await run(skeleton_of, document, vllm_config, renderer, template, kept)
+    if prediction is not None and prediction.token_ids:
+        ids = prediction.token_ids + skeleton
+        fits = skeleton and len(ids) <= 4 * Limits.of(vllm_config).tokens
+        return replace(prediction, token_ids=ids) if fits else prediction
+    forms = await predict(run, document, vllm_config, renderer, len(skeleton)) if taken.forms else b""
+    if not skeleton + forms:
+        return prediction
+    # What a request announces is as likely as an answer to a request like it.
+    kind = wire.TextKind.RELATED_MEMORY if skeleton else wire.TextKind.MEMORY
+    return replace(prediction or wire.Prediction(), token_ids=skeleton + forms, kind=kind)
+
+
 async def predict(
-    run: Callable[..., Awaitable[Any]], document: dict[str, Any], vllm_config: Any, renderer: Any
+    run: Callable[..., Awaitable[Any]],
+    document: dict[str, Any],
+    vllm_config: Any,
+    renderer: Any,
+    used: int = 0,
 ) -> bytes:
     """The token ids that the conversation of a request makes, newest messages first, as many as its limits allow;
     none where it holds no other form of a text. Token ids as a prompt have no forms.
 
-    run: whatever takes time in proportion to the texts, in a thread; so much of it at once that others get a turn.
+    run: as of `join`. used: bytes of the room that are not for these.
     """
     if renderer.tokenizer is None:
         return b""
     limits, may_be_json = Limits.of(vllm_config), expects_json(document)
     texts = iter(await run(_newest, document, may_be_json, limits.characters))
     parts: list[bytes] = []
-    room, size = 4 * limits.tokens, 1
+    room, size = 4 * limits.tokens - used, 1
     while room > 0 and size:
         chunk, size = [], 0
         while size < _AT_ONCE and (text := next(texts, None)) is not None:

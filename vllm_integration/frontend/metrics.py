@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gpu_align import skeletons
 from gpu_align.step_log import SOURCES
 
 from ..seams import guard, install
@@ -32,6 +33,7 @@ REFUSED = (
     *product(("characters", "tokens", "parts", "nesting"), ("truncated", "refused")),
     *product(("bytes", "items", "malformed", "unsupported"), ("refused",)),
     *product(("malformed", "room", "conversation"), ("dropped",)),
+    *((f"skeleton_{reason}", "dropped") for reason in skeletons.REASONS),
     *product(("view",), ("truncated", "dropped")),
 )
 

@@ -8,7 +8,6 @@ import functools
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..config.in_use import drafts_predictions
@@ -29,6 +28,7 @@ from .prediction import (
     take,
     tell_once,
 )
+from .skeletons import Template
 from .usage import HttpRequest, http_request
 
 if TYPE_CHECKING:
@@ -116,7 +116,8 @@ def _to_be_read(scope: Scope) -> _Body | None:
     engine_client = getattr(scope["app"].state, "engine_client", None)
     if not endpoint or engine_client is None or not drafts_predictions(engine_client.vllm_config):
         return None
-    return _Body(Settings.here(), endpoint, dict(scope["headers"]), engine_client)
+    template = Template.of(scope["app"].state)
+    return _Body(Settings.here(), endpoint, dict(scope["headers"]), engine_client, template)
 
 
 #: Keys that bring a prediction.
@@ -203,9 +204,16 @@ class BodyScan:
 class _Body:
     """One request's body on its way in. is_too_large: it is over a limit and brings a prediction."""
 
-    def __init__(self, settings: Settings, endpoint: str, headers: dict[bytes, bytes], client: Any) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        endpoint: str,
+        headers: dict[bytes, bytes],
+        client: Any,
+        template: Template = Template(),  # noqa: B008 (it does not change)
+    ) -> None:
         self.is_too_large, self.endpoint, self._is_limited = False, endpoint, endpoint in ENDPOINTS
-        self._settings, self._client = settings, client
+        self._settings, self._client, self._template = settings, client, template
         self._switch = headers[HEADER].decode("latin-1") if HEADER in headers else None
         length, limit = (
             headers.get(b"content-length", b""),
@@ -249,22 +257,18 @@ class _Body:
             raise self._too_large()
         vllm_config, renderer = self._client.vllm_config, self._client.renderer
         run = functools.partial(asyncio.get_running_loop().run_in_executor, renderer._executor)
-        is_asked = self._is_limited and (self._switch is not None or self._settings.conversation)
+        settings = self._settings
+        always = settings.conversation or settings.draft_without_prediction
+        is_asked = self._is_limited and (self._switch is not None or always)
         prediction = rest = None
         if self._can_be_read and (self._scan.may_be_ours or is_asked):
-            prediction, rest, document = await run(
-                take, body, self.endpoint, self._switch, vllm_config, renderer
-            )
-            if document is not None:
-                try:
-                    token_ids = await conversation.predict(run, document, vllm_config, renderer)
-                    if token_ids:
-                        prediction = replace(
-                            prediction or wire.Prediction(), token_ids=token_ids, kind=wire.TextKind.MEMORY
-                        )
-                except Exception as error:
-                    count_refused("conversation", "dropped")
-                    serve_without_prediction("A conversation", error)
+            taken = await run(take, body, self.endpoint, self._switch, vllm_config, renderer)
+            prediction, rest = taken.prediction, taken.body
+            try:
+                prediction = await conversation.join(run, taken, vllm_config, renderer, self._template)
+            except Exception as error:
+                count_refused("conversation", "dropped")
+                serve_without_prediction("A conversation", error)
         if prediction is None and self._settings.usage_details and drafts_without_prediction():
             prediction = wire.Prediction()
         return None if prediction is None else HttpRequest(prediction), rest

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpu_align import views
 
@@ -36,7 +36,6 @@ NO_TOKENIZER = f"prediction: expected token ids in {XARGS} or extra_args, there 
 _JSON_FORMATS = ("json_object", "json_schema", "structural_tag")
 #: Key of `vllm_xargs`: whether a request without a prediction drafts from its own messages.
 CONVERSATION = "conversation"
-_Taken = tuple[wire.Prediction | None, bytes | None, dict[str, Any] | None]
 
 #: Where a prediction is read; on the last are the same requests, as SageMaker sends them.
 ENDPOINTS = (
@@ -76,6 +75,19 @@ def serve_without_prediction(what: str, error: Exception) -> None:
 def count_refused(reason: str, action: str = "refused") -> None:
     """One of `metrics.REFUSED`."""
     counting.run(metrics.count_refused, reason, action)
+
+
+class Taken(NamedTuple):
+    """What `take` finds; each field is None where there is nothing.
+
+    prediction: what the request brings and chooses. body: its body without that. document: to be drafted from.
+    forms: whether from its messages, too.
+    """
+
+    prediction: wire.Prediction | None = None
+    body: bytes | None = None
+    document: dict[str, Any] | None = None
+    forms: bool = False
 
 
 class FieldError(ValueError):
@@ -325,9 +337,9 @@ def ids_with_views(renderer: Any, limits: Limits, text: str, names: Sequence[str
     return token_ids
 
 
-def take(body: bytes, endpoint: str, switch: str | None, vllm_config: Any, renderer: Any) -> _Taken:
-    """What a request brings and chooses, its body without that, and its document where that is to be drafted from;
-    each None where there is nothing. What is no JSON object is left to vLLM. Raises `FieldError`.
+def take(body: bytes, endpoint: str, switch: str | None, vllm_config: Any, renderer: Any) -> Taken:
+    """What a request brings and chooses, and what else of it is to be drafted from. What is no JSON object is left
+    to vLLM. Raises `FieldError`.
 
     switch: what the header says of drafts for the request, if anything."""
     try:
@@ -335,11 +347,11 @@ def take(body: bytes, endpoint: str, switch: str | None, vllm_config: Any, rende
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
-        return None, None, None
+        return Taken()
     if endpoint in UNSUPPORTED_ENDPOINTS:
         if document.get(FIELD) is not None:
             raise FieldError(f"{FIELD}: {endpoint} does not take a prediction", "unsupported")
-        return None, None, None
+        return Taken()
     xargs = document.get("vllm_xargs")
     xargs = xargs if isinstance(xargs, dict) else {}
     for given, known in ((document, (FIELD,)), (xargs, (wire.KEY, CONVERSATION, *KEYS))):
@@ -352,13 +364,14 @@ def take(body: bytes, endpoint: str, switch: str | None, vllm_config: Any, rende
     rest = json.dumps(document).encode() if ours else None
     if switch is not None:
         ours.setdefault(wire.SWITCH_KEY, switch)
-    choices = choices_of(ours, Settings.here())
+    settings = Settings.here()
+    choices = choices_of(ours, settings)
     converse = flag(CONVERSATION, ours.get(CONVERSATION))
     if converse is None:
-        converse = Settings.here().conversation
+        converse = settings.conversation
     nothing = wire.Prediction(**choices) if choices else None
     if choices.get("drafts") is False:
-        return nothing, rest, None
+        return Taken(nothing, rest)
     beams = str(document.get("use_beam_search", False)).lower() in ("true", "1", "1.0", "yes", "y", "on", "t")
     if ours.get(FIELD) is not None or wire.KEY in ours:
         plain_text = endpoint == "/v1/completions" or (endpoint == ENDPOINTS[-1] and "prompt" in document)
@@ -366,8 +379,12 @@ def take(body: bytes, endpoint: str, switch: str | None, vllm_config: Any, rende
         if not prediction.is_empty:
             if beams:
                 raise FieldError("prediction: cannot be combined with use_beam_search", "unsupported")
-            return replace(prediction, **choices), rest, None
-    return None if beams else nothing, rest, document if converse and not beams else None
+            return Taken(replace(prediction, **choices), rest, document)
+    if beams:
+        return Taken(None, rest)
+    # Where nothing but earlier answers is asked for, these have the place.
+    drafts = choices.get("drafts") or (settings.draft_without_prediction and not settings.memory_tokens)
+    return Taken(nothing, rest, document if converse or drafts else None, bool(converse))
 
 
 def _prediction(

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
+from gpu_align.ops.layout import FIRST_GAP
+
 from ..seams.guard import shown_id, shown_reason
 from ..wire import request as wire
 
@@ -71,7 +73,9 @@ def open_request(
         key = value.sharing_key if isinstance(value, wire.Prediction) else None
         content = wire.RequestContent(content.token_ids, given.kind, _known(given.recipes, packs), key)
         token_ids = wire.decode_token_ids(given.token_ids or b"")
-        if token_ids.size and not (token_ids.min() >= 0 and token_ids.max() < vocab_size):
+        if token_ids.size and not (
+            token_ids.min() >= 0 and token_ids[token_ids < FIRST_GAP].max(initial=0) < vocab_size
+        ):
             raise ValueError(f"prediction: expected 0 ≤ token id < {vocab_size}, got others")
     except (TypeError, ValueError) as error:
         told = "Request %s is served without its prediction: %s (%d dropped so far)"

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from gpu_align import step_log
 from gpu_align.files import write_at_once
+from gpu_align.ops.layout import FIRST_GAP
 from gpu_align.step_log import SOURCES, Step
 from gpu_align.tools.explain import Explainer, Explanation
 
@@ -262,7 +263,7 @@ def _decoder_of(model_config: Any) -> step_log.Decode | None:
     except Exception as error:
         logger.warning("The step log has no texts: %s", shown_error(error))
         return None
-    return decode
+    return lambda ids: decode([token for token in ids if token < FIRST_GAP])
 
 
 def open_log(

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 from ...config import DrafterConfig
+from ...ops.layout import FIRST_GAP
 from ...ops.recipes.table import Recipes
 from ...predictors.base import PredictorOptions, TokenPredictor
 from ...predictors.predicted_output import PredictedOutputTokenPredictor
@@ -70,7 +71,7 @@ def sizes_for(records: Sequence[Record], recipes: Recipes | None = None) -> Size
     return Sizes(
         max_context_len=max((len(r.prompt) + len(r.output) for r in records), default=1),
         max_prediction_len=max((len(r.prediction) for r in records), default=0) or 1,
-        vocab_size=max((max(tokens) for tokens in texts if tokens), default=0) + 1,
+        vocab_size=max((token for tokens in texts for token in tokens if token < FIRST_GAP), default=0) + 1,
     )
 
 

@@ -1,0 +1,248 @@
+"""Skeletons: text that an answer will hold, as the request itself says, without the values.
+
+A call of a tool and JSON by a schema consist of names, keys and punctuation, which the request announces, and of
+values, which it does not. A skeleton is the announced text in pieces; each ends where a value begins::
+
+    of_schema({"properties": {"path": {"type": "string"}, "line": {"type": "integer"}}, "required": ["line"]})
+    # ['{"line":', ', "path": "', '"}']
+
+How a model writes a call only its chat template knows: `of_tools` is given a function that renders a conversation,
+and compares it with and without a call. Required parameters come first, in the order of the schema. After a value
+of an enumeration the text is known again: each such value has a piece of its own, with the text around it.
+
+A drafter takes the pieces as one text: `join` puts a gap between them, over which no draft and no match reaches.
+Besides, strings go in and strings come out, without a tokenizer. A request without a skeleton raises
+`SkeletonError`, which says why.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from time import perf_counter
+from typing import Any
+
+from .ops.layout import FIRST_GAP
+
+#: Renders messages, and whether the next turn is the assistant's, as a prompt.
+Render = Callable[[list[dict[str, Any]], bool], str]
+#: Names and values of one tool or schema; how deep they nest; texts of one value that have pieces; tools.
+MAX_MARKS, MAX_DEPTH, MAX_WORDS, MAX_TOOLS = 128, 8, 8, 256
+#: Shapes of tools whose calls are kept as text, a kilobyte or so each.
+MAX_FRAMES = 1024
+#: Separators and indent of JSON: as `json.dumps` and most models write it, compact, and on lines.
+SPACED, COMPACT, LINES = (", ", ": ", None), (",", ":", None), (",", ": ", 2)
+#: In place of a string and of another value: nine characters, as long as a call's id in Mistral's templates.
+_STRING, _OTHER = "zq{:05}qz", "97{:05}79"
+_MARK = re.compile(r"zq([0-9]{5})qz|97([0-9]{5})79")
+#: What every template writes as it is.
+_PLAIN = re.compile(r"[\w.$:/@+ -]{1,256}", re.ASCII)
+REASONS = ("names", "recursive", "size", "template", "time")
+
+
+class SkeletonError(ValueError):
+    """A request has no skeleton. reason: one of `REASONS`."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class _Document:
+    """A document by a JSON schema with a mark in place of each name and value.
+
+    root: what `$ref` refers to. words: of each mark, the texts that it may stand for, where they are few.
+    """
+
+    def __init__(self, root: Any, truth: tuple[str, ...] = ("true", "false")) -> None:
+        self._root, self._truth = root, truth
+        self.words: list[tuple[str, ...]] = []
+
+    def mark(self, kind: str, words: Iterable[str] = ()) -> Any:
+        if len(self.words) >= MAX_MARKS:
+            raise SkeletonError("size")
+        self.words.append(tuple(words))
+        text = kind.format(len(self.words) - 1)
+        return text if kind is _STRING else int(text)
+
+    def of(self, schema: Any, depth: int = 0, seen: tuple[str, ...] = ()) -> Any:
+        """seen: the references that led here."""
+        if depth > MAX_DEPTH:
+            raise SkeletonError("size")
+        if not isinstance(schema, dict):
+            return self.mark(_OTHER)
+        if isinstance(name := schema.get("$ref"), str):
+            if name in seen:
+                raise SkeletonError("recursive")
+            return self.of(self._target(name), depth + 1, (*seen, name))
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        if isinstance(values, list) and values:
+            return self._one_of(values)
+        for group in ("anyOf", "oneOf", "allOf") if "properties" not in schema else ():
+            if isinstance(schemas := schema.get(group), list):
+                found = (each for each in schemas if isinstance(each, dict) and each.get("type") != "null")
+                return self.of(next(found, None), depth + 1, seen)
+        kind = schema.get("type", "object" if "properties" in schema else None)
+        if isinstance(kind, list):
+            kind = next((each for each in kind if each != "null"), None)
+        if kind == "object" and isinstance(properties := schema.get("properties"), dict):
+            names = _in_order(schema)
+            return {self.mark(_STRING, [name]): self.of(properties[name], depth + 1, seen) for name in names}
+        if kind == "array" and "items" in schema:
+            return [self.of(schema["items"], depth + 1, seen) for _ in range(2)]
+        return self.mark(_STRING if kind == "string" else _OTHER, self._truth if kind == "boolean" else ())
+
+    def _one_of(self, values: list[Any]) -> Any:
+        kind = _STRING if all(isinstance(value, str) for value in values) else _OTHER
+        plain = [value if kind is _STRING else json.dumps(value) for value in values[:MAX_WORDS]]
+        plain = [word for word in plain if _PLAIN.fullmatch(word)]
+        # One word is the text itself where there is no other value.
+        return self.mark(kind, plain if len(plain) > 1 or len(values) == 1 else ())
+
+    def _target(self, name: str) -> Any:
+        """The schema that a reference names; None for one elsewhere."""
+        target = self._root if name.startswith("#") else None
+        for step in name.split("/")[1:]:
+            step = step.replace("~1", "/").replace("~0", "~")
+            target = target.get(step) if isinstance(target, dict) else None
+        return target
+
+
+def _in_order(schema: dict[str, Any]) -> list[str]:
+    """The names of an object's properties, the required ones first."""
+    properties, required = schema["properties"], schema.get("required")
+    if len(properties) > MAX_MARKS:
+        raise SkeletonError("size")
+    if not all(map(_PLAIN.fullmatch, properties)):
+        raise SkeletonError("names")
+    first = set(filter(lambda name: isinstance(name, str), required if isinstance(required, list) else ()))
+    return sorted(properties, key=lambda name: name not in first)
+
+
+def _common(one: str, other: str) -> int:
+    """Characters with which both begin."""
+    return next(
+        (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
+
+
+def _replaced(one: str, other: str) -> str:
+    """The part of the other text that is not of the first one."""
+    return other[_common(one, other) : len(other) - _common(one[::-1], other[::-1])]
+
+
+def _pieces(text: str, words: Sequence[tuple[str, ...]]) -> list[str]:
+    """The pieces of a text with marks; blanks before a value that is no string belong to the value's token."""
+    found, around, start = [""], [], 0
+    for mark in _MARK.finditer(text):
+        known = words[int(mark[1] or mark[2])]
+        found[-1] += text[start : mark.start()]
+        start = mark.end()
+        if len(known) == 1:
+            found[-1] += known[0]
+            continue
+        around += [(len(found) - 1, word) for word in known]
+        found.append("")
+    found[-1] += text[start:]
+    more = [found[place] + word + found[place + 1] for place, word in around]
+    return [stripped for piece in (*found, *more) if (stripped := piece.rstrip(" ") or piece)]
+
+
+def join(pieces: Iterable[Sequence[int]]) -> list[int]:
+    """Token ids of pieces as a text to draft from: a gap before, between and after them, each of its own id."""
+    found = [FIRST_GAP]
+    for number, piece in enumerate(pieces, FIRST_GAP + 1):
+        if number == 2**31:
+            raise SkeletonError("size")
+        found += [*piece, number]
+    return found
+
+
+def of_schema(schema: Any, style: tuple[str, str, int | None] = SPACED) -> list[str]:
+    """The pieces of JSON by a schema. style: `SPACED`, `COMPACT` or `LINES`. Raises `SkeletonError`."""
+    document = _Document(schema)
+    comma, colon, indent = style
+    made = document.of(schema)
+    text = json.dumps(made, ensure_ascii=False, separators=(comma, colon), indent=indent)
+    return _pieces(text, document.words)
+
+
+class Calls:
+    """How the calls of one chat template read; make one for a template, and keep it.
+
+    ::
+
+        calls = Calls(render)
+        calls.of_tools([{"type": "function", "function": {"name": "ls", "parameters": {…}}}])
+
+    Raises `SkeletonError` where the template raises, or renders no calls.
+    """
+
+    #: A message's content, and whether arguments are JSON's text, as templates want them.
+    _STYLES = (("", False), (None, False), ("", True))
+
+    def __init__(self, render: Render) -> None:
+        self._render = render
+        #: What the template made of documents with marks.
+        self._frames: dict[str, str] = {}
+        self._asked: list[dict[str, Any]] = [{"role": "user", "content": "Go."}]
+        marks = _Document({})
+        self._id, name, key, value = (marks.mark(_STRING) for _ in range(4))
+        for style in self._STYLES:
+            self._style = style
+            try:
+                self._start = render(self._asked, True)
+                text, *others = (self.text(name, {key: each}) for each in (value, True, False))
+            except Exception:  # of the template, whatever it is
+                continue
+            if name in text and key in text and value in text:
+                self._truth = tuple(_replaced(text, other) for other in others)
+                self._head = text[: text.index(name)]
+                return
+        raise SkeletonError("template")
+
+    def text(self, name: str, arguments: dict[str, Any]) -> str:
+        """A call as an answer has it."""
+        content, as_text = self._style
+        function = {"name": name, "arguments": json.dumps(arguments) if as_text else arguments}
+        call = {"id": self._id, "type": "function", "function": function}
+        whole = self._render(
+            [*self._asked, {"role": "assistant", "content": content, "tool_calls": [call]}], False
+        )
+        return whole[_common(self._start, whole) :].rstrip()
+
+    def _frame(self, name: str, arguments: dict[str, Any]) -> str:
+        """`text` of marks, which tools of one shape share."""
+        if (shape := json.dumps(arguments)) not in self._frames:
+            if len(self._frames) >= MAX_FRAMES:
+                self._frames.clear()
+            try:
+                self._frames[shape] = self.text(name, arguments)
+            except Exception:  # of the template, whatever it is
+                raise SkeletonError("template") from None
+        return self._frames[shape]
+
+    def of_tools(self, tools: Sequence[Any], deadline: float = float("inf")) -> list[str]:
+        """The pieces of calls of these tools; a piece up to the name comes first where there are several.
+
+        tools: as in a request; what is none is left out. deadline: of `time.perf_counter`. Raises `SkeletonError`.
+        """
+        if len(tools) > MAX_TOOLS:
+            raise SkeletonError("size")
+        found: list[str] = []
+        for tool in tools:
+            function = tool.get("function", tool) if isinstance(tool, dict) else None
+            name = function.get("name") if isinstance(function, dict) else None
+            if not isinstance(function, dict) or not isinstance(name, str):
+                continue
+            if not _PLAIN.fullmatch(name):
+                raise SkeletonError("names")
+            if perf_counter() > deadline:
+                raise SkeletonError("time")
+            schema = function.get("parameters", function.get("input_schema"))
+            document = _Document(schema, self._truth)
+            _, called = document.mark(_STRING), document.mark(_STRING, [name])  # the first is the call's id
+            made = document.of(schema)
+            found += _pieces(self._frame(called, made if isinstance(made, dict) else {}), document.words)
+        return [self._head, *found] if len(tools) > 1 and self._head else found

@@ -1,0 +1,231 @@
+"""Skeletons of a request's tools and schema: which, in what order, for whom, and what is counted without one."""
+
+from __future__ import annotations
+
+import json
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from request_app import Engine, Renderer, taken
+
+from gpu_align.ops.layout import FIRST_GAP
+from vllm_integration.frontend import conversation, metrics, skeletons
+from vllm_integration.frontend.skeletons import Template
+from vllm_integration.wire import request as wire
+
+pytest.importorskip("vllm")
+
+PREDICTION, MEMORY, RELATED = wire.TextKind
+
+
+class Tokenizer:
+    """Renders calls as Hermes' models write them."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+
+    def apply_chat_template(self, messages: list[dict[str, Any]], **more: Any) -> str:
+        self.asked.append(more)
+        calls = [call["function"] for message in messages for call in message.get("tool_calls", ())]
+        told = "".join(
+            f'<call>{{"name": "{c["name"]}", "arguments": {json.dumps(c["arguments"])}}}' for c in calls
+        )
+        return "<user>" + "<assistant>" * (more["add_generation_prompt"] or bool(calls)) + told
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    monkeypatch.setattr(conversation, "kept", conversation.Views())
+    monkeypatch.setenv("GPU_ALIGN_CONVERSATION", "1")
+    engine = Engine(limit=2000)
+    engine.renderer.tokenizer = Tokenizer()
+    return engine
+
+
+def text_of(token_ids: bytes) -> str:
+    return "".join("·" if each >= FIRST_GAP else chr(each) for each in wire.decode_token_ids(token_ids))
+
+
+def drafted_from(
+    engine: Engine, document: dict[str, Any], path: str = "/v1/chat/completions"
+) -> tuple[str, Any]:
+    """The text, with a dot for each gap, and its kind; what vLLM gets is what came."""
+    rest, http = taken(engine, document, path)
+    assert rest == {
+        **{key: document[key] for key in rest},
+        **({"vllm_xargs": {}} if "vllm_xargs" in rest else {}),
+    }
+    prediction = wire.Prediction() if http is None else http.prediction
+    return text_of(prediction.token_ids or b""), prediction.kind
+
+
+STRING = {"type": "string"}
+SCHEMA = {"type": "object", "properties": {"a": STRING}, "required": ["a"]}
+READ = {"type": "function", "function": {"name": "read", "parameters": SCHEMA}}
+LIST = {"type": "function", "function": {"name": "list", "parameters": {"type": "object"}}}
+CALL, LISTED = '<call>{"name": "read", "arguments": {"a": "·"}}·', '<call>{"name": "list", "arguments": {}}·'
+JSON = '·{"a": "·"}·{"a":"·"}·{\n  "a": "·"\n}·'
+ASKED = [{"role": "user", "content": "Read it."}]
+FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+
+
+def answered(text: str) -> list[dict[str, Any]]:
+    return [*ASKED, {"role": "assistant", "content": text}]
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ({"tools": [READ]}, f"·{CALL}"),
+        ({"tools": [READ, LIST]}, f'·<call>{{"name": "·{CALL}{LISTED}'),
+        ({"tools": [{"name": "read", "input_schema": SCHEMA}], "tool_choice": {"type": "auto"}}, f"·{CALL}"),
+        ({"tools": [READ], "tool_choice": "none"}, ""),
+        ({"tools": [], "messages": ASKED}, ""),
+        ({"response_format": FORMAT}, JSON),
+        ({"text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}}, JSON),
+        ({"structured_outputs": {"json": SCHEMA}}, JSON),
+        ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, JSON),
+        ({"structured_outputs": {"json": "{"}}, ""),
+        ({"structured_outputs": {"regex": "a+"}, "response_format": {"type": "json_object"}}, ""),
+        ({"tools": [READ, LIST], "tool_choice": {"type": "function", "function": {"name": "read"}}},
+         f'{JSON}<call>{{"name": "·{CALL}{LISTED}'),
+        ({"tools": [READ], "tool_choice": {"type": "tool", "name": "read"}}, f"{JSON}{CALL}"),
+        # An earlier answer says in which of the spellings.
+        ({"messages": answered('{"b": 1}'), "response_format": FORMAT}, '·{"a": "·"}·'),
+        ({"messages": answered('{"b":1}'), "response_format": FORMAT}, '·{"a":"·"}·'),
+        ({"messages": answered('{\n"b":1}'), "response_format": FORMAT}, '·{\n  "a": "·"\n}·'),
+    ],
+)  # fmt: skip
+def test_what_a_request_announces_is_drafted_from(
+    engine: Engine, document: dict[str, Any], expected: str
+) -> None:
+    kind = RELATED if expected else PREDICTION
+    assert drafted_from(engine, {"messages": ASKED, **document}) == (expected, kind)
+
+
+def test_a_tool_that_has_to_be_called_may_be_any_of_them(engine: Engine) -> None:
+    text, _ = drafted_from(engine, {"messages": ASKED, "tools": [READ, LIST], "tool_choice": "required"})
+    assert (
+        '·[{"name": "read", "parameters": {"a": "·"}}, {"name": "read", "parameters": {"a": "·"}}]·' in text
+    )
+    assert '·[{"name":"list","parameters":·},' in text
+    assert text.endswith(f"{CALL}{LISTED}")
+
+
+@pytest.mark.parametrize(("backend", "expected"), [("xgrammar", '·{"a": "·"}·'), ("guidance", '·{"a":"·"}·')])
+def test_the_grammars_own_blanks(engine: Engine, backend: str, expected: str) -> None:
+    grammar = SimpleNamespace(disable_any_whitespace=True, backend=backend)
+    engine.vllm_config.structured_outputs_config = grammar
+    assert drafted_from(engine, {"messages": ASKED, "response_format": FORMAT}) == (expected, RELATED)
+
+
+NUMBERED = "1: a\n2: b\n3: c\n"
+FORMS = "a\\nb\\nc\\n"
+
+
+def test_predictions_come_first_and_forms_last(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = [{"role": "user", "content": NUMBERED}]
+    text, kind = drafted_from(engine, {"messages": messages, "tools": [READ]})
+    assert text.startswith(f"·{CALL}{FORMS}")
+    assert kind == RELATED
+    monkeypatch.delenv("GPU_ALIGN_CONVERSATION")
+    given = {"messages": messages, "prediction": {"type": "content", "content": "old"}}
+    assert drafted_from(engine, given) == ("old", PREDICTION)
+    assert drafted_from(engine, {**given, "tools": [READ]}) == (f"old·{CALL}", PREDICTION)
+    full = {**given, "tools": [READ], "prediction": {"type": "content", "content": "x" * 1990}}
+    assert drafted_from(engine, full) == ("x" * 1990, PREDICTION)
+    for more, expected in (
+        ({}, ""),
+        ({"vllm_xargs": {"gpu_align": "on"}}, f"·{CALL}"),
+        ({"vllm_xargs": {"gpu_align": "off"}}, ""),
+        ({"use_beam_search": True}, ""),
+    ):
+        text, _ = drafted_from(engine, {"messages": ASKED, "tools": [READ], **more})
+        assert text == expected
+    monkeypatch.setenv("GPU_ALIGN_DRAFT_WITHOUT_PREDICTION", "1")
+    assert drafted_from(engine, {"messages": messages, "tools": [READ]}) == (f"·{CALL}", RELATED)
+    monkeypatch.setenv("GPU_ALIGN_MEMORY_TOKENS", "100")  # earlier answers have the place
+    assert drafted_from(engine, {"messages": messages, "tools": [READ]})[0] == ""
+
+
+def parameters(**schema: Any) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "a thousand parameters": ({"tools": parameters(properties={f"p{n}": STRING for n in range(1000)})}, "size"),
+    "a schema of itself": ({"tools": parameters(properties={"a": {"$ref": "#"}})}, "recursive"),
+    "a name with a NUL": ({"tools": [{"function": {"name": "a\0"}}]}, "names"),
+    "tools that are none": ({"tools": "f"}, "names"),
+    "a description of a megabyte": (
+        {"tools": [{"function": {**LIST["function"], "description": "d" * 2**20}}]}, ""  # type: ignore[dict-item]
+    ),
+    "a thousand tools": ({"tools": [READ] * 1000}, "size"),
+    "more than there is room for": (
+        {"tools": parameters(properties={f"{n:0100}": STRING for n in range(20)})}, "size"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_request_without_skeletons_is_served_and_counted(
+    engine: Engine, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[tuple[str, str]] = []
+    monkeypatch.setattr(metrics, "count_refused", lambda *args: counted.append(args))
+    drafted_from(engine, {"messages": ASKED, "tools": [READ]})  # the template is read
+    document, reason = BAD[name]
+    begun = time.thread_time()
+    found = skeletons.skeleton_of(
+        document, engine.vllm_config, engine.renderer, Template(), conversation.kept
+    )
+    assert time.thread_time() - begun < 0.005
+    assert bool(found) == (not reason)
+    assert counted == ([(f"skeleton_{reason}", "dropped")] if reason else [])
+    assert set(counted) <= set(metrics.REFUSED)
+    assert drafted_from(engine, {"messages": ASKED, **document})[0] == text_of(found)
+
+
+def test_servers_whose_template_has_no_calls(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their parser says how calls read; that of no parser is not known."""
+    counted: list[tuple[str, str]] = []
+    monkeypatch.setattr(metrics, "count_refused", lambda *args: counted.append(args))
+    renderer = Renderer()
+    for parser, expected in (("llama3_json", '·{"name": "read", "parameters": {"a": "·"}}·'), (None, "")):
+        template = Template(parser=parser)
+        found = skeletons.skeleton_of(
+            {"tools": [READ]}, engine.vllm_config, renderer, template, conversation.kept
+        )
+        assert text_of(found) == expected
+    assert counted == [("skeleton_template", "dropped")]
+    for parser in skeletons._FORMATS:
+        template = Template(parser=parser)
+        found = skeletons.skeleton_of(
+            {"tools": [READ]}, engine.vllm_config, renderer, template, conversation.kept
+        )
+        assert '{"a": "·"}' in text_of(found)
+
+
+def test_what_a_server_renders_with() -> None:
+    online = SimpleNamespace(chat_template="text", default_chat_template_kwargs={"thinking": False, "x": []})
+    state = SimpleNamespace(online_renderer=online, args=SimpleNamespace(tool_call_parser="hermes"))
+    assert Template.of(state) == Template("text", (("thinking", False),), "hermes")
+    assert Template.of(SimpleNamespace()) == Template()
+    engine = Engine(limit=2000)
+    engine.renderer.tokenizer = tokenizer = Tokenizer()
+    skeletons.skeleton_of(
+        {"tools": [READ]}, engine.vllm_config, engine.renderer, Template.of(state), conversation.Views()
+    )
+    asked = tokenizer.asked[0]
+    assert (asked["chat_template"], asked["thinking"], asked["tokenize"]) == ("text", False, False)
+
+
+def test_equal_tools_are_read_once_for_each_tenant(engine: Engine) -> None:
+    read = []
+    for salt in (None, "a", "b", None, "a"):
+        before = len(engine.renderer.read)
+        drafted_from(engine, {"messages": ASKED, "tools": [READ], "cache_salt": salt})
+        read.append(len(engine.renderer.read) - before)
+    assert read == [2, 2, 2, 0, 0]
