@@ -1,1 +1,0 @@
-"""Experiments that others published, run again."""

