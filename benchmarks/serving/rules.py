@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.serving.step_cost import Graphs
 from benchmarks.serving.trace import ONE
 from vllm_integration.scheduler.draft_budget import DraftBudget, DraftedRequests, likeliest
 from vllm_integration.wire import request as wire
@@ -25,15 +24,13 @@ WARM_UP = 300
 class Batch(NamedTuple):
     """What a rule may look at before a step of B requests.
 
-    length: [B] drafts proposed; 0 without a prediction. survival: [B, K] the drafter's estimates in units of
-    1/`ONE`, 0 beyond `length`. request: [B] a number that changes when another request takes the place.
-    has_prediction: [B].
+    length: [B] drafts proposed. survival: [B, K] the drafter's estimates in units of 1/`ONE`, 0 beyond `length`.
+    request: [B] a number that changes when another request takes the place.
     """
 
     length: Ints
     survival: npt.NDArray[np.uint16]
     request: Ints
-    has_prediction: npt.NDArray[np.bool_]
 
 
 class Rule(Protocol):
@@ -72,35 +69,6 @@ class Lengths:
 
 
 @dataclass(frozen=True)
-class Budget:
-    """At most ``max(floor, fill - B)`` drafts in a step, and besides them those that survive with `sure`.
-
-    They are spent where survival is highest; ties go to the first requests of the batch. `fill` bounds the
-    step's tokens, not its drafts: a full batch leaves no room that is free.
-    """
-
-    floor: int = 0
-    fill: int = 0
-    #: 1 or less; above 1 nothing is sure.
-    sure: float = 2.0
-
-    @property
-    def name(self) -> str:
-        parts = [f"budget {self.floor}"] if self.floor else []
-        parts += [f"fill {self.fill}"] if self.fill else []
-        parts += [f"sure {self.sure:g}"] if self.sure <= 1 else []
-        return ", ".join(parts) or "budget 0"
-
-    def grant(self, batch: Batch) -> Ints:
-        budget = max(self.floor, self.fill - len(batch.length))
-        best = likeliest(batch.survival, budget)
-        if self.sure > 1:
-            return best
-        sure = (batch.survival >= np.uint16(np.ceil(self.sure * ONE))).sum(axis=1)
-        return np.asarray(np.maximum(best, sure))
-
-
-@dataclass(frozen=True)
 class Worth:
     """As many drafts as make ``expected tokens / step time`` largest, the step-time curve being known.
 
@@ -119,51 +87,28 @@ class Worth:
         return likeliest(batch.survival, int(np.argmax(tokens / times)))
 
 
-@dataclass
 class Plugin:
     """The plugin's own policy, `DraftBudget` with its defaults, run as its schedulers run it.
 
     late: steps since what is known when the next step is planned. 0: synchronous scheduling. 1 or 2: asynchronous
     scheduling, where a step is planned while the one before it runs; 2 if its drafts' copies are not there by the
-    time when its tokens are. What a step accepted is known with its tokens: one step late in either case.
-    budget: half of vLLM's `max_num_batched_tokens` on an H100. captured: tokens of the largest CUDA graph. graphs:
-    the name in `GRAPHS` of what the worker tells. learns: whether what was accepted of a request corrects what it
-    gets. beside: drafts of a model's own drafter for each request without a prediction.
+    time when its tokens are. What a step accepted is known with its tokens: one step late in either case. Limits
+    are half of vLLM's `max_num_batched_tokens` on an H100 and a largest CUDA graph of 512 tokens.
     """
 
-    num_draft_tokens: int
-    late: int = 0
-    budget: int = 4096
-    captured: int = Graphs().captured
-    graphs: str = "decode"
-    learns: bool = True
-    beside: int = 0
-    _requests: DraftedRequests = field(init=False, repr=False)
-    _budget: DraftBudget = field(init=False, repr=False)
-    _told: deque[StepDrafts] = field(init=False, default_factory=deque, repr=False)
-    _ids: list[str] = field(init=False, default_factory=list, repr=False)
-    _ended: deque[tuple[list[str], Ints, Ints]] = field(init=False, default_factory=deque, repr=False)
-
-    def __post_init__(self) -> None:
-        self._requests = DraftedRequests(False, self.num_draft_tokens)
-        self._requests.graphs = [*GRAPHS].index(self.graphs)
-        self._budget = DraftBudget(
-            self._requests, self.num_draft_tokens, self.budget, captured=self.captured, learns=self.learns
-        )
-
-    @property
-    def name(self) -> str:
-        name = f"plugin, late by {self.late}" if self.late else "plugin"
-        return name if self.learns else f"{name}, without credit"
-
-    @property
-    def warm_up(self) -> int:
-        """Steps in which it gets to know the requests of a batch."""
-        return WARM_UP if self.learns else 0
+    def __init__(self, num_draft_tokens: int, late: int = 0) -> None:
+        self.num_draft_tokens, self.late = num_draft_tokens, late
+        self.name = f"plugin, late by {late}" if late else "plugin"
+        self._requests = DraftedRequests(False, num_draft_tokens)
+        self._requests.graphs = [*GRAPHS].index("decode")
+        self._budget = DraftBudget(self._requests, num_draft_tokens, 4096, captured=512)
+        self._told: deque[StepDrafts] = deque()
+        self._ids: list[str] = []
+        self._ended: deque[tuple[list[str], Ints, Ints]] = deque()
 
     def grant(self, batch: Batch) -> Ints:
         ids = [f"{place}:{number}" for place, number in enumerate(batch.request.tolist())]
-        requests = [_request(i, has) for i, has in zip(ids, batch.has_prediction.tolist(), strict=True)]
+        requests = [_request(req_id) for req_id in ids]
         self._requests.keep_only(dict.fromkeys(ids))
         for request in requests:
             self._requests.add(request)
@@ -177,15 +122,15 @@ class Plugin:
         self._told.append(StepDrafts(ids, self.late, unknown, batch.length, unknown, levels))
         told = [self._told.popleft()] if len(self._told) > self.late else []
         self._requests.take(DraftReport(told))
-        size = len(ids) + self.beside * int(np.count_nonzero(~batch.has_prediction))
-        return np.array(self._budget.grant(requests, exact=not self.late, batch_size=size), dtype=np.int64)
+        granted = self._budget.grant(requests, exact=not self.late, batch_size=len(ids))
+        return np.array(granted, dtype=np.int64)
 
     def settle(self, slots: Ints, accepted: Ints) -> None:
         """[B] each: what the step of the last `grant` verified, and what of it is output."""
         self._ended.append((self._ids, slots, accepted))
 
 
-def _request(req_id: str, has_prediction: bool) -> Any:
+def _request(req_id: str) -> Any:
     """As much of a vLLM request as the policy looks at; it never comes near its last token."""
-    params = SimpleNamespace(extra_args={wire.KEY: True} if has_prediction else {})
+    params = SimpleNamespace(extra_args={wire.KEY: True})
     return SimpleNamespace(request_id=req_id, sampling_params=params, max_tokens=1 << 30, num_output_tokens=0)

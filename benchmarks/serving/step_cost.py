@@ -29,29 +29,6 @@ class StepCost(Protocol):
         """Whether so many requests fit in memory."""
 
 
-class Graphs(NamedTuple):
-    """Which decode steps have a FULL CUDA graph, and what the others lose.
-
-    longer: the share by which a step without one takes longer. any_length: whether graphs take drafts of any
-    length, or one length for all requests; then only steps without drafts count as having one. captured: tokens of
-    the largest, vLLM's default but on Blackwell.
-    """
-
-    longer: float = 0.0
-    any_length: bool = True
-    captured: int = 512
-
-    def factor(self, batch: int, tokens: npt.ArrayLike) -> Times:
-        """What the time of a step over `batch` requests and `tokens` tokens is multiplied with."""
-        t = np.asarray(tokens)
-        full = (t <= self.captured) & ((t == batch) | self.any_length)
-        return np.where(full, 1.0, 1.0 + self.longer)
-
-
-#: Measured where a server lost its FULL graphs, with 2 streams and with 189: vllm#51575, an H100, V1.
-LONGER = (0.066, 0.216)
-
-
 class Gpu(NamedTuple):
     """One GPU of a data sheet. Units: bytes a second, operations a second (dense, no sparsity), bytes."""
 
@@ -185,16 +162,11 @@ class Roofline:
 
 @dataclass(frozen=True)
 class Measured:
-    """A measured curve: straight lines between its points, the last one carried on; the first is the least.
-
-    `kv_ms_per_request` is added for every request of the batch, for curves that were measured at another batch
-    than they are used for.
-    """
+    """A measured curve: straight lines between its points, the last one carried on; the first is the least."""
 
     name: str
     tokens: tuple[float, ...]
     times_ms: tuple[float, ...]
-    kv_ms_per_request: float = 0.0
 
     def __post_init__(self) -> None:
         if len(self.tokens) < 2:
@@ -210,16 +182,16 @@ class Measured:
         x, y = np.array(self.tokens), np.array(self.times_ms)
         slope = max(0.0, (y[-1] - y[-2]) / (x[-1] - x[-2]))
         beyond = np.maximum(0.0, t - x[-1]) * slope
-        return np.asarray(np.interp(t, x, y) + beyond + batch * self.kv_ms_per_request)
+        return np.asarray(np.interp(t, x, y) + beyond)
 
 
 def read_measured(path: Path) -> Measured:
-    """Read ``{"name": str, "points": [{"tokens": int, "ms": float}, ...], "kv_ms_per_request": float?}``."""
+    """Read ``{"name": str, "points": [{"tokens": int, "ms": float}, ...]}``."""
     try:
         fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         points = sorted((float(p["tokens"]), float(p["ms"])) for p in fields["points"])
         columns = [*zip(*points, strict=True)] or [(), ()]
-        return Measured(str(fields["name"]), *columns, float(fields.get("kv_ms_per_request", 0.0)))
+        return Measured(str(fields["name"]), *columns)
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise ValueError(
             f'{path}: expected {{"name", "points": [{{"tokens", "ms"}}, …]}}, '

@@ -9,7 +9,7 @@ drafted again for another rule, batch or machine; a new drafter is traced once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -59,8 +59,6 @@ class Trace:
     def load(cls, path: Path) -> Trace:
         """Read what `save` wrote."""
         with np.load(path) as file:
-            if missing := {field.name for field in fields(cls)} - set(file.files):
-                raise ValueError(f"{path}: expected a trace, {sorted(missing)} are not in it")
             return cls(**file)
 
     def rejected(self) -> Trace:
@@ -88,23 +86,19 @@ def record_trace(
     num_draft_tokens: int,
     jobs: int = 1,
     recipes: gpu_align.Recipes | None = None,
-    config: gpu_align.DrafterConfig | None = None,
 ) -> Trace:
     """Draft at every position of every record that has two output tokens or more, from `recipes` as well."""
     usable = [r for r in records if len(r.output) > 1]
     if not usable:
         raise ValueError("records: expected one with two output tokens or more, found none")
-    traced = partial(_rows, num_draft_tokens=num_draft_tokens, recipes=recipes, config=config)
+    traced = partial(_rows, num_draft_tokens=num_draft_tokens, recipes=recipes)
     rows = dealt(traced, usable, jobs)
     start = np.concatenate([[0], np.cumsum([len(length) for length, _, _ in rows])]).astype(np.int64)
     return Trace(start, *(np.concatenate(columns) for columns in zip(*rows, strict=True)))
 
 
 def _rows(
-    records: Sequence[Record],
-    num_draft_tokens: int,
-    recipes: gpu_align.Recipes | None,
-    config: gpu_align.DrafterConfig | None,
+    records: Sequence[Record], num_draft_tokens: int, recipes: gpu_align.Recipes | None
 ) -> list[tuple[npt.NDArray[np.int16], npt.NDArray[np.int16], npt.NDArray[np.uint16]]]:
     """``(length, matched, survival)`` of each record."""
     found = []
@@ -113,7 +107,7 @@ def _rows(
         # Room behind the end: a draft that runs past it is as long as the drafter made it.
         sizes = sizes_for([record], recipes)
         room = sizes._replace(max_context_len=sizes.max_context_len + num_draft_tokens)
-        ours = PredictedOutputTokenPredictor(config=config, recipes=recipes, **room._asdict())
+        ours = PredictedOutputTokenPredictor(recipes=recipes, **room._asdict())
         ours.reset(record.prompt, PredictorOptions(num_draft_tokens, prediction=tuple(record.prediction)))
         lengths, matched = np.zeros((2, num_output - 1), dtype=np.int16)
         survival = np.zeros((num_output - 1, num_draft_tokens), dtype=np.uint16)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-import sys
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,9 @@ import pytest
 import torch
 from vllm_fakes import config, report_of, request_of
 
-from vllm_integration import scheduler as package
 from vllm_integration.config.settings import Settings
 from vllm_integration.seams import guard
 from vllm_integration.wire import reports
-from vllm_integration.wire import steps as steps_module
 from vllm_integration.wire.reports import DraftReport, survival_levels
 from vllm_integration.wire.steps import FAULTS
 from vllm_integration.worker import draft_reporter
@@ -422,34 +419,3 @@ def test_the_scheduler_learns_from_its_steps_while_they_are_counted(
     monkeypatch.setattr(refuses.ledger, "begin", lambda *_: 1 / 0)
     assert step(refuses, 0) == K
     assert len(plugin_log) == 1
-
-
-def instructions(batch: int, steps: int) -> int:
-    """Bytecode instructions of `scheduler` and `wire.steps` that the interpreter runs in the benchmark's steps: no
-    clock is read."""
-    scheduler_cost = pytest.importorskip("benchmarks.serving.scheduler_cost")
-    measured = (*package.__path__, steps_module.__file__)
-    count = 0
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal count
-        if event == "call" and not frame.f_code.co_filename.startswith(measured):
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        count += event == "opcode"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        scheduler_cost.measure(batch, 4, steps - scheduler_cost.WARM_UP)
-    finally:
-        sys.settrace(before)
-    return count
-
-
-def test_a_request_costs_few_instructions() -> None:
-    """All else is work on columns of a batch. For a request it is left to read its id and its tokens from vLLM's
-    objects, and to set its message on vLLM's output. (Loops over numbers and objects took 144.)"""
-    per_step = [instructions(batch, 12) - instructions(batch, 11) for batch in (40, 80)]
-    assert (per_step[1] - per_step[0]) / 40 < 60
