@@ -4,6 +4,8 @@ Compiles the kernels as their launchers call them, disassembles the binaries (`s
 on requests in the states of `PATHS`. So loops take as many turns, and branches go, as they do on a GPU. Drafts
 and lengths must be the reference's.
 
+The model goes once a GPU has timed a step.
+
 One program alone, in order, with its instructions in the cache and the latencies of `sass_warp.Latencies`; sm_100
 has its own code, but the latencies and multiprocessors of sm_90. Not in it: misses of the instruction cache, other
 programs on the same multiprocessor (but for the throughput of the LCS), queues of the memory. Of 8k tokens to be
@@ -12,12 +14,8 @@ folded again, and of contexts of the LCS, a part is run and the rest taken to co
 
 from __future__ import annotations
 
-import ast
 import os
-import re
-from collections import Counter
 from collections.abc import Callable
-from functools import cache
 from typing import Annotated, Any, NamedTuple
 from unittest.mock import patch
 
@@ -26,10 +24,10 @@ import numpy.typing as npt
 import torch
 import typer
 
-from benchmarks.alignment.workload import NUM_DRAFT_TOKENS, VOCAB_SIZE, make_recipes, make_shapes, make_texts
+from benchmarks.alignment.workload import NUM_DRAFT_TOKENS, VOCAB_SIZE, make_recipes, make_texts
 from benchmarks.compiled import static_check
 from benchmarks.compiled.kernel_configs import Config
-from benchmarks.compiled.sass import Instruction, Program, disassemble
+from benchmarks.compiled.sass import Program, disassemble
 from benchmarks.compiled.sass_warp import Latencies, Machine, Memory, Trace, constant_bank
 from benchmarks.tables import RESULTS
 from gpu_align import Drafter, Recipes
@@ -131,7 +129,6 @@ SCALED: dict[str, tuple[Callable[[int], Situation], int, tuple[int, int]]] = {
 RECIPES: dict[str, Callable[[], Recipes | None]] = {
     "no recipes": lambda: None,
     "recipes": make_recipes,
-    "shapes": make_shapes,
 }
 
 
@@ -357,72 +354,6 @@ class _LcsKernel(NamedTuple):
         return -(-batch // (NUM_SMS * few)) * max(self.whole(lambda trace: trace.cycles), few * bound)
 
 
-@cache
-def _source(file: str) -> tuple[list[tuple[int, int, str]], list[str]] | None:
-    """``(first line, last line, name)`` of the functions of a file of `gpu_align.ops`, and its lines."""
-    path = static_check.OPS / file
-    if not path.exists():
-        return None
-    text = path.read_text(encoding="utf-8")
-    found = [
-        (node.lineno, node.end_lineno or 0, node.name)
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.FunctionDef)
-    ]
-    return found, text.splitlines()
-
-
-def _function(file: str, line: int) -> str:
-    found = _source(file)
-    return next((name for a, b, name in found[0] if a <= line <= b), file) if found else file
-
-
-def _places(ins: Instruction) -> list[tuple[str, int]]:
-    """Lines of our kernels that an instruction belongs to, the innermost function's first.
-
-    Triton writes a load as two lines of assembler; the second may be counted as the source line behind the load.
-    """
-    found = [at for at in ins.lines if _source(at[0])]
-    if not found:
-        return [("Triton", 0)]
-    file, line = found[0]
-    source = _source(file)
-    if ins.name in ("LDG", "STG", "REDG", "ATOMG") and source is not None:
-        is_access = [bool(re.search(r"tl\.(load|store|atomic)", source[1][i - 1])) for i in (line - 1, line)]
-        if is_access == [True, False]:
-            found[0] = file, line - 1
-    return found
-
-
-def hot_lines(program: Program, trace: Trace, number: int) -> str:
-    """The `number` most expensive functions, with what they call, and lines.
-
-    Cycles are those from the issue of an instruction to the next one, and those for which another instruction
-    waited for its result.
-    """
-    functions: Counter[str] = Counter()
-    lines: Counter[tuple[str, int]] = Counter()
-    waits: Counter[tuple[str, int]] = Counter()
-    counts: Counter[tuple[str, int]] = Counter()
-    for i, count in trace.count.items():
-        places = _places(program.code[i])
-        cycles = trace.issued[i] + trace.waited[i]
-        for name in {_function(*at) for at in places}:
-            functions[name] += cycles
-        lines[places[0]] += cycles
-        waits[places[0]] += trace.waited[i]
-        counts[places[0]] += count
-    text = [f"{'cycles':>7}  function, with what it calls"]
-    text += [f"{cycles:>7}  {name}" for name, cycles in functions.most_common(number)]
-    text += ["", f"{'cycles':>7} {'waits':>7} {'instr.':>7}  line"]
-    for (file, line), cycles in lines.most_common(number):
-        source = _source(file)
-        code = source[1][line - 1].strip() if source else ""
-        at = f"{file}:{line} {_function(file, line)}"
-        text.append(f"{cycles:>7} {waits[file, line]:>7} {counts[file, line]:>7}  {at:<48} {code[:70]}")
-    return "\n".join(text)
-
-
 TARGETS = ("sm_90", "sm_100")
 GIGAHERTZ = 1.755
 WARM, COLD = Latencies(), Latencies(first=600)
@@ -430,7 +361,7 @@ TABLE = RESULTS / "latency.json"
 #: What a number may differ by from the table's.
 TOLERANCE = 0.02
 #: What the rows of the step begin with, and what its drafter knows.
-STEPS = {"step: ": "no recipes", "step with recipes: ": "recipes", "step with shapes: ": "shapes"}
+STEPS = {"step: ": "no recipes", "step with recipes: ": "recipes"}
 
 
 class Compiler:
@@ -491,24 +422,10 @@ def _cell(row: dict[str, Any]) -> str:
     return f"{row['cycles']} cycles a token, {row['instructions']} instr. a word, {rates} TCUPS"
 
 
-def show_lines(targets: list[str], only: str, number: int) -> None:
-    """Print the most expensive functions and lines of every path whose label contains `only`."""
-    for target in targets:
-        compiler = Compiler(target)
-        for prefix, recipes in STEPS.items():
-            for name in PATHS:
-                if only in prefix + name:
-                    case = Case(PATHS[name](), recipes)
-                    trace = case.run(compiler, WARM)
-                    typer.echo(f"\n{target}, {prefix}{name}: {trace.cycles} cycles\n")
-                    typer.echo(hot_lines(compiler(case.launch()).program, trace, number))
-
-
 def main(
     renew: Annotated[bool, typer.Option("--write", help="renew the table of the installed Triton")] = False,
     target: Annotated[list[str] | None, typer.Option(help="only these; not with --write")] = None,
     only: Annotated[str, typer.Option(help="rows whose label contains this; not with --write")] = "",
-    lines: Annotated[int, typer.Option(help="show so many functions and source lines instead")] = 0,
 ) -> None:
     """Run the compiled kernels on recorded requests and compare their cycles with the committed table."""
     # Read when Triton and the kernels are imported, which has happened; under the interpreter nothing compiles.
@@ -517,9 +434,6 @@ def main(
     import triton
 
     targets = static_check.chosen_targets(target, TARGETS, renew and bool(target or only))
-    if lines:
-        show_lines(targets, only, lines)
-        return
     by_target = {t: measure(t, only) for t in targets}
     table = {label: {t: by_target[t][label] for t in targets} for label in by_target[targets[0]]}
     typer.echo(

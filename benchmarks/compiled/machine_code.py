@@ -7,18 +7,13 @@ stored** have to be what reference and oracle say; races, accesses outside of a 
 memory that is read before it is written are findings. So are instructions that no case reached, if they are more
 than 2 %.
 
-``--also DIR --write`` does the same beside it with another Triton, of ``pip install --target DIR triton==3.6.0``,
-and puts both into the pages: the full run.
-
-``--plant`` breaks the machine code instead, a barrier, an atomic or a bound at a time, and tells which of these
-faults were found. Exit code 1: something was found, or a planted fault was not.
+``--write`` puts the rows of the installed Triton into the pages, beside those of other versions: for another one,
+``pip install --target DIR triton==3.6.0`` and PYTHONPATH=DIR. Exit code 1: something was found.
 """
 
 from __future__ import annotations
 
-import fcntl
 import importlib
-import json
 import os
 import random
 import subprocess
@@ -27,20 +22,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 from unittest.mock import patch
 from zlib import crc32
 
-import numpy as np
 import torch
 import typer
 
 from benchmarks import tables
 from benchmarks.compiled import static_check
-from benchmarks.compiled.racing import NEVER, TURNED, Findings, RacingMachine, is_bound, where
+from benchmarks.compiled.racing import Findings, RacingMachine, where
 from benchmarks.compiled.sass import Program, disassemble
-from benchmarks.compiled.sass_warp import Memory, constant_bank, width_of
+from benchmarks.compiled.sass_warp import Memory, constant_bank
 
 #: Target → where shared memory begins.
 TARGETS = {"sm_80": 0, "sm_90": 0x400, "sm_100": 0x400}
@@ -68,17 +62,14 @@ class Emulator:
         target: a key of `TARGETS`.
         seed: of the order in which programs, warps and branches go.
         runs: else it only compiles, into Triton's cache.
-        edges: counts where bounds are met.
     """
 
-    def __init__(self, target: str, seed: int, runs: bool = True, edges: bool = False) -> None:
-        self.target, self.rng, self.runs, self.edges = target, random.Random(seed), runs, edges
+    def __init__(self, target: str, seed: int, runs: bool = True) -> None:
+        self.target, self.rng, self.runs = target, random.Random(seed), runs
         self.codes: dict[str, Code] = {}
         self.compiled: set[str] = set()
         #: Name of the kernel that was launched last.
         self.last = ""
-        #: Of each launch, what it stored and where: in whatever order its warps went, always the same.
-        self.stored: list[int] = []
 
     def launch(self, kernel: Any, grid: tuple[int, ...], args: Any, by_name: dict[str, Any]) -> None:
         self.last = kernel.fn.__name__
@@ -103,7 +94,7 @@ class Emulator:
             arguments,
             made.shared,
             made.num_warps,
-            Findings(code, self.edges),
+            Findings(code),
         )
 
     def _run(self, code: Code, given: dict[str, Any], grid: tuple[int, int]) -> None:
@@ -126,8 +117,6 @@ class Emulator:
             findings=code.findings, seed=self.rng.randrange(2**32),
         )  # fmt: skip
         machine.run_grid(grid)
-        is_stored = machine.globally.store != NEVER
-        self.stored.append(crc32(memory.bytes[is_stored], crc32(np.packbits(is_stored))))
         for own, array in zip(storages.values(), memory.arrays, strict=True):
             own[:] = array
 
@@ -359,88 +348,6 @@ def entered(program: Program) -> set[int]:
     return found
 
 
-# Planted faults.
-
-FAULTS = BARRIER, ATOMIC, BOUND, ADDRESS = (
-    "barrier left out", "atomic is a store", "bound moved by one", "address off by one",
-)  # fmt: skip
-
-
-def plants(code: Code, rng: random.Random, most: int) -> Iterator[tuple[str, int, Program]]:
-    """``(kind, instruction, program)`` with a fault where the code was run, or a bound met: `most` of the last two
-    kinds."""
-    faults: dict[str, dict[int, dict[str, Any]]] = {kind: {} for kind in FAULTS}
-    for i, ins in enumerate(code.program.code):
-        if not code.findings.reached[i]:
-            continue
-        if ins.name == "BAR":
-            faults[BARRIER][i] = {"name": "NOP"}
-        elif ins.name in ("RED", "REDG"):
-            faults[ATOMIC][i] = {"name": "STG"}
-        elif is_bound(ins) and code.findings.edges and code.findings.edges[i]:
-            faults[BOUND][i] = {"modifiers": (TURNED[ins.modifiers[0]], *ins.modifiers[1:])}
-        elif ins.name in ("LDG", "STG", "LDS", "STS"):
-            further = None, "", width_of(ins)
-            operands = (replace(o, terms=(*o.terms, further)) if o.kind == "M" else o for o in ins.operands)
-            faults[ADDRESS][i] = {"operands": tuple(operands)}
-    for kind, of in faults.items():
-        chosen = of if kind in (BARRIER, ATOMIC) else rng.sample(sorted(of), min(most, len(of)))
-        for i in sorted(chosen):
-            changed = list(code.program.code)
-            changed[i] = replace(changed[i], **of[i])
-            yield kind, i, Program(changed, code.program.labels)
-
-
-#: Turns of a case that are tried with a fault: of more, those that meet it most often.
-TRIED, TURNS = 8, {"step": 24}
-#: What is reported of a barrier that cannot change anything.
-ONE_WARP = "one warp: no effect possible"
-
-
-class Planted(NamedTuple):
-    """A fault, and what was reported: empty where no byte that any launch stored differs, and nothing raced."""
-
-    kernel: str
-    kind: str
-    where: str
-    reported: str
-
-
-def plant_faults(target: str, name: str, case: int, seed: int, most: int) -> Iterator[Planted]:
-    """Every fault of `plants` in every kernel that a case launches; of steps, in those of the step alone."""
-    with patch.dict(CASES, {name: [CASES[name][case]]}):
-        sound, reached, stored = Emulator(target, seed, edges=True), {}, {}
-        before: Counter[tuple[str, int, bool]] = Counter()
-        for turn in range(TURNS.get(name, TRIED)):
-            sound.stored = stored[turn] = []
-            if wrong := run_cases(sound, [name], [turn], seed).wrong:
-                raise RuntimeError(f"expected no faults before one is planted, found {wrong}")
-            counts = Counter({
-                (key, i, is_edge): n
-                for key, code in sound.codes.items()
-                for is_edge, numbers in enumerate((code.findings.reached, code.findings.edges or ()))
-                for i, n in enumerate(numbers)
-            })  # fmt: skip
-            reached[turn], before = counts - before, counts
-        for key, code in sound.codes.items():
-            if name == "step" and not code.label.startswith("step_kernel"):
-                continue
-            for kind, i, program in plants(code, random.Random(seed), most):
-                reported = ONE_WARP if kind == BARRIER and code.num_warps == 1 else ""
-                broken = Emulator(target, seed)
-                broken.codes = {k: replace(c, findings=Findings(c.program)) for k, c in sound.codes.items()}
-                broken.codes[key] = replace(broken.codes[key], program=program)
-                at = key, i, kind == BOUND
-                for turn in sorted(reached, key=lambda turn: -reached[turn][at])[:TRIED]:
-                    if not reported and reached[turn][at]:
-                        broken.stored = []
-                        found = run_cases(broken, [name], [turn], seed, most_wrong=1)
-                        reports = [*(" ← ".join(race) for race in found.races), *found.wrong.values()]
-                        reports += ["other bytes are stored"] * (broken.stored != stored[turn])
-                        reported = next(iter(reports), "")
-                yield Planted(code.label, kind, where(code.program.code[i]), reported)
-
-
 # Command line.
 
 
@@ -450,17 +357,12 @@ def main(
     seconds: Annotated[float, typer.Option(help="for each target")] = 450.0,
     seed: Annotated[int, typer.Option(help="of cases and schedules")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="few cases, sm_90")] = False,
-    plant: Annotated[
-        int | None, typer.Option(help="plant faults instead: so many bounds and addresses")
-    ] = None,
-    also: Annotated[str, typer.Option(help="folder of another Triton, beside this one")] = "",
     write: Annotated[bool, typer.Option("--write", help="put the rows into results and pages")] = False,
 ) -> None:
     """Execute the machine code of every kernel beside its reference, in random order, and look for races."""
     os.environ.pop("TRITON_INTERPRET", None)  # read when a kernel is decorated
     import triton
 
-    other = _run_also(also) if also else None
     torch.set_num_threads(1)
     targets = static_check.chosen_targets(target or (["sm_90"] if quick else None), TARGETS, False)
     names = only or list(CASES)
@@ -469,12 +371,14 @@ def main(
         CASES["index"] = CASES["index"][:2]
     version, is_wrong = triton.__version__, False
     for chosen in targets:
-        if plant is not None:
-            planted = _plant(chosen, names, seed, plant)
-            _store(write, "planted", version, chosen, planted)
-            continue
         outcome = run_cases(Emulator(chosen, seed), names, range(2 if quick else 1_000_000), seed, seconds)
-        _store(write, "triton", version, chosen, {row.kernel: row._asdict() for row in outcome.rows})
+        stored = tables.read("machine_code")
+        of = stored["triton"].setdefault(version, {}).setdefault(chosen, {})
+        of |= {row.kernel: row._asdict() for row in outcome.rows}
+        if write:
+            (tables.RESULTS / "machine_code.json").write_text(
+                tables.as_json(stored, depth=4), encoding="utf-8"
+            )
         typer.echo(f"triton {version}, {chosen}\n\n{markdown(outcome.rows)}\n")
         for of, text in outcome.wrong.items():
             typer.echo(f"{of}: {text}", err=True)
@@ -485,51 +389,10 @@ def main(
             most = dict(outcome.unreached.most_common(12))
             typer.echo(f"reached less than 98 %: {', '.join(few)}; most of it: {most}")
         is_wrong = is_wrong or bool(outcome.wrong or outcome.races)
-    is_wrong = bool(other and other.wait()) or is_wrong
     if write:
         subprocess.run([sys.executable, tables.DOCS / "_scripts" / "fill_numbers.py"], check=True)
     if is_wrong:
         raise typer.Exit(1)
-
-
-def _run_also(folder: str) -> subprocess.Popen[bytes]:
-    """This command with the Triton of a folder, on another core."""
-    arguments = [word for word in sys.argv[1:] if word not in ("--also", folder, f"--also={folder}")]
-    path = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-m", "benchmarks.compiled.machine_code", *arguments]
-    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path})
-
-
-def _store(write: bool, kind: str, version: str, target: str, rows: dict[str, Any]) -> None:
-    """Put the rows of a target in their place in the results; others stay, also those of its other kernels."""
-    if not write:
-        return
-    with (tables.RESULTS / "machine_code.json").open("r+", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # the other Triton's run writes, too
-        stored = json.load(file)
-        of = stored.setdefault(kind, {}).setdefault(version, {}).setdefault(target, {})
-        of |= rows
-        file.seek(0)
-        file.truncate()
-        file.write(tables.as_json(stored, depth=4))
-
-
-def _plant(target: str, names: Collection[str], seed: int, most: int) -> dict[str, Any]:
-    """``kernel, kind`` → how many faults there were, how many were found, and where the others are."""
-    rows: dict[str, Any] = {}
-    for name, case in [(of, i) for of in names for i in range(len(CASES[of]))]:
-        for found in plant_faults(target, name, case, seed, most):
-            of = f"{found.kernel.partition(',')[0]}, {found.kind}"
-            row = rows.setdefault(of, {"planted": 0, "found": 0, "one_warp": 0, "missed": []})
-            verdict = "none" if found.reported == ONE_WARP else "found" if found.reported else "MISSED"
-            row["one_warp"] += verdict == "none"
-            row["planted"] += verdict != "none"
-            row["found"] += verdict == "found"
-            row["missed"] += [found.where] if verdict == "MISSED" else []
-            typer.echo(f"{verdict}: {found.kernel}: {found.kind}: {found.where}: {found.reported[:160]}")
-    planted, number = (sum(row[key] for row in rows.values()) for key in ("planted", "found"))
-    typer.echo(f"{target}: {number} of {planted} planted faults found")
-    return rows
 
 
 def markdown(rows: list[Row]) -> str:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -65,14 +64,12 @@ class Findings:
         same_value: bytes to which two threads stored the same value without an order.
         reached: how often each instruction ran, or decided that a branch is not taken.
         programs: that ran.
-        edges: how often each comparison of `TURNED` met two equal values, or None where nobody asks.
     """
 
-    def __init__(self, program: Program, has_edges: bool = False) -> None:
+    def __init__(self, program: Program) -> None:
         self.races: Counter[tuple[str, str, str]] = Counter()
         self.same_value = self.programs = 0
         self.reached = [0] * len(program.code)
-        self.edges = [0] * len(program.code) if has_edges else None
 
     @property
     def instructions(self) -> int:
@@ -251,33 +248,13 @@ class RacingWarp(Warp):
 Operation = Callable[[Registers, Instruction, Array], None]
 
 
-def _operations_of(program: Program, edges: list[int] | None) -> list[Operation | None]:
-    found: list[Operation | None] = []
-    for i, ins in enumerate(program.code):
-        is_moving = ins.name in LOAD_STORE or ins.name in CONTROL_FLOW or ins.name == "BAR"
-        is_watched = edges is not None and is_bound(ins)
-        found.append(
-            None if is_moving
-            else partial(_compare, edges, i) if is_watched
-            else OPERATIONS.get(ins.name, _unknown)
-        )  # fmt: skip
-    return found
-
-
-#: Comparison → the one that differs from it where both values are equal.
-TURNED = {"GE": "GT", "GT": "GE", "LT": "LE", "LE": "LT"}
-
-
-def is_bound(ins: Instruction) -> bool:
-    """Not the upper words of 64 bits: the lower ones decide where those are equal."""
-    return ins.name == "ISETP" and ins.modifiers[0] in TURNED and "EX" not in ins.modifiers
-
-
-def _compare(edges: list[int], i: int, w: Registers, ins: Instruction, mask: Array) -> None:
-    a, b, also = ins.operands[2:5]
-    counts = ~w.predicate(also) if "OR" in ins.modifiers else w.predicate(also)
-    edges[i] += int(((w.value(a) == w.value(b)) & counts & mask).sum())
-    OPERATIONS[ins.name](w, ins, mask)
+def _operations_of(program: Program) -> list[Operation | None]:
+    return [
+        None
+        if ins.name in LOAD_STORE or ins.name in CONTROL_FLOW or ins.name == "BAR"
+        else OPERATIONS.get(ins.name, _unknown)
+        for ins in program.code
+    ]
 
 
 def _unknown(w: Registers, ins: Instruction, mask: Array) -> None:
@@ -301,7 +278,7 @@ class RacingMachine(Machine):
         self.shared_start, self.shared_size, self.findings = shared_start, shared_size, findings
         self.rng = random.Random(seed)
         #: By instruction; None of those that change the course of a warp, or its memory.
-        self.operations = _operations_of(program, findings.edges)
+        self.operations = _operations_of(program)
         self.globally, self.in_shared = Accesses(len(memory.bytes)), Accesses(0)
         self.first_thread = self.epoch = 0
 
