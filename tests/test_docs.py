@@ -20,8 +20,6 @@ from typing import NamedTuple
 import pytest
 
 import gpu_align
-from benchmarks.quality.runs import BOUNDS, CACHED
-from gpu_align.simulate import policy_names
 from gpu_align.tools.console import EXAMPLES
 from tests.modules import ROOT, load
 
@@ -194,17 +192,6 @@ def test_documented_command_lines_parse(page: str, line: str) -> None:
     while inner := getattr(command, "commands", None):
         command = inner[words.pop(0)]
     command.make_context("gpu-align", words)
-
-
-def test_numbers_are_those_of_the_last_replay() -> None:
-    filler = load("docs/_scripts/fill_numbers.py")
-    numbers = json.loads(filler.NUMBERS.read_text(encoding="utf-8"))
-    known = {*policy_names(), *CACHED, *BOUNDS}
-    assert {run["policy"] for run in numbers["runs"]} == known
-    assert {*filler.REMARKS, *filler.MORE_REMARKS} == known
-    for page in filler.PAGES:
-        text = page.read_text(encoding="utf-8")
-        assert filler.filled(page, numbers) == text, f"{page.name}: run docs/_scripts/fill_numbers.py"
 
 
 def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:

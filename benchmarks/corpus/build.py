@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.corpus import kinds
-from benchmarks.corpus.files import FIVE, SETS, Edit, Fetch, Releases, changed_files, download, fetch_all
+from benchmarks.corpus.files import SETS, Edit, Fetch, Releases, changed_files, download, fetch_all
 from benchmarks.corpus.mix import other_tokens, synthetic_pairs
 from benchmarks.tables import command
 from gpu_align.errors import MissingExtraError
@@ -169,27 +169,20 @@ def main(argv: list[str] | None = None, fetch: Fetch = download) -> int:
     parser.add_argument("out", type=Path, metavar="OUT.jsonl.gz")
     sets = sorted({*SETS, *KIND_SETS})
     parser.add_argument("--set", choices=sets, default="five", help="what to write (five)")
-    said = "the .py files of these packages instead; repeatable"
-    parser.add_argument("--packages", action="append", nargs="+", metavar="NAME:OLD:NEW", help=said)
     said = f"downloads are kept here ({DEFAULT_CACHE})"
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help=said)
     options = parser.parse_args(argv)
     try:
-        chosen = [Releases.parse(text) for group in options.packages or () for text in group]
         load_tokenizer("tekken")
-    except (ValueError, MissingExtraError) as error:
+    except MissingExtraError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"{'package':<34} {'files':>6} {'prediction':>11} {'output':>9}   (tokens)")
     try:
-        if chosen:
-            five = {releases.name for releases in FIVE}
-            sources = [("test" if releases.name in five else "tune", releases) for releases in chosen]
-            pairs = build(sources, (), options.cache, fetch)
-        elif options.set in KIND_SETS:
+        if options.set in KIND_SETS:
             pairs = build_kinds(KIND_SETS[options.set], options.cache, fetch)
         else:
-            mixed = {"five": (), "all": ("tune", "test")}.get(options.set, (options.set,))
+            mixed = () if options.set == "five" else (options.set,)
             pairs = build(SETS[options.set], mixed, options.cache, fetch)
     except (RuntimeError, MissingExtraError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -56,15 +56,6 @@ class Releases:
     most: int = 10_000
     cut: bool = False
 
-    @classmethod
-    def parse(cls, text: str) -> Releases:
-        """Read ``NAME:OLD:NEW``."""
-        parts = text.split(":")
-        # pip reads options and URLs from the same argument, so only plain names and versions pass.
-        if len(parts) != 3 or not all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", part) for part in parts):
-            raise ValueError(f"--packages: expected NAME:OLD:NEW, like flask:2.2.5:3.0.3, found {text!r}")
-        return cls(parts[0], (parts[1], parts[2]))
-
     @property
     def archives(self) -> list[tuple[str, str, bool]]:
         """What `Fetch` gets, but for the cache."""
@@ -308,4 +299,3 @@ SETS: dict[str, list[tuple[str, Releases]]] = {
     "tune": [("tune", releases) for releases in releases_in("tune")],
     "test": [("test", releases) for releases in (*FIVE, *releases_in("test"))],
 }
-SETS["all"] = SETS["tune"] + SETS["test"]

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from benchmarks.quality.cases import Resumption, least_steps
+from benchmarks.quality.cases import least_steps
 from benchmarks.quality.replays import Reliability
-from benchmarks.quality.runs import BOUNDS, Counts, Run
+from benchmarks.quality.runs import CLAIRVOYANT, Counts, Run
 from gpu_align.tools.simulate.policies import OURS
 from gpu_align.tools.simulate.replay import PairResult
 
@@ -52,7 +52,6 @@ LEAD = 1.10
 TARGETS = (Point(0.59, 13.4), Point(0.20, 10.9))
 MAX_STEPS_ABOVE = 3
 MAX_UNRELATED_REJECTED = 0.05
-MIN_RESUMED_SHARE = 0.95
 MAX_GAP = 0.05
 #: K of the checks that name none.
 K = 64
@@ -109,21 +108,21 @@ class Lead(NamedTuple):
         return Check(name, value, f"x {self.factor:.2f}", ratio is not None and ratio >= self.factor)
 
 
-def leads(counts: Mapping[Run, Counts], num_draft_tokens: int, bounds: Iterable[str] = BOUNDS) -> list[Lead]:
+def leads(counts: Mapping[Run, Counts], num_draft_tokens: int) -> list[Lead]:
     """Ours over each peer at one K."""
-    ours, but = our_curve(counts, num_draft_tokens), (OURS, *bounds)
+    ours = our_curve(counts, num_draft_tokens)
     return [
         Lead(run.policy, num_draft_tokens, point(c), height(ours, point(c).rejected_per_accepted))
         for run, c in counts.items()
-        if run.num_draft_tokens == num_draft_tokens and run.policy not in but
+        if run.num_draft_tokens == num_draft_tokens and run.policy not in (OURS, CLAIRVOYANT)
     ]
 
 
-def peer_checks(counts: Mapping[Run, Counts], bounds: Iterable[str] = BOUNDS) -> list[Check]:
+def peer_checks(counts: Mapping[Run, Counts]) -> list[Check]:
     """A row for each peer at each K."""
     rows = []
     for k in sorted({run.num_draft_tokens for run in counts}, reverse=True):
-        for lead in leads(counts, k, bounds):
+        for lead in leads(counts, k):
             value = f"{lead.reached or 0:.2f} (x {lead.ratio or 0:.2f})"
             rows.append(lead.check(f"K={k}: over {lead.named}", value))
     return rows
@@ -179,14 +178,6 @@ def unrelated_checks(unrelated: Counts, without: Counts) -> list[Check]:
         Check("unrelated prediction: rejected drafts from it per output token", f"{share:.4f}", wanted, few),
         Check("unrelated prediction: steps, beside none at all", steps, "no more", fewer),
     ]
-
-
-def resumption_check(seen: Resumption) -> Check:
-    """Whether drafting goes on as soon as two tokens match again."""
-    drafted, right = (count / max(seen.edits, 1) for count in (seen.drafted, seen.right))
-    value = f"{drafted:.1%} of {seen.edits:,} edits; {right:.1%} with the right token first"
-    wanted, holds = f"{MIN_RESUMED_SHARE:.0%} draft", drafted >= MIN_RESUMED_SHARE
-    return Check("after an edit, first step with two matching tokens", value, wanted, holds)
 
 
 def reliability_check(reliability: Reliability) -> Check:

@@ -9,18 +9,15 @@ docs/_scripts/fill_numbers.py makes from the JSON file. Nothing of it is random 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import tables
-from benchmarks.processes import dealt
 from benchmarks.quality import cases, checks, kinds, plot
-from benchmarks.quality.cases import Resumption
 from benchmarks.quality.checks import Check, K
 from benchmarks.quality.runs import (
-    BOUNDS,
     CACHED,
+    CLAIRVOYANT,
     WITHOUT_RECIPES,
     Counts,
     Entry,
@@ -40,11 +37,9 @@ from gpu_align.tools.simulate.replay import PairResult
 
 SIZES = (64, 32, 16)
 #: Far from the curve and slow, or of interest at one K only.
-ONLY_AT_64 = ("cursor", "myers", "input_lookup_node_llama_cpp", "prompt_lookup_transformers", *BOUNDS)
+ONLY_AT_64 = ("cursor", "myers", "input_lookup_node_llama_cpp", "prompt_lookup_transformers", CLAIRVOYANT)
 #: Kinds that `cases` adds to the corpus; only our drafter at K = 64 replays them, and a bound one of them.
 CASES = ("perfect", "one_line", "unrelated_case", "nothing")
-#: Drafters whose results are shown by kind of record.
-BY_KIND = (OURS, "suffix_decoding_deep", "suffix_decoding_4_deep", "prompt_lookup", "clairvoyant")
 
 
 def planned_runs() -> list[Run]:
@@ -53,7 +48,7 @@ def planned_runs() -> list[Run]:
     for k in SIZES:
         settings = (*our_settings(k), dict(WITHOUT_RECIPES))
         runs += [Run(OURS, k, tuple(setting.items())) for setting in settings]
-        names = [*runnable_policy_names(with_recipes=True), *CACHED, *BOUNDS]
+        names = [*runnable_policy_names(with_recipes=True), *CACHED, CLAIRVOYANT]
         runs += [Run(name, k) for name in names if name != OURS and (k == K or name not in ONLY_AT_64)]
     return list(dict.fromkeys(runs))
 
@@ -75,14 +70,13 @@ def replays(run: Run, entry: Entry) -> bool:
     """Whether a run is over an entry."""
     if entry.kind not in CASES:
         return True
-    return run == Run(OURS, K) or (run == Run("clairvoyant", K) and entry.kind == "one_line")
+    return run == Run(OURS, K) or (run == Run(CLAIRVOYANT, K) and entry.kind == "one_line")
 
 
 def checks_of(
     test: Mapping[Run, Counts],
     five: Mapping[Run, Counts],
     pairs_of: Callable[[Run, str], list[PairResult]],
-    seen: Resumption,
 ) -> list[Check]:
     """All rows with a verdict."""
     ours = Run(OURS, K)
@@ -91,9 +85,8 @@ def checks_of(
         *checks.peer_checks(test),
         *checks.five_checks(five),
         checks.perfect_check(pairs_of(ours, "perfect")),
-        *checks.one_line_checks(pairs_of(ours, "one_line"), pairs_of(Run("clairvoyant", K), "one_line")),
+        *checks.one_line_checks(pairs_of(ours, "one_line"), pairs_of(Run(CLAIRVOYANT, K), "one_line")),
         *checks.unrelated_checks(unrelated, nothing),
-        checks.resumption_check(seen),
         checks.reliability_check(test[ours].reliability),
     ]
 
@@ -113,15 +106,12 @@ def main(argv: list[str] | None = None) -> int:
     entries = with_cases(corpus)
     known = knowledge(options.tune, sorted({e.tokens for e in entries}), options.jobs)
     results = run_all(planned_runs(), entries, options.jobs, replays, known)
-    resumptions = partial(cases.resumptions, num_draft_tokens=K)
-    seen = Resumption.total(dealt(resumptions, [e.record for e in cases.real(corpus)], options.jobs))
     rows = kinds.measure(read_entries(options.kinds)[:: options.one_in], options.jobs, known)
-    found = as_json(results, entries, seen, rows)
+    found = as_json(results, entries, rows)
     verdicts = ([*list(c.values())[:3], tables.verdict(c["passed"])] for c in found["checks"])
     print(tables.table(["check", "found", "wanted", ""], verdicts, "llll"))
     tables.write_json(options.json, found)
     plot.draw_stored(found, options.images)
-    plot.draw_kinds(rows, options.images / "kinds")
     failed = sum(not check["passed"] for check in found["checks"])
     print(f"{len(found['checks']) - failed} of {len(found['checks'])} checks hold")
     return 3 if failed and options.strict else 0
@@ -130,24 +120,17 @@ def main(argv: list[str] | None = None) -> int:
 def as_json(
     results: Mapping[Run, Mapping[int, PairResult]],
     entries: Sequence[Entry],
-    seen: Resumption,
     rows: Mapping[str, Mapping[Run, Counts]],
 ) -> dict[str, Any]:
     """What the documentation is filled from: integers, so that ratios are computed where they are shown."""
     test = {run: total(found, entries, lambda e: e.kind not in CASES) for run, found in results.items()}
     five = {run: total(found, entries, lambda e: e.in_five) for run, found in results.items()}
-    by_kind: dict[str, dict[str, Any]] = {}
-    for run, found in results.items():
-        if run.num_draft_tokens == K and not run.setting and run.policy in BY_KIND:
-            by_kind[run.name] = {
-                label: total(found, entries, lambda e, label=label: label in _labels(e)).as_json()
-                for label in sorted({label for e in entries for label in _labels(e)})
-            }
 
     def pairs_of(run: Run, kind: str) -> list[PairResult]:
         return [pair for index, pair in sorted(results[run].items()) if entries[index].kind == kind]
 
     return {
+        "made_by": "python -m benchmarks.quality --json benchmarks/results/quality.json",
         "runs": [
             {
                 "policy": run.policy,
@@ -158,7 +141,6 @@ def as_json(
             }
             for run in test
         ],
-        "kinds": by_kind,
         "reliability": [
             {
                 "low": d.low,
@@ -168,14 +150,9 @@ def as_json(
             }
             for d in test[Run(OURS, K)].reliability.deciles()
         ],
-        "checks": [c._asdict() for c in (*checks_of(test, five, pairs_of, seen), *kinds.checks_of(rows))],
+        "checks": [check._asdict() for check in checks_of(test, five, pairs_of)],
         "rows": kinds.as_json(rows),
     }
-
-
-def _labels(entry: Entry) -> tuple[str, ...]:
-    """What a record counts as in the table by kind."""
-    return () if entry.kind in CASES else (entry.kind, f"tokens: {entry.tokens}")
 
 
 def _rounded(value: float) -> float | None:

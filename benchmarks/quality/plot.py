@@ -1,22 +1,20 @@
 """The pictures of draft quality: the trade-off at each K, and the reliability diagram.
 
-``python -m benchmarks.quality.plot`` draws both from docs/quality.json, without a replay. Pictures have no
-background, and colours and greys that stand out from white and from black.
+``python -m benchmarks.quality.plot`` draws both from benchmarks/results/quality.json, without a replay.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.pictures import GREY, for_both_schemes, pyplot, save
-from benchmarks.quality.checks import K, Point, our_curve, point
+from benchmarks.quality.checks import Point, our_curve, point
 from benchmarks.quality.replays import Decile
-from benchmarks.quality.runs import BOUNDS, WITHOUT_RECIPES, Counts, Run
-from benchmarks.tables import DOCS
+from benchmarks.quality.runs import CLAIRVOYANT, WITHOUT_RECIPES, Counts, Run
+from benchmarks.tables import DOCS, read
 from gpu_align.tools.simulate.policies import OURS
 
 _RED, _ORANGE, _WINE, _YELLOW, _BLUE, _SKY = "#e0574f", "#e8862e", "#a8507c", "#c9a227", "#3f7fe0", "#45a5d9"
@@ -60,14 +58,12 @@ def draw_trade_off(counts: Mapping[Run, Counts], title: str, path: Path) -> None
                 *_xy([point(without)]), color=_OURS, linestyle="", marker="o", markersize=9, fillstyle="none",
                 zorder=6, label="gpu-align without recipes",
             )  # fmt: skip
-        for name in BOUNDS:
-            bound = counts.get(Run(name, k))
-            if bound is not None:
-                panel.axhline(bound.tokens_per_step, color=GREY, linewidth=0.8, linestyle=":")
-                panel.annotate(
-                    f"bound: {name.replace('_', ' ')}", (0.02, bound.tokens_per_step), fontsize=9, color=GREY,
-                    xycoords=("axes fraction", "data"), ha="left", va="bottom",
-                )  # fmt: skip
+        if (bound := counts.get(Run(CLAIRVOYANT, k))) is not None:
+            panel.axhline(bound.tokens_per_step, color=GREY, linewidth=0.8, linestyle=":")
+            panel.annotate(
+                "bound: clairvoyant", (0.02, bound.tokens_per_step), fontsize=9, color=GREY,
+                xycoords=("axes fraction", "data"), ha="left", va="bottom",
+            )  # fmt: skip
     panels[0][0].set_ylabel("tokens a verification step", fontsize=11)
     panels[0][len(sizes) // 2].set_xlabel("rejected drafts per accepted one", fontsize=11)
     handles, labels = panels[0][-1].get_legend_handles_labels()
@@ -75,19 +71,6 @@ def draw_trade_off(counts: Mapping[Run, Counts], title: str, path: Path) -> None
     figure.suptitle(title, fontsize=11, color=GREY)
     for_both_schemes(figure, panels[0], legend)
     save(figure, path, dpi=150)
-
-
-def draw_kinds(found: Mapping[str, Mapping[Run, Counts]], folder: Path) -> None:
-    """A picture a kind: our curve and every peer at K = 64, on no background, in greys that both schemes show."""
-    plt = pyplot()
-    for kind, counts in found.items():
-        figure, panel = plt.subplots(figsize=(5.2, 4.4), layout="constrained")
-        _draw_curves(panel, counts, K)
-        panel.set(xlabel="rejected drafts per accepted one", ylabel="tokens a step")
-        panel.set_title(f"{kind}: {counts[Run(OURS, K)].records} records, K = {K}", fontsize=10)
-        legend = figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
-        for_both_schemes(figure, [panel], legend)
-        save(figure, folder / f"{kind}.svg", dpi=150)
 
 
 def _draw_curves(panel: Any, counts: Mapping[Run, Counts], num_draft_tokens: int) -> None:
@@ -145,7 +128,7 @@ def _xy(points: Sequence[Point]) -> tuple[list[float], list[float]]:
 
 
 def stored(numbers: Mapping[str, Any]) -> tuple[dict[Run, Counts], list[Decile]]:
-    """What docs/quality.json has of the test split: the sums of every run, and our deciles that hold drafts."""
+    """The sums of every run over the test split, and our deciles that hold drafts."""
     counts = {
         Run(run["policy"], run["num_draft_tokens"], tuple(run["setting"].items())): Counts(**run["test"])
         for run in numbers["runs"]
@@ -163,4 +146,4 @@ def draw_stored(numbers: Mapping[str, Any], folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    draw_stored(json.loads((DOCS / "quality.json").read_text(encoding="utf-8")), DOCS / "img")
+    draw_stored(read("quality"), DOCS / "img")

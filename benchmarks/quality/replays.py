@@ -1,9 +1,9 @@
-"""What benchmarks replay beside the simulator: our drafter in batches, its confidences, and bounds of all choices.
+"""Replays beside the simulator's: our drafter in batches, its confidences, and a bound of all choices.
 
 `bound` replays a record with a chooser that sees the rest of the output: it takes the candidate that is right for
 longest, and drafts the part that is right. With `everywhere`, any position in prediction, prompt or output, this
-is the clairvoyant bound; `perfect_choice` is the same with the candidates of our drafter. A draft here is a copy
-from one position: a drafter that replays edits inside of what it copies may exceed both.
+is the clairvoyant bound. A draft here is a copy from one position: a drafter that replays edits inside of what it
+copies may exceed it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from gpu_align.predictors.loop import VerifiedStep
 from gpu_align.simulate import Record
 from gpu_align.tools.simulate.policies import sizes_for
 from gpu_align.tools.simulate.replay import PairResult
-from gpu_align.tools.tune.fit import CandidateReplay
 
 #: Bins of equal width; ten of them make a decile.
 NUM_BINS = 100
@@ -101,19 +100,6 @@ class Reliability:
         """The largest ``|gap|`` of the deciles that hold at least this share of the tokens; 0 without any."""
         gaps = [abs(d.gap) for d in self.deciles() if d.drafts and d.share >= least_share]
         return max(gaps, default=0.0)
-
-    def chance_gap(self, least_share: float = 0.01, quantile: float = 0.95) -> float:
-        """What `worst_gap` would stay below with this probability if every confidence were exactly right.
-
-        Acceptances are drawn anew 1,000 times, each token's by itself, from a seed. Tokens of one text are not
-        accepted independently of each other, so in truth chance does more.
-        """
-        p = np.clip(self.confidence / np.maximum(self.drafts, 1), 0, 1)
-        drawn = np.random.default_rng(0).binomial(self.drafts, p, (1000, NUM_BINS)) - self.confidence
-        drafts = self.drafts.reshape(NUM_DECILES, -1).sum(axis=1)
-        counted = (drafts > 0) & (drafts >= least_share * drafts.sum())
-        gaps = np.abs(drawn.reshape(1000, NUM_DECILES, -1).sum(axis=2)[:, counted]) / drafts[counted]
-        return float(np.quantile(gaps.max(axis=1), quantile)) if counted.any() else 0.0
 
 
 @dataclass
@@ -244,21 +230,3 @@ def _longest_in(text: NDArray[np.int64], truth: NDArray[np.int64], last: int | N
         starts, length = longer, length + 1
     found: list[int] = truth[:length].tolist()
     return found
-
-
-def perfect_choice(records: Sequence[Record], num_draft_tokens: int) -> list[PairResult]:
-    """`bound` with the candidates of a `Drafter` that is large enough for the longest record."""
-    width = max((len(r.prompt) + len(r.output) for r in records), default=1)
-    slot = np.zeros(1, np.int64)
-
-    def candidates(record: Record) -> Callable[[int], Iterable[Sequence[int]]]:
-        replay = CandidateReplay([record], num_draft_tokens, None, width)
-
-        def right(done: int) -> Iterable[Sequence[int]]:
-            now = np.array([done])
-            most = replay.right(replay.look_after(slot, now).candidates, slot, now).max()
-            return [record.output[done : done + int(most)]]
-
-        return right
-
-    return [bound(record, num_draft_tokens, candidates) for record in records]

@@ -21,7 +21,7 @@ from benchmarks.corpus.mix import ByteTokenizer, trained_bpe
 from benchmarks.processes import pool
 from benchmarks.quality import build_suffix_peer
 from benchmarks.quality.earlier import CachedSuffixDecoding, EarlierResponses
-from benchmarks.quality.replays import OurPair, Reliability, bound, everywhere, perfect_choice, replay_batched
+from benchmarks.quality.replays import OurPair, Reliability, bound, everywhere, replay_batched
 from benchmarks.tables import command
 from gpu_align import DrafterConfig, RecipePack, Recipes, Source
 from gpu_align.policies import RECIPE_POLICIES
@@ -107,8 +107,8 @@ def _entries(tune: Path) -> list[Entry]:
     return read_entries(tune)
 
 
-#: Policy names of the two bounds.
-CLAIRVOYANT, PERFECT_CHOOSER = BOUNDS = ("clairvoyant", "perfect_chooser")
+#: The bound's policy name.
+CLAIRVOYANT = "clairvoyant"
 #: Suffix decoding that knows the outputs of the tuning split as earlier responses -> its spec factor.
 CACHED = {"suffix_decoding_deep_cached": 1, "suffix_decoding_4_deep_cached": 4}
 #: As deep as suffix decoding can use at K = 64.
@@ -251,8 +251,6 @@ def run_records(run: Run, records: Sequence[Record], known: Knowledge | None = N
     known = known or Knowledge()
     if run.policy == CLAIRVOYANT:
         return [bound(record, k, everywhere) for record in records]
-    if run.policy == PERFECT_CHOOSER:
-        return perfect_choice(records, k)
     if run.policy == OURS:
         setting = {name: value for name, value in run.setting if name != "recipes"}
         k = setting.pop("num_draft_tokens", k)
@@ -314,8 +312,8 @@ def run_all(
                 by_tokens[entry.tokens].append(index)
         for indices in by_tokens.values():
             tasks += [(run, shard) for shard in _shards(indices, entries)]
-    # Small budgets take the most steps, bounds the longest a step: what takes long goes first. What shares a tree
-    # of earlier responses stays together, so that no worker fills it twice.
+    # What takes long goes first: the bound, whose steps are long, and ours. What shares a tree of earlier
+    # responses stays together, so that no worker fills it twice.
     tasks.sort(key=lambda task: (*_when(task[0]), entries[task[1][0]].tokens, task[0].num_draft_tokens))
     results: dict[Run, dict[int, PairResult]] = {run: {} for run in runs}
     with pool(jobs, partial(_know, entries, known or {})) as workers:
@@ -327,7 +325,7 @@ def run_all(
 
 
 def _when(run: Run) -> tuple[bool, bool, bool]:
-    return run.policy not in BOUNDS, run.policy != OURS, run.policy not in CACHED
+    return run.policy != CLAIRVOYANT, run.policy != OURS, run.policy not in CACHED
 
 
 _ENTRIES: Sequence[Entry] = ()

@@ -1,18 +1,11 @@
-"""Puts measured numbers into README.md and the pages of docs, so that nobody types one.
+"""Put measured numbers into README.md and the pages of docs, so that nobody types one.
 
-::
-
-    python -m benchmarks.quality --json OUT.json
-    python docs/_scripts/fill_numbers.py OUT.json
-
-keeps OUT.json as docs/quality.json and rewrites the blocks between the markers of each page from it. Without an
-argument it rewrites the blocks from docs/quality.json and the files in benchmarks/results as they are. Each names
-the command that made it.
+Rewrites the blocks between the markers of `PAGES` from the files in benchmarks/results, each of which names the
+command that made it. Run it after ``python -m benchmarks.quality --json benchmarks/results/quality.json``.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Collection
@@ -23,8 +16,6 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 from benchmarks import tables
 from benchmarks.tables import DOCS, ratio, signed
 
-NUMBERS = DOCS / "quality.json"
-ABLATION = DOCS / "ablation.json"
 #: Clock of the latency model, in GHz.
 GIGAHERTZ = 1.755
 #: Name of the block in ``<!-- NAME:begin -->``.
@@ -68,7 +59,6 @@ MORE_REMARKS = {
     "prompt_lookup_vllm_1_3": "V1, window 1–3",
     "prompt_lookup_vllm_v2_1_3": "V2, window 1–3",
     "clairvoyant": "bound: the best continuation anywhere",
-    "perfect_chooser": "bound: the best of our candidates, copied plainly",
 }
 
 
@@ -105,7 +95,7 @@ def table(numbers: dict[str, Any], rows: Collection[str] = REMARKS, told: bool =
         "step, the prefill counted as a step without drafts."
     )
     if not short.keys() >= set(names):
-        note += f" What has no figure at K = {K // 2} was not run there."
+        note += " Empty cells were not run."
     return tables.table(["policy", *sizes], found, "lrrrr") + f"\n\n{note}"
 
 
@@ -152,7 +142,7 @@ def more_drafters(numbers: dict[str, Any]) -> str:
     return tables.table(["drafter", "test split", ""], rows, "lrl") + (
         f"\n\nTokens a step at rejected per accepted, K = {K}, where `{OURS}` has {ours}: "
         f"{test['records']} outputs, {test['output_tokens']:,} tokens. "
-        f"docs/quality.json has all {len(numbers['runs'])} runs."
+        f"benchmarks/results/quality.json has all {len(numbers['runs'])} runs."
     )
 
 
@@ -181,7 +171,7 @@ def rows(numbers: dict[str, Any]) -> str:
     for label, row in numbers["rows"].items():
         if label in PREDICTIONS:
             continue
-        leads = [lead for lead in row["leads"] if lead["num_draft_tokens"] == K]
+        leads = row["leads"]
         [named] = [lead for lead in leads if lead["peer"] == NAMED_PEER]
         speeds = (" at ".join(_ratios(row["runs"][name])) for name in (OURS, NAMED_PEER))
         least = f"{_lead(leads[0])} over `{leads[0]['peer']}`"
@@ -209,7 +199,6 @@ def confidence(numbers: dict[str, Any]) -> str:
 WORST_DECILE = "confidence: worst |accepted - promised| of a decile"
 #: A check of one K over one peer: its K, and the factor that was found.
 PEER_CHECK = re.compile(r"K=(\d+): over (.+)")
-KIND_CHECK = re.compile(r"(\w+)(?:, K=(\d+): over every peer|: confidence, worst decile)")
 
 
 def checks(numbers: dict[str, Any]) -> str:
@@ -226,7 +215,7 @@ def checks(numbers: dict[str, Any]) -> str:
         holds = all(check["passed"] for check in found)
         rows.append([name, least["value"], least["wanted"], tables.verdict(holds)])
     for check in numbers["checks"]:
-        if not PEER_CHECK.fullmatch(check["name"]) and not KIND_CHECK.fullmatch(check["name"]):
+        if not PEER_CHECK.fullmatch(check["name"]):
             cells = (str(check[field]).replace("|", "\\|") for field in ("name", "value", "wanted"))
             rows.append([*cells, tables.verdict(check["passed"])])
     return tables.table(["check", "found", "wanted", ""], rows, "llll")
@@ -238,8 +227,8 @@ def _factor(check: dict[str, Any]) -> float:
 
 
 def ablation(numbers: dict[str, Any]) -> str:
-    """What each mechanism adds: the rows of docs/ablation.json, the baseline first."""
-    stored = json.loads(ABLATION.read_text(encoding="utf-8"))
+    """What each mechanism adds: the rows of benchmarks/results/ablation.json, the baseline first."""
+    stored = tables.read("ablation")
     rows = []
     for row in stored["rows"]:
         baseline = row["mechanism"] == "everything"
@@ -250,15 +239,14 @@ def ablation(numbers: dict[str, Any]) -> str:
             changes = [" at ".join(_ratios(row["settings"][0][group])) for group in ("test", "five")]
         perfect, unrelated = row["perfect"], row["unrelated"]
         share = unrelated["rejected_from_prediction"] / unrelated["output_tokens"]
-        lines = row["lines"]["all"]
         least = f"{perfect['least_steps']}/{perfect['records']}"
-        cells = [f"{lines:,}" if lines else "–", least, f"{share:.3f}"]
+        cells = [least, f"{share:.3f}"]
         rows.append(["nothing" if baseline else row["mechanism"], row["instead"], *changes, *cells])
     first = stored["rows"][0]["settings"][0]["test"]
     every = "" if stored["one_in"] == 1 else f" (every {stored['one_in']}th of the corpus, of both splits)"
-    heads = ["without", "instead", "test split", "five packages", "lines", "perfect", "unrelated"]
+    heads = ["without", "instead", "test split", "five packages", "perfect", "unrelated"]
     return (
-        tables.table(heads, rows, "llrrrrr") + f"\n\nTest split: {first['records']} outputs{every}, K = {K}."
+        tables.table(heads, rows, "llrrrr") + f"\n\nTest split: {first['records']} outputs{every}, K = {K}."
     )
 
 
@@ -293,20 +281,6 @@ def executed(numbers: dict[str, Any]) -> str:
         f"{instructions:,} instructions of {len(targets[0])} kernels, Triton {' and '.join(stored)}: "
         f"{differences} differences, {races} races, at least {reached:.1%} of each kernel's code reached."
     )
-
-
-def planted(numbers: dict[str, Any]) -> str:
-    """Of faults in machine code, how many `benchmarks.compiled.machine_code --plant` reported."""
-    stored = tables.read("machine_code")["planted"]
-    [found] = [kernels for targets in stored.values() for kernels in targets.values()]
-    kinds: dict[str, list[dict[str, int]]] = {}
-    for of, row in found.items():
-        kinds.setdefault(of.split(", ")[1], []).append(row)
-    told = (
-        f"{kind} {sum(row['found'] for row in rows)} of {sum(row['planted'] for row in rows)}"
-        for kind, rows in kinds.items()
-    )
-    return f"Found: {', '.join(told)}."
 
 
 #: Columns of the page about agents, by the names of `benchmarks.agents.rows`, and their heads.
@@ -400,7 +374,6 @@ PAGES = {
     DOCS / "developer" / "compiled-kernels.md": {
         "latency": latency,
         "executed": executed,
-        "planted": planted,
     },
     DOCS / "quality.md": {MAIN_BLOCK: table, "rows": rows, "confidence": confidence},
     DOCS / "developer" / "mechanisms.md": {"ablation": ablation, "checks": checks},
@@ -413,14 +386,11 @@ def filled(page: Path, numbers: dict[str, Any]) -> str:
     return tables.fill(page.read_text(encoding="utf-8"), PAGES[page], numbers)
 
 
-def main(arguments: list[str]) -> None:
-    if arguments:
-        numbers = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
-        NUMBERS.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
-    numbers = json.loads(NUMBERS.read_text(encoding="utf-8"))
+def main() -> None:
+    numbers = tables.read("quality")
     for page in PAGES:
         page.write_text(filled(page, numbers), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
