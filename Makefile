@@ -84,26 +84,20 @@ format: $(VENV)/.dev  ## apply what ruff can fix
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(VENV)/.dev  ## CPU and GPU alignment side by side: .cache/bench.json and a picture
-	@rm -f .cache/bench.json
-	@GPU_CHECK_FILE=.cache/bench.json $(BIN)/python -m pytest -q -p benchmarks.gpu.rows_plugin benchmarks/alignment \
-	  --benchmark-only --benchmark-columns=median,iqr,rounds
-	@$(BIN)/python -m benchmarks.alignment.plot .cache/bench.json .cache/bench.png
+bench: $(VENV)/.dev  ## CPU beside GPU alignment, with RapidFuzz, difflib, Myers, suffix trees: a table and .cache/bench.png
+	@rm -f .cache/bench.jsonl
+	@$(BIN)/python -m pytest -q benchmarks/alignment --benchmark-only --benchmark-columns=median,iqr,rounds --rows .cache/bench.jsonl
+	@$(BIN)/python -m benchmarks.alignment.plot .cache/bench.jsonl .cache/bench.png
 
 bench-quality: $(VENV)/.dev  ## draft quality: every drafter, our trade-off, what has to hold, pictures (needs g++)
-	@mkdir -p .cache
-	@$(BIN)/python -m benchmarks.corpus .cache/corpus-test.jsonl.gz --set test
-	@$(BIN)/python -m benchmarks.corpus .cache/corpus-tune.jsonl.gz --set tune
-	@$(BIN)/python -m benchmarks.corpus .cache/corpus-kinds-test.jsonl.gz --set kinds-test
-	@$(BIN)/python -m benchmarks.quality --corpus .cache/corpus-test.jsonl.gz --json .cache/quality.json
-	@$(BIN)/python docs/_scripts/fill_numbers.py .cache/quality.json
+	@$(BIN)/python -m benchmarks.quality --json benchmarks/results/quality.json
+	@$(BIN)/python docs/_scripts/fill_numbers.py
 
 bench-ablation: $(VENV)/.dev  ## the drafter without each of its mechanisms: docs/developer/mechanisms.md
-	@$(BIN)/python -m benchmarks.quality.ablation --json docs/ablation.json
+	@$(BIN)/python -m benchmarks.quality.ablation --json benchmarks/results/ablation.json
 	@$(BIN)/python docs/_scripts/fill_numbers.py
 
 serving-model: $(VENV)/.dev  ## which drafts to verify at which batch, on paper; fails if the default loses
-	@mkdir -p .cache
 	@$(BIN)/python -m benchmarks.serving --write
 
 real-model: $(VENV)/.dev  ## a language model of 135M parameters: draft quality, CPU time, what others published with one

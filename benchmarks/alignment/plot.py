@@ -1,28 +1,28 @@
-"""A picture of a benchmark run: ``python -m benchmarks.alignment.plot ROWS.json OUT.png``. Needs matplotlib."""
+"""A picture of a benchmark run: ``python -m benchmarks.alignment.plot ROWS.jsonl OUT.png``. Needs matplotlib."""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.gpu import result_file
 from benchmarks.pictures import pyplot, save
 from benchmarks.tables import command
 
 #: One colour a contestant, whatever else is in the picture. Ours are the two strongest.
 COLOURS = {
-    "gpu": "#0f766e",
-    "triton": "#0f766e",
-    "cpu": "#5eead4",
-    "numpy_reference": "#5eead4",
+    "gpu_align_gpu": "#0f766e",
+    "gpu_align_cpu": "#5eead4",
     "rapidfuzz": "#b45309",
+    "difflib": "#a1a1aa",
+    "myers": "#ca8a04",
     "static_text": "#78716c",
-    "prompt_lookup": "#b45309",
-    "suffix_tree": "#7c3aed",
+    "prompt_lookup": "#2563eb",
+    "suffix_decoding": "#7c3aed",
 }
 
 
@@ -38,10 +38,10 @@ Lines = dict[str, list[tuple[int, float, float]]]
 
 
 def panels(rows: Iterable[Mapping[str, Any]]) -> dict[Panel, Lines]:
-    """The times of `rows_plugin`'s rows by panel: device time where there is one, else wall time."""
+    """The times of the suite's rows by panel: device time where there is one, else wall time."""
     found: dict[Panel, Lines] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        match = re.fullmatch(r"(.+), batch (\d+), (\d+) tokens(?:, (\w+))?", row.get("group", ""))
+        match = re.fullmatch(r"(.+), batch (\d+), (\d+) (?:new )?tokens(?:, (\w+))?", row.get("group", ""))
         if match is None:
             continue
         title = match[1] + (f", {match[4]}" if match[4] else "")
@@ -52,10 +52,10 @@ def panels(rows: Iterable[Mapping[str, Any]]) -> dict[Panel, Lines]:
     return {panel: dict(found[panel]) for panel in sorted(found)}
 
 
-def draw(stored: Mapping[str, Any], out: Path) -> None:
-    """What a result file holds. Titles down, text lengths across; time against batch, both logarithmic."""
+def draw(rows: Sequence[Mapping[str, Any]], out: Path) -> None:
+    """Titles down, text lengths across; time against batch, both logarithmic."""
     plt = pyplot()
-    machine, found = stored.get("header", {}), panels(stored.get("rows", ()))
+    found = panels(rows)
     if not found:
         raise ValueError("expected groups like 'step, batch 64, 1024 tokens', found none")
     titles = list(dict.fromkeys(panel.title for panel in found))
@@ -81,20 +81,21 @@ def draw(stored: Mapping[str, Any], out: Path) -> None:
         axis.set_xlabel("batch", fontsize=8)
     for row in axes:
         row[0].set_ylabel("µs (median, IQR)", fontsize=8)
+    machine = rows[0]["machine"]
     versions = ", ".join(f"{k} {machine[k]}" for k in ("python", "torch", "triton") if k in machine)
-    figure.suptitle(f"GPU: {machine.get('gpu', '?')} · {machine.get('cpu', '?')} · {versions}", fontsize=8)
+    figure.suptitle(f"{machine['cpu']} · GPU: {machine['gpu']} · {versions}", fontsize=8)
     figure.tight_layout()
     save(figure, out, dpi=130)
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = command("benchmarks.alignment.plot", __doc__)
-    parser.add_argument("rows", type=Path, help="what benchmarks.gpu.rows_plugin wrote")
+    parser.add_argument("rows", type=Path, help="what --rows of the suite wrote")
     parser.add_argument("out", type=Path, help=".png, .svg or .pdf")
     options = parser.parse_args(argv)
     try:
-        draw(result_file.read(options.rows), options.out)
-    except (ValueError, ImportError) as error:
+        draw([json.loads(row) for row in options.rows.read_text(encoding="utf-8").splitlines()], options.out)
+    except (ValueError, OSError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"wrote {options.out}")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import platform
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -25,7 +25,7 @@ import torch
 
 import gpu_align
 from gpu_align.ops.compose import LINE_END, NUM_RUNS
-from gpu_align.ops.recipes import MAX_CONTEXT, MAX_TOKENS, SHAPE_IDENTIFIER
+from gpu_align.ops.recipes import MAX_CONTEXT, MAX_TOKENS
 
 Tokens = npt.NDArray[np.int32]
 STATES = ("aligned", "lost", "mixed")
@@ -96,22 +96,6 @@ def make_indents() -> npt.NDArray[np.int32]:
     indents[runs], indents[NUM_RUNS + 100 * runs] = 100 * runs, runs
     indents[NUM_RUNS + 50 :: 100] = LINE_END
     return indents
-
-
-@lru_cache(maxsize=1)
-def make_shapes() -> gpu_align.Recipes:
-    """One behind every shape of one item, and literal ones that no text has: every look-up goes all the way.
-
-    Every fourth token stays itself in a shape.
-    """
-    tokens = np.arange(VOCAB_SIZE)
-    shape_of = np.where(tokens % 4 == 0, tokens, SHAPE_IDENTIFIER).astype(np.int32)
-    items = np.unique(shape_of[:40_000]).tolist()
-    unseen = range(VOCAB_SIZE - 20_000, VOCAB_SIZE)
-    continuation = (1, 2, 3), (0.2, 0.2, 0.2)
-    shapes = gpu_align.Recipes.from_lists((((item,), *continuation) for item in items), shape_of=shape_of)
-    words = gpu_align.Recipes.from_lists(((token,), *continuation) for token in unseen)
-    return gpu_align.Recipes.join({"words": replace(words, indents=make_indents()), "shapes": shapes})
 
 
 class Batch:
@@ -197,11 +181,12 @@ def spread(times: Sequence[float]) -> dict[str, float]:
 
 
 def machine() -> dict[str, Any]:
-    """What numbers were taken on: CPU, versions."""
+    """What numbers were taken on: CPU, GPU, versions."""
     import triton
 
     return {
         "cpu": _cpu_name(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
         "python": platform.python_version(),
         "torch": torch.__version__,
         "triton": triton.__version__,

@@ -1,0 +1,5 @@
+"""One script for a machine with a GPU."""
+
+
+class SkipError(Exception):
+    """Raised by a row that cannot be measured here; the text says why."""

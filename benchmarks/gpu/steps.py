@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +23,8 @@ from benchmarks.alignment.workload import Batch, Tokens, draw_texts, make_recipe
 from gpu_align.ops.align import GLOBAL_EVERY
 from gpu_align.ops.layout import SEEN
 
+#: A row's name, and what measures it.
+Row = tuple[str, Callable[[], dict[str, Any]]]
 #: Tokens that an engine prefills at once.
 PREFILL_CHUNK = 8192
 
@@ -157,12 +160,10 @@ class StepBatch(Batch):
         self.check_drafts()
 
 
-def flush(device: str) -> Callable[[], object] | None:
-    """Work that replaces what the L2 cache holds; None on the CPU."""
-    if device != "cuda":
-        return None
+def flush() -> Callable[[], object]:
+    """Work that replaces what the L2 cache holds."""
     size = 2 * getattr(torch.cuda.get_device_properties(0), "L2_cache_size", 64 << 20)
-    buffer = torch.zeros(size // 4, dtype=torch.int32, device=device)
+    buffer = torch.zeros(size // 4, dtype=torch.int32, device="cuda")
     work = partial(buffer.add_, 1)
     work()
     return work
@@ -172,26 +173,12 @@ BATCHES, NUM_TEXT, REPEATS = (1, 64, 256, 1024), 32_768, 40
 DRY_BATCHES, DRY_NUM_TEXT, DRY_REPEATS = (1, 2), 1024, 2
 
 
-class Size(NamedTuple):
-    """What one row measures."""
-
-    case: Case
-    batch: int
-    num_text: int
-    repeats: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.case.name}, batch {self.batch}"
-
-
-def rows(device: str, dry_run: bool) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+def rows(device: str, is_dry: bool, out: Path) -> Iterator[Row]:
     """Name and measurement of each row, the most valuable ones first."""
-    batches, *rest = (DRY_BATCHES, DRY_NUM_TEXT, DRY_REPEATS) if dry_run else (BATCHES, NUM_TEXT, REPEATS)
-    for first in (True, False):
+    batches, *rest = (DRY_BATCHES, DRY_NUM_TEXT, DRY_REPEATS) if is_dry else (BATCHES, NUM_TEXT, REPEATS)
+    for case in sorted(CASES, key=lambda case: not case.first):
         for batch in batches:
-            for size in (Size(case, batch, *rest) for case in CASES if case.first == first):
-                yield size.name, partial(measure, size, device)
+            yield f"{case.name}, batch {batch}", partial(measure, case, batch, *rest, device)
 
 
 def time_steps(batch: StepBatch, repeats: int, between: Callable[[], object] | None = None) -> dict[str, Any]:
@@ -218,27 +205,22 @@ def time_host(batch: StepBatch, repeats: int) -> float:
     return round(statistics.median(times), 1)
 
 
-def measure(size: Size, device: str) -> dict[str, Any]:
+def measure(case: Case, size: int, num_text: int, repeats: int, device: str) -> dict[str, Any]:
     """One row."""
-    case = size.case
-    batch = StepBatch(case, size.batch, size.num_text, device)
+    batch = StepBatch(case, size, num_text, device)
     batch.check()
-    row: dict[str, Any] = {
-        "batch": size.batch, "prediction_len": size.num_text, "case": case.name,
-        "new_tokens": case.step_tokens, "steps": case.steps, "intervals": size.repeats, "device": device,
-    }  # fmt: skip
-    row |= time_steps(batch, size.repeats)
-    between = flush(device)
-    if between is not None:
-        cold = time_steps(batch, size.repeats, between)
+    row: dict[str, Any] = {"batch": size, "prediction_len": num_text, "case": case.name, "intervals": repeats}
+    row |= time_steps(batch, repeats)
+    if device == "cuda":
+        cold = time_steps(batch, repeats, flush())
         row |= {"cold_us": cold["us"], "cold_iqr_us": cold["iqr_us"]}
-    return row | {"host_us": time_host(batch, min(size.repeats, 20))}
+    return row | {"host_us": time_host(batch, min(repeats, 20))}
 
 
-def capture_checks(device: str, dry_run: bool) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
-    """Name and check of each row, without pytest: every case in a graph."""
-    batch, num_text = (1, 256) if dry_run else (5, 1000)
-    cases = [replace(CASES[1], steps=2), CASES[3]] if dry_run else CASES
+def capture_checks(device: str, is_dry: bool, out: Path) -> Iterator[Row]:
+    """Name and check of each row: every case in a graph."""
+    batch, num_text = (1, 256) if is_dry else (5, 1000)
+    cases = [replace(CASES[1], steps=2), CASES[3]] if is_dry else CASES
     for case in cases:
         # On the CPU the kernel runs under Triton's interpreter.
         make = partial(StepBatch, case, batch, num_text, device, "auto" if device == "cuda" else "triton")

@@ -1,4 +1,4 @@
-"""A small real model that vLLM runs with the plugin and without: ``… serve_check MODE DIR DEVICE``.
+"""A small model in vLLM with the plugin and without: ``python -m benchmarks.gpu.serve MODE DIR DEVICE``.
 
 A mode is a process of its own. `plain` goes first: what it writes is what all others have to write, greedily and
 in float32, however long their drafts are. ``GPU_CHECK_MODEL`` names the model; without a GPU a random one is made.
@@ -11,12 +11,16 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.result_file import SkipError
+from benchmarks.gpu import SkipError
 from benchmarks.tables import ROOT
 
+#: A mode's limit, below that of a row.
+SECONDS = 175
 #: Mode → what the engine gets besides. The KV cache holds fewer tokens than the requests need: some are preempted.
 MODES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -111,7 +115,13 @@ def serve(mode: str, out: Path, device: str) -> dict[str, Any]:
     return row
 
 
-def check(mode: str, out: Path, device: str, seconds: float) -> dict[str, Any]:
+def rows(device: str, is_dry: bool, out: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    """Name and check of each row."""
+    for mode in MODES:
+        yield mode, partial(check, mode, out, device)
+
+
+def check(mode: str, out: Path, device: str) -> dict[str, Any]:
     """One row, of a process of its own."""
     if device == "cpu" and mode not in ("plain", "eager"):
         raise SkipError("dry run")
@@ -127,9 +137,9 @@ def check(mode: str, out: Path, device: str, seconds: float) -> dict[str, Any]:
             "TRITON_INTERPRET": "0", "VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_CPU_KVCACHE_SPACE": "1",
             "TORCH_COMPILE_DISABLE": "1", "OMP_NUM_THREADS": "1",
         }  # fmt: skip
-    command = [sys.executable, "-m", "benchmarks.gpu.serve_check", mode, str(out), device]
+    command = [sys.executable, "-m", "benchmarks.gpu.serve", mode, str(out), device]
     done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds, check=False
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-1500:]
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])

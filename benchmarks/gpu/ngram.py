@@ -1,10 +1,8 @@
-"""Rows of vLLM's n-gram kernels beside our step, on the same requests.
+"""Rows of the n-gram kernel of vLLM's V2 runner beside our step, on the same requests.
 
-vLLM's kernels know no predictions, so the user's text is in the prompt, ahead of the output, for all of them:
-rows of 2 N tokens, of which one and a half N are written. Ours gets the text as its prediction as well. Every
-contestant runs in a CUDA graph that adds to `total_len` before each step, as in `step_time`; the graph
-without the steps is subtracted. vLLM's V1 proposer is a function of torch operations, which vLLM compiles:
-here once as they are, once with `torch.compile`.
+vLLM's kernel knows no predictions, so the user's text is in the prompt, ahead of the output, for both: rows of 2 N
+tokens, of which one and a half N are written. Ours gets the text as its prediction as well. Each runs in a CUDA
+graph that adds to `total_len` before each step, as in `steps`; the graph without the steps is subtracted.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +19,7 @@ import torch
 
 from benchmarks.alignment.device_time import Clock, per_step, record
 from benchmarks.alignment.workload import NUM_DRAFT_TOKENS, Batch, draw_texts
-from benchmarks.gpu.result_file import SkipError
+from benchmarks.gpu import SkipError
 
 BATCHES, NUM_TEXT, REPEATS = (64, 256, 1), 4096, 20
 DRY_BATCHES, DRY_NUM_TEXT, DRY_REPEATS = (2,), 256, 1
@@ -45,7 +44,10 @@ def vllm_v2(requests: Batch, device: str) -> Step:
     """vLLM's own class of the V2 runner, with as much of its configuration as it reads."""
     if device != "cuda":
         raise SkipError("vLLM's V2 kernel needs a GPU")
-    module = _import("vllm.v1.worker.gpu.spec_decode.ngram.speculator")
+    try:
+        module = importlib.import_module("vllm.v1.worker.gpu.spec_decode.ngram.speculator")
+    except Exception as error:  # not installed, or not for this machine
+        raise SkipError(f"vLLM cannot be imported: {type(error).__name__}: {error}") from error
     batch = requests.token_ids.shape[0]
     config = SimpleNamespace(
         speculative_config=SimpleNamespace(
@@ -73,43 +75,15 @@ def vllm_v2(requests: Batch, device: str) -> Step:
     return step
 
 
-def vllm_v1(requests: Batch, device: str) -> Step:
-    """The look-up of vLLM's V1 proposer: torch operations, as they are."""
-    kernel = _import("vllm.v1.spec_decode.ngram_proposer_gpu").NgramGPUKernel
-    find = kernel._find_first_and_extract_all_n_parallel
-    return lambda: find(None, requests.token_ids, requests.total_len, MIN_N, MAX_N, NUM_DRAFT_TOKENS)
+CONTESTANTS = {"gpu_align step": ours, "vLLM V2 n-gram": vllm_v2}
 
 
-def vllm_v1_compiled(requests: Batch, device: str) -> Step:
-    """The same, compiled."""
-    if device != "cuda":
-        raise SkipError("compiled for a GPU only")
-    return torch.compile(vllm_v1(requests, device), dynamic=False)
-
-
-CONTESTANTS = {
-    "gpu_align step": ours,
-    "vLLM V2 n-gram": vllm_v2,
-    "vLLM V1 n-gram, torch operations": vllm_v1,
-    "vLLM V1 n-gram, compiled": vllm_v1_compiled,
-}
-
-
-def rows(device: str, dry_run: bool) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+def rows(device: str, is_dry: bool, out: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     """Name and measurement of each row; in a dry run ours alone: vLLM takes long to import."""
-    batches, *sizes = (DRY_BATCHES, DRY_NUM_TEXT, DRY_REPEATS) if dry_run else (BATCHES, NUM_TEXT, REPEATS)
-    for contestant in list(CONTESTANTS)[: 1 if dry_run else None]:
+    batches, *sizes = (DRY_BATCHES, DRY_NUM_TEXT, DRY_REPEATS) if is_dry else (BATCHES, NUM_TEXT, REPEATS)
+    for contestant in list(CONTESTANTS)[: 1 if is_dry else None]:
         for batch in batches:
             yield f"{contestant}, batch {batch}", partial(measure, contestant, batch, *sizes, device)
-
-
-def _import(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise SkipError(f"not installed: {error.name}") from error
-    except Exception as error:
-        raise SkipError(f"vLLM cannot be imported: {type(error).__name__}: {error}") from error
 
 
 def measure(contestant: str, batch: int, num_text: int, repeats: int, device: str) -> dict[str, Any]:

@@ -1,0 +1,407 @@
+"""All checks and timings of a machine with a GPU, within 25 minutes: ``python -m benchmarks.gpu [STAGE ...]``.
+
+docs/developer/compiled-kernels.md has the stages. Each is a process with a time limit. A stage that is not a
+pytest run is a list of rows, and appends a line to ``OUT/STAGE.jsonl`` before and after each. A row that takes too
+long or crashes ends the process and is noted as such; the stage is started again with the next row. ``--dry-run``
+tries everything without a GPU, as far as it goes. Exit code 1: a check failed or was out of time. What was skipped
+is named with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import faulthandler
+import importlib
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.gpu import SkipError
+from benchmarks.tables import ROOT
+
+PASSED, FAILED, SKIPPED, STARTED, OUT_OF_TIME = "passed", "failed", "skipped", "started", "out of time"
+#: Seconds for everything, and for one row; a hung row ends its process.
+BUDGET, ROW_SECONDS = 1500.0, 180.0
+MAX_RESTARTS = 8
+
+
+#: A row's name, and what measures it. It raises where a check fails.
+Row = tuple[str, Callable[[], dict[str, Any]]]
+#: device ("cuda", "cpu"), whether sizes are tiny, and the folder of the results → the rows of a stage.
+Rows = Callable[[str, bool, Path], Iterator[Row]]
+
+
+def compile_rows(device: str, is_dry: bool, out: Path) -> Iterator[Row]:
+    """Compile what `cases` launches; needs no GPU. ``GPU_CHECK_TARGET`` names another target than sm_90."""
+    import torch
+
+    from benchmarks.compiled import machine_code
+
+    target = os.environ.get("GPU_CHECK_TARGET", "sm_90")
+    if torch.cuda.is_available():
+        target = "sm_{}{}".format(*torch.cuda.get_device_capability())
+    for name in ["index"] if is_dry else machine_code.CASES:
+        yield f"{target}: {name}", partial(machine_code.compile_cases, target, name)
+
+
+def cases_rows(device: str, is_dry: bool, out: Path) -> Iterator[Row]:
+    """The tests' random cases natively, beside work on another stream; steps on a second GPU."""
+    from benchmarks.compiled import machine_code
+
+    for name, cases in machine_code.CASES.items():
+        for i in range(1 if is_dry else len(cases)):
+            seconds = 0 if is_dry else 15 if name == "step" else 3
+            run = partial(machine_code.run_natively, name, i, seconds)
+            yield f"{name} {i}", run if is_dry else partial(beside_traffic, run)
+    yield "a second GPU", second_gpu
+
+
+def beside_traffic(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """`run`, while products of matrices follow each other on another stream."""
+    import torch
+
+    is_done = threading.Event()
+
+    def work() -> None:
+        stream, matrix = torch.cuda.Stream(), torch.ones(2048, 2048, device="cuda")
+        with torch.cuda.stream(stream):
+            while not is_done.wait(0.001):
+                matrix @ matrix
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        return run()
+    finally:
+        is_done.set()
+        thread.join()
+
+
+def second_gpu() -> dict[str, Any]:
+    """Steps on a GPU that is not the current one."""
+    import torch
+
+    from benchmarks.alignment.workload import Steps, make_texts
+
+    if torch.cuda.device_count() < 2:
+        raise SkipError("one GPU or none")
+    steps = Steps(make_texts(5, 1000, "mixed"), "cuda:1")
+    for _ in range(3):
+        steps.advance()
+        steps.check()
+    return {"steps": 3}
+
+
+#: What a sanitizer watches: a kind of cases and one of them, or a step after a preparation.
+SANITIZED = {"index": ("index", 1), "LCS, panels": ("lcs", 1), "step, K 256": ("step", 5), "prepare": None}
+#: compute-sanitizer's tools; it looks for races in shared memory only.
+TOOLS = {
+    "memcheck": [*SANITIZED], "initcheck": [*SANITIZED], "racecheck": ["LCS, panels", "step, K 256"],
+    "synccheck": ["LCS, panels", "step, K 256"],
+}  # fmt: skip
+#: Its exit code where it found something.
+FOUND = 99
+
+
+def sanitizer_rows(device: str, is_dry: bool, out: Path) -> Iterator[Row]:
+    for tool, programs in TOOLS.items():
+        for name in programs:
+            yield f"{tool}: {name}", partial(sanitize, tool, name, is_dry)
+
+
+def sanitize(tool: str, name: str, is_dry: bool) -> dict[str, Any]:
+    """Run `sanitized` under the tool; in a dry run one by itself.
+
+    PyTorch's allocator cuts its tensors out of large blocks, where an overrun ends in another tensor and shows
+    nowhere: here each tensor has an allocation of its own.
+    """
+    if is_dry and (tool, name) != ("memcheck", "index"):
+        raise SkipError("dry run")
+    program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if not is_dry and not Path(program).exists():
+        raise SkipError("not installed: compute-sanitizer")
+    quiet = ["--report-api-errors", "no"] if tool == "memcheck" else []
+    prefix = [] if is_dry else [program, "--tool", tool, *quiet, "--error-exitcode", str(FOUND)]
+    code = f"from benchmarks.gpu.__main__ import sanitized; sanitized({name!r})"
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    done = subprocess.run(
+        [*prefix, sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    lines = (done.stdout + done.stderr).strip().splitlines() or ["it printed nothing"]
+    if done.returncode not in (0, FOUND) and "Traceback" not in done.stderr:
+        raise SkipError(f"the tool does not work here: {lines[-1]}")
+    assert done.returncode == 0, "\n".join(lines[-30:])
+    return {"remark": lines[-1]}
+
+
+def sanitized(name: str) -> None:
+    """What a sanitizer watches: random cases, each compared with the reference."""
+    import random
+
+    from benchmarks.compiled.machine_code import CASES
+    from tests.gpu_align.step_batch import StepBatch
+
+    if (case := SANITIZED[name]) is None:
+        batch = StepBatch.draw(random.Random(0), K=16, capacity=2500)
+        batch.prepare(range(batch.max_slots))
+        assert not any(row.wrong for row in batch.random_step())
+    else:
+        for turn in range(2):
+            CASES[case[0]][case[1]](random.Random(f"{turn}"))
+
+
+def rows_of(module: str, function: str) -> Rows:
+    """Those of a module of this folder."""
+
+    def rows(device: str, is_dry: bool, out: Path) -> Iterator[Row]:
+        found = getattr(importlib.import_module(f"benchmarks.gpu.{module}"), function)
+        yield from found(device, is_dry, out)
+
+    return rows
+
+
+class Stage(NamedTuple):
+    """One stage: `rows`, or the arguments of pytest in `tests`, in a dry run `dry_tests`."""
+
+    name: str
+    seconds: float
+    rows: Rows | None = None
+    tests: tuple[str, ...] = ()
+    dry_tests: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+
+
+_ALIGN = "tests/gpu_align"
+STAGES = (
+    Stage("compile", 300, compile_rows),
+    Stage(
+        "kernels", 160,
+        tests=(f"{_ALIGN}/ops", *(f"{_ALIGN}/test_{name}.py" for name in (
+            "capture", "drafter", "drafter_input", "drafter_predictions", "arena", "step_traffic", "preparation",
+        )), "tests/vllm_integration/test_vllm_speculator.py"),
+        dry_tests=(f"{_ALIGN}/test_capture.py", f"{_ALIGN}/test_arena.py", "-k", "capture or replay or example"),
+    ),
+    Stage("warm_up", 90, tests=(f"{_ALIGN}/test_warm_up.py",),  # where nothing was compiled before
+          dry_tests=(f"{_ALIGN}/test_warm_up.py", "-k", "changes_no_slot")),
+    Stage("cases", 180, cases_rows),
+    Stage("capture", 60, rows_of("steps", "capture_checks")),
+    Stage("steps", 120, rows_of("steps", "rows")),
+    Stage("ngram", 60, rows_of("ngram", "rows")),
+    Stage("sanitizer", 300, sanitizer_rows),
+    Stage("serve", 480, rows_of("serve", "rows"), needs=("vllm",)),
+    Stage("suite", 120, tests=("benchmarks/alignment", "--benchmark-only"), needs=("pytest_benchmark",),
+          dry_tests=("benchmarks/alignment", "--benchmark-only", "-k", "1-64-8 or 1-17")),
+)  # fmt: skip
+
+
+def append(path: Path, **fields: Any) -> None:
+    """One line, whole whatever happens next."""
+    with path.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps(fields, default=str) + "\n")
+
+
+def read(path: Path) -> dict[str, dict[str, Any]]:
+    """The last line of each row."""
+    found = (
+        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    )
+    return {row["name"]: row for row in found}
+
+
+def run_rows(rows: Iterator[Row], path: Path, limit: float = ROW_SECONDS) -> None:
+    """In the stage's process: run the rows that `path` does not have."""
+    done = read(path)
+    for name, run in rows:
+        if name in done:
+            continue
+        append(path, name=name, verdict=STARTED)
+        faulthandler.dump_traceback_later(limit, exit=True)
+        begin = time.monotonic()
+        try:
+            fields = {"verdict": PASSED, **run()}
+        except SkipError as error:
+            fields = {"verdict": SKIPPED, "reason": str(error)}
+        except Exception as error:
+            fields = {"verdict": FAILED, "reason": f"{type(error).__name__}: {error}"[:2000]}
+            fields["trace"] = traceback.format_exc()[-3000:]
+        faulthandler.cancel_dump_traceback_later()
+        append(path, name=name, **fields, seconds=round(time.monotonic() - begin, 2))
+        print(f"    {fields['verdict']:12} {name} {_brief(fields)}", flush=True)
+        if fields["verdict"] == FAILED and not _device_works():
+            os._exit(1)
+
+
+def _device_works() -> bool:
+    import torch
+
+    with suppress(Exception):
+        return not torch.cuda.is_available() or torch.cuda.synchronize() is None
+    return False
+
+
+def _brief(fields: dict[str, Any]) -> str:
+    names = "us", "iqr_us", "cold_us", "reason"
+    return " ".join(f"{name}={fields[name]}" for name in names if name in fields)[:160]
+
+
+def run_stage(stage: Stage, out: Path, seconds: float, is_dry: bool) -> dict[str, dict[str, Any]]:
+    """Run a stage to its end or its limit. Returns its rows."""
+    path, end = out / f"{stage.name}.jsonl", time.monotonic() + seconds
+    path.unlink(missing_ok=True)
+    for _ in range(MAX_RESTARTS):
+        code = _run_process(stage, path, end - time.monotonic(), is_dry)
+        open_rows = [name for name, row in read(path).items() if row["verdict"] == STARTED]
+        verdict = OUT_OF_TIME if code is None else FAILED
+        for name in open_rows:
+            append(path, name=name, verdict=verdict, reason=f"the process ended with exit code {code}")
+        if stage.tests:
+            log = path.with_suffix(".log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            said = log[-1] if log else "it printed nothing"
+            verdict = {0: PASSED, 5: SKIPPED, None: OUT_OF_TIME}.get(code, FAILED)
+            append(path, name="pytest", verdict=verdict, reason=said)
+        elif code is None or (code and not open_rows):
+            append(path, name="the stage", verdict=verdict, reason=f"exit code {code}")
+        if not open_rows or code is None:
+            break
+    return read(path)
+
+
+def _run_process(stage: Stage, path: Path, seconds: float, is_dry: bool) -> int | None:
+    """The exit code of the stage's process, or None where time was up. All that it started ends with it."""
+    command = [sys.executable, "-m", "benchmarks.gpu", "--rows", str(path), stage.name]
+    log = None
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    if stage.name == "compile":
+        environment["TRITON_INTERPRET"] = "0"
+    elif is_dry:
+        environment["TRITON_INTERPRET"] = "1"
+    if stage.tests:
+        tests = stage.dry_tests if is_dry else stage.tests
+        if stage.name == "suite":
+            tests = (*tests, "--rows", str(path))
+        elif importlib.util.find_spec("xdist") and not is_dry:
+            tests = (*tests, "-n", "8", "--dist", "worksteal")
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", *tests]
+        log = path.with_suffix(".log").open("w", encoding="utf-8")
+    child = subprocess.Popen(
+        [*command, *(["--dry-run"] if is_dry and not stage.tests else [])],
+        cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True,
+    )  # fmt: skip
+    try:
+        return child.wait(timeout=max(seconds, 1))
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def header() -> dict[str, Any]:
+    """GPU, driver, versions, commit and date."""
+    import torch
+
+    from benchmarks.alignment.workload import machine
+
+    def said(*command: str) -> str:
+        with suppress(OSError):
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+            return (done.stdout.strip().splitlines() or [""])[0]
+        return ""
+
+    found = {**machine(), "gpu": "none", "driver": "none", "cuda": str(torch.version.cuda)}
+    if torch.cuda.is_available():
+        driver = said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+        found |= {"gpu": torch.cuda.get_device_name(), "driver": driver}
+    dirty = "-dirty" if said("git", "status", "--porcelain", "-uno") else ""
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    commit = said("git", "rev-parse", "HEAD") + dirty
+    return {**found, "platform": platform.platform(), "commit": commit, "date": now}
+
+
+def why_not(stage: Stage, has_gpu: bool, is_dry: bool, left: float) -> str:
+    """Why a stage is not run; "" where it is."""
+    if missing := [name for name in stage.needs if importlib.util.find_spec(name) is None]:
+        return f"not installed: {', '.join(missing)}"
+    if not (has_gpu or is_dry or stage.name == "compile"):
+        return "no GPU; --dry-run tries the stages without one"
+    return "no time left" if left < 5 else ""
+
+
+def report(results: dict[str, dict[str, dict[str, Any]]]) -> bool:
+    """Print a table of the stages and what was not done. Returns whether a check failed or was out of time."""
+    print(f"\n{'stage':12} rows")
+    rows = [(stage, row) for stage, found in results.items() for row in found.values()]
+    for stage, found in results.items():
+        counts = Counter(row["verdict"] for row in found.values())
+        print(f"{stage:12} {', '.join(f'{number} {verdict}' for verdict, number in counts.items())}")
+    for stage, row in rows:
+        if row["verdict"] != PASSED:
+            reason = (str(row.get("reason", "")).strip().splitlines() or [""])[-1]
+            print(f"{row['verdict']}: {stage}: {re.sub(r'^.*/', '', row['name'])}: {reason[:160]}")
+    return any(row["verdict"] in (FAILED, OUT_OF_TIME) for _, row in rows)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    names = {stage.name: stage for stage in STAGES}
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument(
+        "stages", nargs="*", metavar="STAGE", help=f"of {', '.join(names)}; none: all of them"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / ".cache" / "gpu_check", help="folder of the results"
+    )
+    parser.add_argument("--budget", type=float, default=BUDGET, help="seconds for all stages")
+    parser.add_argument("--dry-run", action="store_true", help="tiny sizes without a GPU")
+    parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)  # of one stage, in this process
+    options = parser.parse_args(argv)
+    if unknown := [name for name in options.stages if name not in names]:
+        parser.error(f"stages: expected of {', '.join(names)}, found {', '.join(unknown)}")
+    chosen = [names[name] for name in options.stages or names]
+    device = "cpu" if options.dry_run else "cuda"
+    if options.rows:
+        assert chosen[0].rows is not None
+        run_rows(chosen[0].rows(device, options.dry_run, options.rows.parent), options.rows)
+        return 0
+    end = time.monotonic() + options.budget
+    out = options.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    # In a process of its own, so that this one holds no memory of the GPU.
+    code = "import json; from benchmarks.gpu.__main__ import header; print(json.dumps(header()))"
+    machine = json.loads(subprocess.check_output([sys.executable, "-c", code], text=True, timeout=120))
+    (out / "header.json").write_text(json.dumps(machine, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(machine, indent=1), flush=True)
+    results: dict[str, dict[str, dict[str, Any]]] = {}
+    for stage in chosen:
+        left = end - time.monotonic()
+        if reason := why_not(stage, machine["gpu"] != "none", options.dry_run, left):
+            results[stage.name] = {"the stage": {"name": "the stage", "verdict": SKIPPED, "reason": reason}}
+            continue
+        print(f"==> {stage.name}", flush=True)
+        limit = left if len(chosen) == 1 else min(left, stage.seconds)
+        results[stage.name] = run_stage(stage, out, limit, options.dry_run)
+    has_failed = report(results)
+    print(f"numbers in {out}")
+    return int(has_failed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,29 @@
+"""Benchmark programs run, in their smallest sizes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "printed"),
+    [
+        pytest.param("gpu", ("--dry-run", "capture", "ngram", "suite", "--out", "{out}"), "suite", id="gpu"),
+        pytest.param("quality.ablation", ("--check",), "", id="the names that the ablation replaces"),
+        pytest.param("published", ("--quick",), "| tasks that agree | | 8 of 8 | 5 of 8 |", id="published"),
+    ],
+)
+def test_a_program_runs(module: str, options: tuple[str, ...], printed: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{module}", *(o.format(out=tmp_path) for o in options)],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert printed in done.stdout
