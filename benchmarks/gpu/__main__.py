@@ -61,7 +61,7 @@ def compile_rows(device: str, is_dry: bool, out: Path) -> Iterator[Row]:
 
 
 def cases_rows(device: str, is_dry: bool, out: Path) -> Iterator[Row]:
-    """The tests' random cases natively, beside work on another stream; steps on a second GPU."""
+    """The tests' random cases natively, beside work on another stream."""
     from benchmarks.compiled import machine_code
 
     for name, cases in machine_code.CASES.items():
@@ -69,7 +69,6 @@ def cases_rows(device: str, is_dry: bool, out: Path) -> Iterator[Row]:
             seconds = 0 if is_dry else 15 if name == "step" else 3
             run = partial(machine_code.run_natively, name, i, seconds)
             yield f"{name} {i}", run if is_dry else partial(beside_traffic, run)
-    yield "a second GPU", second_gpu
 
 
 def beside_traffic(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -91,21 +90,6 @@ def beside_traffic(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     finally:
         is_done.set()
         thread.join()
-
-
-def second_gpu() -> dict[str, Any]:
-    """Steps on a GPU that is not the current one."""
-    import torch
-
-    from benchmarks.alignment.workload import Steps, make_texts
-
-    if torch.cuda.device_count() < 2:
-        raise SkipError("one GPU or none")
-    steps = Steps(make_texts(5, 1000, "mixed"), "cuda:1")
-    for _ in range(3):
-        steps.advance()
-        steps.check()
-    return {"steps": 3}
 
 
 #: What a sanitizer watches: a kind of cases and one of them, or a step after a preparation.
@@ -166,12 +150,11 @@ def sanitized(name: str) -> None:
             CASES[case[0]][case[1]](random.Random(f"{turn}"))
 
 
-def rows_of(module: str, function: str) -> Rows:
+def rows_of(module: str) -> Rows:
     """Those of a module of this folder."""
 
     def rows(device: str, is_dry: bool, out: Path) -> Iterator[Row]:
-        found = getattr(importlib.import_module(f"benchmarks.gpu.{module}"), function)
-        yield from found(device, is_dry, out)
+        yield from importlib.import_module(f"benchmarks.gpu.{module}").rows(device, is_dry, out)
 
     return rows
 
@@ -200,11 +183,10 @@ STAGES = (
     Stage("warm_up", 90, tests=(f"{_ALIGN}/test_warm_up.py",),  # where nothing was compiled before
           dry_tests=(f"{_ALIGN}/test_warm_up.py", "-k", "changes_no_slot")),
     Stage("cases", 180, cases_rows),
-    Stage("capture", 60, rows_of("steps", "capture_checks")),
-    Stage("steps", 120, rows_of("steps", "rows")),
-    Stage("ngram", 60, rows_of("ngram", "rows")),
+    Stage("steps", 150, rows_of("steps")),
+    Stage("ngram", 60, rows_of("ngram")),
     Stage("sanitizer", 300, sanitizer_rows),
-    Stage("serve", 480, rows_of("serve", "rows"), needs=("vllm",)),
+    Stage("serve", 480, rows_of("serve"), needs=("vllm",)),
     Stage("suite", 120, tests=("benchmarks/alignment", "--benchmark-only"), needs=("pytest_benchmark",),
           dry_tests=("benchmarks/alignment", "--benchmark-only", "-k", "1-64-8 or 1-17")),
 )  # fmt: skip
@@ -396,7 +378,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             results[stage.name] = {"the stage": {"name": "the stage", "verdict": SKIPPED, "reason": reason}}
             continue
         print(f"==> {stage.name}", flush=True)
-        limit = left if len(chosen) == 1 else min(left, stage.seconds)
+        limit = left if options.dry_run or len(chosen) == 1 else min(left, stage.seconds)
         results[stage.name] = run_stage(stage, out, limit, options.dry_run)
     has_failed = report(results)
     print(f"numbers in {out}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -98,16 +98,14 @@ def _rows(case: Case, predictions: Tokens, others: Tokens) -> tuple[Tokens, int,
 class StepBatch(Batch):
     """The requests of one case; see the module."""
 
-    def __init__(self, case: Case, batch: int, num_text: int, device: str, backend: str = "auto") -> None:
+    def __init__(self, case: Case, batch: int, num_text: int, device: str) -> None:
         self.case, self.device = case, device
         predictions, others = draw_texts(batch, num_text)
         self._texts, prompt_len, self.start = _rows(case, predictions, others)
         #: What `total_len` holds, known without asking the device.
         self.written = self.start
         recipes = make_recipes() if case.recipes else None
-        super().__init__(
-            predictions, self._texts, self.start, prompt_len, case.step_tokens, device, recipes, backend
-        )
+        super().__init__(predictions, self._texts, self.start, prompt_len, case.step_tokens, device, recipes)
         self._none_sampled = torch.zeros_like(self.num_sampled)
         self._scratch = torch.zeros_like(self.total_len)
         self._advance_scratch()  # loaded before it is captured
@@ -215,37 +213,3 @@ def measure(case: Case, size: int, num_text: int, repeats: int, device: str) -> 
         cold = time_steps(batch, repeats, flush())
         row |= {"cold_us": cold["us"], "cold_iqr_us": cold["iqr_us"]}
     return row | {"host_us": time_host(batch, min(repeats, 20))}
-
-
-def capture_checks(device: str, is_dry: bool, out: Path) -> Iterator[Row]:
-    """Name and check of each row: every case in a graph."""
-    batch, num_text = (1, 256) if is_dry else (5, 1000)
-    cases = [replace(CASES[1], steps=2), CASES[3]] if is_dry else CASES
-    for case in cases:
-        # On the CPU the kernel runs under Triton's interpreter.
-        make = partial(StepBatch, case, batch, num_text, device, "auto" if device == "cuda" else "triton")
-        yield f"graph and eager step: {case.name}", partial(same_bits, make)
-
-
-def same_bits(make: Callable[[], StepBatch]) -> dict[str, Any]:
-    """After each of 3 replays a recorded step has drafts and state of an eager one, and the reference's drafts."""
-    recorded, eager = make(), make()
-    recorded.check()
-    replay = record(recorded.works()[0], recorded.device)
-    intervals = 3 if recorded.device == "cuda" else 1
-    for _ in range(intervals):
-        for batch in (recorded, eager):
-            batch.before()
-        replay()
-        for work in eager.works()[0]:
-            work()
-        for batch in (recorded, eager):
-            batch.after()
-        for name in recorded.draft._fields:
-            found, want = (getattr(batch.draft, name) for batch in (recorded, eager))
-            assert torch.equal(found, want), f"{name}: the graph gave something else than the eager step"
-        states = (batch.drafter._state for batch in (recorded, eager))
-        for name, found, want in zip(recorded.drafter._state._fields, *states, strict=True):
-            assert torch.equal(found, want), f"{name}: the graph stored something else than the eager step"
-        recorded.check()
-    return {"replays": intervals, "steps": intervals * recorded.case.steps}

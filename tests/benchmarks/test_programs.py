@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("module", "options", "printed"),
     [
-        pytest.param("gpu", ("--dry-run", "capture", "ngram", "suite", "--out", "{out}"), "suite", id="gpu"),
+        pytest.param("gpu", ("--dry-run", "ngram", "suite", "--out", "{out}"), "suite", id="gpu"),
         pytest.param("quality.ablation", ("--check",), "", id="the names that the ablation replaces"),
         pytest.param("published", ("--quick",), "| tasks that agree | | 8 of 8 | 5 of 8 |", id="published"),
     ],
