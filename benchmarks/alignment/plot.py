@@ -27,10 +27,11 @@ COLOURS = {
 
 
 class Panel(NamedTuple):
-    """One plot: what is timed, and the length of its texts."""
+    """One plot: what is timed, and the length of its texts or of what is new."""
 
     title: str
     size: int
+    unit: str
 
 
 #: Contestant → (batch, median, interquartile range), by batch.
@@ -41,12 +42,12 @@ def panels(rows: Iterable[Mapping[str, Any]]) -> dict[Panel, Lines]:
     """The times of the suite's rows by panel: device time where there is one, else wall time."""
     found: dict[Panel, Lines] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        match = re.fullmatch(r"(.+), batch (\d+), (\d+) (?:new )?tokens(?:, (\w+))?", row.get("group", ""))
+        match = re.fullmatch(r"(.+), batch (\d+), (\d+) ((?:new )?tokens)(?:, (\w+))?", row.get("group", ""))
         if match is None:
             continue
-        title = match[1] + (f", {match[4]}" if match[4] else "")
+        title = match[1] + (f", {match[5]}" if match[5] else "")
         times = row.get("device_us") or {"median": row["us"], "iqr": row["iqr_us"]}
-        points = found[Panel(title, int(match[3]))][row["contestant"]]
+        points = found[Panel(title, int(match[3]), match[4])][row["contestant"]]
         points.append((int(match[2]), times["median"], times["iqr"]))
         points.sort()
     return {panel: dict(found[panel]) for panel in sorted(found)}
@@ -59,12 +60,16 @@ def draw(rows: Sequence[Mapping[str, Any]], out: Path) -> None:
     if not found:
         raise ValueError("expected groups like 'step, batch 64, 1024 tokens', found none")
     titles = list(dict.fromkeys(panel.title for panel in found))
-    sizes = sorted({panel.size for panel in found})
-    figure, axes = plt.subplots(
-        len(titles), len(sizes), figsize=(3.6 * len(sizes), 2.7 * len(titles)), sharex=True, squeeze=False
-    )
+    rows_of = {title: [panel for panel in found if panel.title == title] for title in titles}
+    width = max(map(len, rows_of.values()))
+    shape = {"figsize": (3.6 * width, 2.7 * len(titles)), "sharex": True, "squeeze": False}
+    figure, axes = plt.subplots(len(titles), width, **shape)
+    for axis in axes.flat:
+        axis.set_visible(False)
     for panel, lines in found.items():
-        axis = axes[titles.index(panel.title)][sizes.index(panel.size)]
+        row = titles.index(panel.title)
+        axis = axes[row][rows_of[panel.title].index(panel)]
+        axis.set_visible(True)
         for name, points in sorted(lines.items()):
             batch, median, iqr = zip(*points, strict=True)
             # A spread wider than the median itself would leave the logarithmic axis.
@@ -73,14 +78,14 @@ def draw(rows: Sequence[Mapping[str, Any]], out: Path) -> None:
                 batch, median, yerr=[down, [i / 2 for i in iqr]], label=name, color=COLOURS.get(name),
                 marker="o", markersize=3, linewidth=1.2, capsize=2,
             )  # fmt: skip
-        axis.set(xscale="log", yscale="log", title=f"{panel.title}, {panel.size:,} tokens")
+        axis.set(xscale="log", yscale="log", title=f"{panel.title}, {panel.size:,} {panel.unit}")
+        axis.tick_params(labelbottom=True)
         axis.title.set_fontsize(8)
         axis.grid(alpha=0.25)
         axis.legend(fontsize=6)
-    for axis in axes[-1]:
         axis.set_xlabel("batch", fontsize=8)
-    for row in axes:
-        row[0].set_ylabel("µs (median, IQR)", fontsize=8)
+    for line in axes:
+        line[0].set_ylabel("µs (median, IQR)", fontsize=8)
     machine = rows[0]["machine"]
     versions = ", ".join(f"{k} {machine[k]}" for k in ("python", "torch", "triton") if k in machine)
     figure.suptitle(f"{machine['cpu']} · GPU: {machine['gpu']} · {versions}", fontsize=8)
