@@ -244,7 +244,7 @@ def test_a_cache_that_cannot_forget_drafts_nothing(caplog: pytest.LogCaptureFixt
 @pytest.mark.skipif(transformers.__version__ < "4.57", reason="its own layers are these")
 @pytest.mark.parametrize("layer", [EarlyStatic, EarlyWindow])
 def test_caches_of_early_transformers_forget(layer: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hf, "_CROPPED_HERE", {layer})
+    monkeypatch.setattr(hf.forward, "_CROPPED_HERE", {layer})
     model, prompt = trained("llama"), text(random.Random(20), 8)
     expected = reference(model, prompt, max_new_tokens=24)
     prediction = expected[0, 8:].clone()
@@ -561,18 +561,3 @@ def test_a_predictor_that_hangs_costs_its_drafts_alone(caplog: pytest.LogCapture
     assert len(caplog.records) == 1
     with pytest.raises(TimeoutError):
         ours(model, prompt, expected[0, 8:], predictor=Hangs(), **options)
-
-
-def test_other_architectures() -> None:
-    """Learned positions, and a model that takes no position ids."""
-    sizes = {"vocab_size": VOCAB, "bos_token_id": None, "eos_token_id": None}
-    gpt2 = transformers.GPT2Config(**sizes, n_positions=128, n_embd=32, n_layer=1, n_head=2)
-    bloom = transformers.BloomConfig(**sizes, hidden_size=32, n_layer=1, n_head=2)
-    for config in (gpt2, bloom):
-        torch.manual_seed(3)
-        model = transformers.AutoModelForCausalLM.from_config(config).eval()
-        model.generation_config.pad_token_id = 0
-        prompt = text(random.Random(17), 9)
-        expected = reference(model, prompt, max_new_tokens=24)
-        for prediction in predictions(expected[0, 9:].tolist(), random.Random(18)).values():
-            assert ours(model, prompt, prediction, max_new_tokens=24).sequences.equal(expected)
