@@ -44,7 +44,7 @@ class DrafterConfig:
     @classmethod
     def tuned(cls, path: Path | str) -> DrafterConfig:
         """The settings that ``gpu-align tune`` found best, with its table. ValueError: it is none."""
-        settings = read_table(Path(path)).get("settings", {})
+        settings = read_table(Path(path)).get("settings") or {}
         names = "length_factor", "min_survival", "min_survival_recipe"
         if unknown := [str(name) for name in settings if name not in names]:
             raise ValueError(f"{path}: settings: expected {', '.join(names)}, found {unknown[0][:40]!r}")

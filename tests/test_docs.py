@@ -240,8 +240,8 @@ def test_every_setting_metric_and_command_is_documented_and_the_stable_ones_exis
     pytest.importorskip("pydantic")
     from typer.main import get_command
 
-    from gpu_align.step_log import FORMAT
     from gpu_align.tools.cli import app
+    from gpu_align.tools.step_log import FORMAT
     from vllm_integration.config.settings import PREFIX, Settings
     from vllm_integration.frontend.metrics import SPECS
 

@@ -29,7 +29,7 @@ def count_accepted(draft: Sequence[int], tokens: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class PredictorOptions:
-    """What a loop tells a predictor about the sequence.
+    """Facts that a loop tells a predictor about the sequence.
 
     sampling: how the model's tokens are chosen, where the loop knows it: of `gpu_align.hf.generate` the
     ``GenerationConfig``. Read only.

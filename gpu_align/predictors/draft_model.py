@@ -17,7 +17,7 @@ class BackgroundTokenPredictor(TokenPredictor):
     """Predicts token by token, ahead of what was asked for. Subclass it and write `continue_from`.
 
     A thread keeps up to `max_prediction_tokens` predicted tokens that no step has verified yet. `push_tokens`
-    removes those that came true and lets the thread go on behind them; at the first token that was predicted
+    removes those that came true and lets the thread go on after them; at the first token that was predicted
     otherwise, all of them are discarded, and it begins again from the new state. `predict_tokens` returns what is
     there. Where `continue_from` ends by itself, nothing more is predicted until that was used up or refuted; the
     next `predict_tokens` raises an error of it. A predictor with a thread must be disposed of, which ends it.
@@ -48,7 +48,7 @@ class BackgroundTokenPredictor(TokenPredictor):
 
     @abstractmethod
     def continue_from(self, tokens: list[int]) -> Iterator[int]:
-        """Yield what is expected behind `tokens`, its own list of prompt, output and what was predicted.
+        """Yield the tokens expected after `tokens`, its own list of prompt, output and predicted tokens.
 
         Called by one thread at a time. The iterator is closed when its tokens are no longer wanted.
         """
@@ -166,11 +166,11 @@ class DraftModelTokenPredictor(BackgroundTokenPredictor):
         while len(draft) < max_tokens:
             p = softmax(model(tokens + draft)[-1])
             if max(p) < min_confidence: break
-            draft.append(argmax(p)), and stop behind an end token
+            draft.append(argmax(p)), and stop after an end token
 
     The model has a KV cache of its own: a step feeds the tokens that it has not seen, and a refuted draft is cut
     off the cache. Where the draft ends for lack of confidence, or at the end token, the model is not run again
-    until the draft was used up or refuted. Nothing is drafted behind ``max_position_embeddings`` tokens, or
+    until the draft was used up or refuted. Nothing is drafted after ``max_position_embeddings`` tokens, or
     `max_context_len`.
 
     Args:

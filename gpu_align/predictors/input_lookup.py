@@ -72,7 +72,7 @@ class InputLookupTokenPredictor(TokenPredictor):
         return self.input_tokens[self._match_end : self._match_end + self._prediction_max]
 
     def _find(self) -> int | None:
-        """Where the best match ends, or None if there is none or nothing follows it."""
+        """The end of the best match, or None if there is none or nothing follows it."""
         num_input, text = len(self.input_tokens), self._text
         state, length = self._state, self._length
         while text.length[text.link[state]] >= self._pattern_max:  # longer matches count as this one

@@ -19,10 +19,10 @@ logger = logging.getLogger("gpu_align.predictors")
 
 
 def call_within(timeout: float | None, function: Callable[[], Any]) -> Any:
-    """What ``function()`` returns or raises; TimeoutError where it takes longer than `timeout` seconds.
+    """Return or raise as ``function()`` does; TimeoutError where it takes longer than `timeout` seconds.
 
-    It runs on a thread of its own, with None on the caller's. Python cannot end a thread: one that hangs stays
-    behind, as a daemon.
+    It runs on a thread of its own, with None on the caller's. Python cannot end a thread: one that hangs
+    remains, as a daemon.
     """
     if timeout is None:
         return function()
@@ -47,7 +47,7 @@ def call_within(timeout: float | None, function: Callable[[], Any]) -> Any:
 
 @dataclass
 class Predictions:
-    """Draft tokens of one sequence that the model wrote, and did not; those behind its end are neither."""
+    """Draft tokens of one sequence that the model wrote, and did not; those after its end are neither."""
 
     validated: int = 0
     refuted: int = 0
@@ -58,7 +58,7 @@ class VerifiedStep(NamedTuple):
 
     start: int
     end: int
-    draft: Sequence[int]  # the tokens that it verified, none of them behind the end of the output
+    draft: Sequence[int]  # the tokens that it verified, none of them after the end of the output
     #: How many of them the output has; one more is the model's own, unless the output ends there.
     accepted: int
     source: int | None = None  # of the draft, where the predictor tells it, as `confidence`
@@ -201,7 +201,7 @@ class PredictorLoop:
             logger.warning("%s; the generation goes on without drafts", why)
 
     def _try(self, what: str, function: Callable[[], Any]) -> Any:
-        """What ``function()`` returns, or None once something has failed."""
+        """Return as ``function()`` does, or None once something has failed."""
         if self.failure is not None:
             return None
         try:

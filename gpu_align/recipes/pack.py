@@ -17,6 +17,7 @@ from ..files import (
     MAX_TOKEN,
     Count,
     Domain,
+    Offset,
     Text,
     TokenId,
     checked,
@@ -61,7 +62,7 @@ class PackError(ValueError):
 
 @dataclass(frozen=True, repr=False)
 class RecipePack:
-    """What usually follows what: in words, for any tokenizer, and in the tokens of one."""
+    """Likely continuations: in words, for any tokenizer, and in the tokens of one."""
 
     words: Mapping[str, int]  # how often each was seen
     recipes: Sequence[Recipe]  # by context, shorter ones first
@@ -214,8 +215,7 @@ def _hash(data: dict[str, Any]) -> str:
 
 # Named here, as an annotation that is evaluated later does not see this module.
 _Word = Annotated[Text, Domain("a word", bool)]
-_Offset = Annotated[float, Domain("a number from -1 to 1", lambda offset: -1 <= offset <= 1)]
-_Calibration = Annotated[list[_Offset], Domain(f"{NUM_BINS} numbers", lambda found: len(found) == NUM_BINS)]
+_Calibration = Annotated[list[Offset], Domain(f"{NUM_BINS} numbers", lambda found: len(found) == NUM_BINS)]
 
 
 class WordCount(NamedTuple):

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from ..files import Domain, checked, expect, json_of, read_text, shown, write_at_once
+from ..files import Domain, checked, expect, json_of, read_text, shown
 from .pack import PackError, RecipePack
 
 INDEX = "index.json"
 #: What may stand for a pack's name: the pack that comes with the library, and none.
 BASE, OFF = "base", "off"
-_NAME = re.compile(r"[\w.+-]{1,128}")
+NAME = re.compile(r"[\w.+-]{1,128}")
 _VERSIONED = re.compile(r"([\w.+-]{1,128})@(\d{1,9})")
-_ENDINGS = (".json.gz", ".json")
+ENDINGS = (".json.gz", ".json")
 
 
-_Task = Annotated[str, Domain("letters, digits and any of _ . + -", _NAME.fullmatch)]
+_Task = Annotated[str, Domain("letters, digits and any of _ . + -", NAME.fullmatch)]
 _FileName = Annotated[
     str, Domain("a file's name", lambda name: name == Path(name).name and name not in ("", ".", ".."))
 ]
@@ -40,7 +38,7 @@ class Listed:
 
 
 class Registry:
-    """The packs of a folder, by the index that is in it. PackError says why that is none."""
+    """The packs of a folder, by the index that is in it; PackError where that is none."""
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
@@ -52,7 +50,7 @@ class Registry:
 
     def find(self, name: str) -> Listed:
         """The pack ``task@version``, or the latest ``task``; PackError if there is none."""
-        task, version = _split(name)
+        task, version = split_name(name)
         found = [pack for pack in self.packs if pack.task == task and version in (None, pack.version)]
         if not found:
             have = ", ".join(f"{pack.task}@{pack.version}" for pack in self.packs) or "none"
@@ -76,55 +74,6 @@ class Registry:
                 f"{path}: expected {listed[0].content_hash}, as the index says, found {pack.content_hash}"
             )
         return pack.task or stem(path), pack
-
-    def add(self, pack_path: Path | str) -> Listed:
-        """Put a pack into the folder, as the next version of its task, and into the index, unless that has it."""
-        path = Path(pack_path)
-        pack = RecipePack.load(path)
-        named, wanted = _split(stem(path))
-        task = pack.task or named
-        if not _NAME.fullmatch(task):
-            raise PackError(f"{path}: task: expected letters, digits and any of _ . + -, found {shown(task)}")
-        same = (p for p in self.packs if (p.task, p.content_hash) == (task, pack.content_hash))
-        if listed := next(same, None):
-            return listed
-        taken = {p.version for p in self.packs if p.task == task}
-        if not wanted or wanted in taken or path.parent != self.folder:
-            wanted = max(taken, default=0) + 1
-        file = path.name
-        if path.parent.resolve() != self.folder.resolve():
-            file = f"{task}@{wanted}{next((e for e in _ENDINGS if path.name.endswith(e)), '.json')}"
-            shutil.copyfile(path, self.folder / file)
-        listed = Listed(task, wanted, file, pack.content_hash)
-        self.packs.append(listed)
-        self._save()
-        return listed
-
-    def update(self) -> list[tuple[Path, str]]:
-        """Make the index of all packs in the folder; the files that are none, each with the reason.
-
-        A file named ``task@version`` keeps its version; what the index knew of packs that are still there stays.
-        """
-        known = {pack.file: pack for pack in self.packs}
-        files = [p for p in self.folder.iterdir() if p.name.endswith(_ENDINGS) and p.name != INDEX]
-        self.packs = []
-        wrong = []
-        for path in sorted(files, key=lambda path: (path.name not in known, path.name)):
-            before = known.get(path.name)
-            try:
-                if before is not None and before.content_hash == RecipePack.load(path).content_hash:
-                    self.packs.append(before)
-                else:
-                    self.add(path)
-            except (PackError, OSError) as error:
-                wrong.append((path, str(error)))
-        self._save()
-        return wrong
-
-    def _save(self) -> None:
-        self.packs.sort(key=lambda pack: (pack.task, pack.version))
-        text = json.dumps({"format": 1, "packs": [asdict(pack) for pack in self.packs]}, indent=2) + "\n"
-        write_at_once(self.folder / INDEX, [text.encode()])
 
 
 def resolve_packs(spec: str, registry: Path | str | None = None) -> dict[str, RecipePack]:
@@ -155,7 +104,7 @@ def resolve_packs(spec: str, registry: Path | str | None = None) -> dict[str, Re
     return found
 
 
-def _split(name: str) -> tuple[str, int | None]:
+def split_name(name: str) -> tuple[str, int | None]:
     """Of ``task@version`` the two; of another name itself, and no version."""
     versioned = _VERSIONED.fullmatch(name)
     return (versioned[1], int(versioned[2])) if versioned else (name, None)
@@ -163,7 +112,7 @@ def _split(name: str) -> tuple[str, int | None]:
 
 def stem(path: Path) -> str:
     """The name of a file without its ending."""
-    return next((path.name[: -len(end)] for end in _ENDINGS if path.name.endswith(end)), path.stem)
+    return next((path.name[: -len(end)] for end in ENDINGS if path.name.endswith(end)), path.stem)
 
 
 def _read_index(path: Path) -> list[Listed]:

@@ -143,7 +143,7 @@ def _ids(tokens: Tokens) -> npt.NDArray[np.int32]:
 
 
 def _padded(values: npt.NDArray[Any], lengths: Sequence[int], width: int, empty: int) -> npt.NDArray[Any]:
-    """[R, width]: rows of these lengths, one after the other in `values`, with `empty` behind each."""
+    """[R, width]: rows of these lengths, one after the other in `values`, with `empty` after each."""
     padded = np.full((len(lengths), width), empty, values.dtype)
     padded[np.arange(width) < np.array(lengths, np.int64)[:, None]] = values
     return padded
@@ -256,7 +256,7 @@ class Chains:
         self._shape_of = shape_of
 
     def run(self, is_shape: bool, context: Sequence[int]) -> Run:
-        """What a draft behind this context is, if nothing else is known.
+        """The draft after this context, if nothing else is known.
 
         ::
 
@@ -265,7 +265,7 @@ class Chains:
                 stop if there is none or it says nothing
                 append its token to what is known
         """
-        # Of a shape the tokens behind its last free item are known.
+        # Of a shape the tokens after its last free item are known.
         tokens = [*takewhile(lambda item: item >= 0, reversed(context))][::-1]
         items = list(context) if is_shape else []
         for token in () if is_shape else context:
@@ -304,7 +304,7 @@ def likely(entry: Observed) -> float:
 
 
 def fingerprint(encode: Encode) -> str:
-    """Which tokenizer this is: ``"sha256:…"`` over the ids of fixed texts."""
+    """Identify a tokenizer: ``"sha256:…"`` over the ids of fixed texts."""
     ids = [[int(token) for token in tokens] for tokens in encode(list(_PROBES))]
     return f"sha256:{hashlib.sha256(repr(ids).encode()).hexdigest()}"
 
@@ -357,7 +357,7 @@ def _texts(token_texts: TokenTexts, ids: range) -> Sequence[str]:
 
 
 def shape_of_output(output: Sequence[int], shape_of: IntArray) -> list[int]:
-    """The shape that a look-up sees behind these tokens, the newest item first.
+    """The shape that a look-up sees after these tokens, the newest item first.
 
     Free tokens in a row are one item; the beginning of the output is one. Its last `SHAPE_WINDOW` tokens and the
     beginning are all that counts. shape_of: [V], of `shape_of_tokens`; ids that are not below V are strings.

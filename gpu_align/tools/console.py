@@ -1,4 +1,4 @@
-"""What commands share: refusing bad input, checking output files, a progress bar, tables."""
+"""Shared by commands: refusing bad input, checking output files, a progress bar, tables."""
 
 from __future__ import annotations
 

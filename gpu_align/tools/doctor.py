@@ -153,7 +153,7 @@ def one_line(error: BaseException) -> str:
 
 
 def checked(device: str) -> Finding:
-    """What `draft_for_a_prediction` finds in a process of its own, or how that ended."""
+    """Run `draft_for_a_prediction` in a process of its own; its finding, or how the process ended."""
     what, limit = f"drafting on {device}", _TIME_LIMIT[device]
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join(paths)}
@@ -283,7 +283,7 @@ def misfits() -> Iterator[Finding]:
 
 
 def _engines() -> Iterator[Finding]:
-    """What each engine's plugin finds of its engine."""
+    """The findings of each engine's plugin."""
     found = plugins("gpu_align.doctor")
     if not found:
         extra = "vllm" if has_gpu() else "cpu"
@@ -299,7 +299,7 @@ def _engines() -> Iterator[Finding]:
 
 
 def examine_server(url: str, model: str | None, api_key: str | None) -> Iterator[Finding]:
-    """Whether the server behind `url` gets the `prediction` of a request: a gateway may drop fields that it does
+    """Whether the server at `url` gets the `prediction` of a request: a gateway may drop fields that it does
     not know. One small request where it does, two where not."""
     from .bench.client import BenchError, Client, RequestRefusedError
 

@@ -161,7 +161,7 @@ class Explained:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a drafter saw."""
+    """A drafter's candidates at one position."""
 
     cursor: int  #: where in the prediction the output stands, ``0 <= cursor <= N``
     chosen: Explained | None  #: what was drafted from

@@ -18,7 +18,7 @@ from typing import Any
 
 
 class Origin(IntEnum):
-    """Where an output token came from: the values are places in `step_log.SOURCES`."""
+    """The source of an output token: the values are places in `step_log.SOURCES`."""
 
     GENERATED = 0
     PREDICTION = 1
@@ -80,7 +80,7 @@ def tokens(texts: Sequence[str], origins: Sequence[int], steps: Sequence[int] | 
 
 
 def legend(origins: Iterable[int] = tuple(Origin)) -> str:
-    """What the colours mean, for the origins given."""
+    """The legend of the colours of these origins."""
     shown = sorted({Origin(int(origin)) for origin in origins})
     items = "".join(f'<li><span class="o o{o:d}">token</span>{_LABELS[o]}</li>' for o in shown)
     return f'<ul class="legend">{items}</ul>'

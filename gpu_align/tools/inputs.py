@@ -1,4 +1,4 @@
-"""Files that several commands read: JSON lines, plain or gzipped, texts, edits of a Git history, step logs."""
+"""Files that several commands read: JSON lines, plain or gzipped, texts, and edits of a Git history."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Annotated, Any, BinaryIO, NamedTuple
 
-from ..errors import MissingExtraError
-from ..files import checked, expect
-from ..step_log import FORMAT, LIVE_HEAD, StepLog
+from ..files import Domain, Text, checked, expect
 
 _GZIP_MAGIC = b"\x1f\x8b"
 #: Gzipped text beyond so many bytes is at most so many times as long as the file; most is four to ten times.
@@ -39,6 +37,17 @@ class RecordError(ValueError):
     def __init__(self, line: int, message: str) -> None:
         self.line = line
         super().__init__(f"line {line}: {message}" if line else message)
+
+
+@contextlib.contextmanager
+def at_line(line: int) -> Iterator[None]:
+    """Make a RecordError of an error about this line."""
+    try:
+        yield
+    except RecordError:
+        raise
+    except (ValueError, OSError) as error:
+        raise RecordError(line, str(error)) from error
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -85,19 +94,13 @@ def _object(line: int, raw: bytes) -> dict[str, Any]:
         raise RecordError(line, "expected one JSON object, found brackets nested too deeply") from error
     except ValueError as error:  # JSONDecodeError, and integers with more digits than Python reads
         raise RecordError(line, f"expected one JSON object ({error})") from error
-    if not isinstance(fields, dict):
-        raise RecordError(line, f"expected a JSON object, found {kind_of(fields)}")
-    return fields
+    with at_line(line):
+        found: dict[str, Any] = checked(dict, fields)
+    return found
 
 
-def identifier_of(line: int, fields: Mapping[str, Any]) -> str:
-    """The field ``id``, a string or an integer, as a string; RecordError where it is neither."""
-    if "id" not in fields:
-        raise RecordError(line, 'field "id" is missing')
-    identifier = fields["id"]
-    if isinstance(identifier, bool) or not isinstance(identifier, (str, int)):
-        raise RecordError(line, f'"id": expected a string or an integer, found {kind_of(identifier)}')
-    return str(identifier)
+Identifier = Annotated[Any, Domain("a string or an integer", lambda value: type(value) in (str, int))]
+_Filled = Annotated[Text, Domain("a text that is not empty", str.strip)]
 
 
 @dataclass(frozen=True)
@@ -119,41 +122,29 @@ class Pair:
         return [{"role": "user", "content": content}]
 
 
+@dataclass
+class PairFields:
+    """A line of a file of edits."""
+
+    id: Identifier
+    before: _Filled
+    instruction: _Filled | None = None
+    after: _Filled | None = None
+    prompt: _Filled | None = None
+
+
 #: Fields of a `Pair` in a record of texts, as `simulate` reads it.
 _IN_RECORD = {"before": "prediction_text", "after": "output_text", "prompt": "prompt_text"}
 
 
-def pair_of(line: int, fields: Mapping[str, Any]) -> Pair:
+def pair_of(fields: Mapping[str, Any]) -> Pair:
     """``{"id", "instruction", "before", "after"?, "prompt"?}``, or a record of texts, where ``prompt_text`` makes
-    the instruction superfluous. RecordError where it is neither."""
-    names = _IN_RECORD if "prediction_text" in fields else {}
-    known = [field for field in ("after", "prompt") if fields.get(names.get(field, field)) is not None]
-    needed = ["before"] if names and "prompt" in known else ["instruction", "before"]
-    identifier = identifier_of(line, fields)
-    texts = {field: _text(line, fields, names.get(field, field)) for field in [*needed, *known]}
-    return Pair(**{"instruction": "", **texts}, id=identifier)
-
-
-def _text(line: int, fields: Mapping[str, Any], name: str) -> str:
-    if name not in fields:
-        raise RecordError(line, f'field "{name}" is missing')
-    value = fields[name]
-    if not isinstance(value, str):
-        raise RecordError(line, f'"{name}": expected a string, found {kind_of(value)}')
-    if not value.strip():
-        raise RecordError(line, f'"{name}": expected a text, found an empty one')
-    return value
-
-
-def kind_of(value: object) -> str:
-    """`value` as a JSON author would call it."""
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    if isinstance(value, str):
-        return f"the string {value[:20]!r}" + ("…" if len(value) > 20 else "")
-    if isinstance(value, list):
-        return "a list"
-    return "an object" if isinstance(value, dict) else f"the number {value}"
+    the instruction superfluous. ValueError where it is neither."""
+    if "prediction_text" in fields:
+        fields = {**fields, **{name: fields.get(field) for name, field in _IN_RECORD.items()}}
+    found: PairFields = checked(PairFields, fields)
+    expect(found.instruction or found.prompt, "instruction", "a text", found.instruction)
+    return Pair(str(found.id), found.instruction or "", found.before, found.after, found.prompt)
 
 
 class EditError(ValueError):
@@ -215,8 +206,8 @@ _GIT_KEPT = re.compile(r"GIT_(EXEC_PATH|CONFIG_(GLOBAL|SYSTEM|NOSYSTEM|COUNT|KEY
 
 
 def git(repo: Path, *arguments: str) -> bytes:
-    """What a plumbing command prints in `repo`, whatever the environment and the user's configuration say: such
-    commands know no colours, pagers, signatures or external diffs. EditError: git is missing, or refuses."""
+    """Run a plumbing command in `repo` and return its output, whatever the environment and the configuration say:
+    such commands know no colours, pagers, signatures or external diffs. EditError: git is missing, or refuses."""
     env = {name: value for name, value in os.environ.items() if _GIT_KEPT.match(name)}
     env |= {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"}
     command = ["git", "--no-pager", "-C", str(repo), *arguments]
@@ -272,55 +263,3 @@ def _git_edits(revisions: str, repo: Path, max_bytes: int, suffixes: tuple[str, 
             before, after = text(old), text(new)
             if before and after and before != after:
                 yield GitEdit(commit[:10], subject, path.encode("utf-8", "replace").decode(), before, after)
-
-
-class StepLogError(ValueError):
-    """A file is not a whole step log; the message names the place and what was expected there."""
-
-
-#: Levels that a step log may nest: libyaml composes by recursion, and thousands overrun its stack.
-MAX_DEPTH = 50
-
-
-def read_step_log(path: Path) -> StepLog:
-    """Read a file that the plugin wrote; of a live file, whose writer may be killed, its whole lines.
-
-    StepLogError: it is not YAML, or not a whole step log. MissingExtraError: PyYAML is not installed.
-    """
-    try:
-        import yaml
-    except ImportError as error:
-        raise MissingExtraError("gpu-align report", "PyYAML", "cli") from error
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    try:
-        written = path.read_bytes()
-        if written.startswith(LIVE_HEAD.encode()):
-            written = written[: written.rindex(b"\n") + 1]
-        text, depth = written.decode(), 0
-        for event in yaml.parse(text, Loader=loader):
-            depth += isinstance(event, yaml.CollectionStartEvent)
-            depth -= isinstance(event, yaml.CollectionEndEvent)
-            if depth > MAX_DEPTH:
-                raise StepLogError(f"expected at most {MAX_DEPTH} levels of YAML, found more")
-        document = checked(dict, yaml.load(text, Loader=loader))
-        expect(document.get("format") == FORMAT, "format", repr(FORMAT), document.get("format"))
-        is_live = document.get("live") is True
-        if is_live and document.get("steps", 0) is None:
-            document["steps"] = []
-        log: StepLog = checked(StepLog, {**document, "finished": None})
-        for i, step in enumerate(log.steps):
-            counts = [step.accepted, step.verified, len(step.proposed)]
-            is_right = sorted(counts) == counts and step.accepted <= len(step.new)
-            expect(
-                is_right, f"steps[{i}]", "accepted <= verified <= proposed tokens, accepted ones new", counts
-            )
-    except UnicodeDecodeError as error:
-        raise StepLogError(f"expected UTF-8 text, found another byte at {error.start}") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
-        problem = getattr(error, "problem", None) or "torn file"
-        raise StepLogError(f"{place}expected YAML: {problem}") from None
-    except ValueError as error:
-        raise StepLogError(str(error)) from None
-    return replace(log, finished=not is_live)

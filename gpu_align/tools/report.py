@@ -1,4 +1,4 @@
-"""What ``gpu-align report`` prints and writes: of one step log, and of a folder of them."""
+"""``gpu-align report``: tables and pages of one step log, and of a folder of them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import typer
 from rich.markup import escape
 
 from .. import __version__
-from ..step_log import SOURCES, Step, StepLog
 from . import console, html
 from .console import option, refuse, refusing
 from .html import Origin
-from .inputs import StepLogError, read_step_log
+from .step_log import SOURCES, Step, StepLog, StepLogError, read_step_log
 
 TABLE_HEADER = ("step", "tokens", "source", "proposed", "verified", "accepted", "cursor", "µs", "why")
 #: Why draft tokens did not save a step, in the words of the report.
@@ -30,7 +29,7 @@ Table = tuple[str, tuple[str, ...], Sequence[tuple[str, ...]], list[str]]
 
 
 def origin_of(step: Step) -> Origin:
-    """Where the accepted drafts of a step came from."""
+    """The source of a step's accepted drafts."""
     return Origin(SOURCES.index(step.source))
 
 
@@ -215,7 +214,7 @@ def figures_of(requests: Sequence[LogCounts], top: int) -> dict[str, Any]:
 
 
 def folder_tables(found: Mapping[str, Any], requests: Sequence[LogCounts]) -> Iterator[Table]:
-    """What `figures_of` has found. requests: the worst."""
+    """The tables of what `figures_of` returns. requests: the worst."""
     rows = [
         (source, *map(_number, (n["steps"], n["drafted"], n["accepted"], n["drafted"] - n["accepted"])),
          f"{n['accepted'] / n['drafted']:.0%}")

@@ -104,7 +104,7 @@ FAULTS = (
     Fault("report", f"{WORKER}.draft_reporter:DraftReporter.copy", OF_A_STEP, runners=V2),
     Fault("log, record", f"{WORKER}.step_log:LoggedRequest.record", NO_LOG + FAULTY, logs=False),
     Fault("log, finish", f"{WORKER}.step_log:DebugLog._log_of", NO_LOG + FAULTY, logs=False),
-    Fault("log, write", "gpu_align.step_log:dump", NO_LOG + FAULTY, call=2, logs=False),
+    Fault("log, write", "gpu_align.tools.step_log:dump", NO_LOG + FAULTY, call=2, logs=False),
     Fault(
         "disk full",
         "",

@@ -26,8 +26,7 @@ import vllm_fakes
 
 from gpu_align import Recipes
 from gpu_align.ops import layout
-from gpu_align.step_log import SOURCES
-from gpu_align.tools.inputs import read_step_log
+from gpu_align.tools.step_log import SOURCES, read_step_log
 from tests.campaign.campaign import Campaign, Row, Tally, main
 from tests.gpu_align.step_harness import edited
 from vllm_integration.frontend.usage import RequestUsage

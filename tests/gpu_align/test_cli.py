@@ -83,16 +83,6 @@ def test_chosen_policies_and_k(pairs: Path, tmp_path: Path) -> None:
     assert (cursor["steps"], cursor["accepted"], cursor["rejected"]) == (3 + 1 + 30, 26, 6)
 
 
-def test_the_page_shows_text_with_a_tokenizer(tmp_path: Path) -> None:
-    pytest.importorskip("mistral_common")
-    path, page = tmp_path / "p.jsonl", tmp_path / "o.html"
-    path.write_bytes(lines({"id": "a", "prediction_text": "hello\n", "output_text": "hello <script>\n"}))
-    result = run("simulate", path, "--tokenizer", "tekken", "--policy", "cursor", "--html", page)
-    assert result.exit_code == 0, result.output
-    assert "hello" in page.read_text()
-    assert "<script" not in page.read_text()
-
-
 @pytest.mark.parametrize("package", ["typer", "rich", "httpx"])
 def test_a_missing_extra_is_one_line(package: str) -> None:
     """In a process of its own, where `package` cannot be imported."""

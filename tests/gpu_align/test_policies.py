@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib.util
 import random
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -270,54 +269,45 @@ def test_names_are_the_keys() -> None:
 
 @ALL
 @pytest.mark.parametrize(
-    ("error", "given_texts", "message"),
+    ("error", "given_texts", "name"),
     [
-        (ValueError, ([], [1], 0), "num_draft_tokens: expected 1 or more, found 0"),
-        (TypeError, ([], [1], 2.5), "num_draft_tokens: expected an int, found float"),
-        (ValueError, ([], [1, -3], 2), "prediction: expected token ids >= 0, got -3"),
-        (TypeError, ("abc", [1], 2), "prompt: expected a sequence of token ids, got str"),
-        (TypeError, ([], [1, 0.5], 2), "prediction: .* 'float' object"),
-        (TypeError, ([], 7, 2), "prediction: .* 'int' object"),
+        (ValueError, ([], [1], 0), "num_draft_tokens"),
+        (TypeError, ([], [1], 2.5), "num_draft_tokens"),
+        (ValueError, ([], [1, -3], 2), "prediction"),
+        (TypeError, ("abc", [1], 2), "prompt"),
+        (TypeError, ([], [1, 0.5], 2), "prediction"),
+        (TypeError, ([], 7, 2), "prediction"),
     ],
 )
 def test_bad_input_is_named(
-    make: Callable[[], Policy], error: type[Exception], given_texts: Any, message: str
+    make: Callable[[], Policy], error: type[Exception], given_texts: Any, name: str
 ) -> None:
     policy = make()
     for call in (policy.propose, lambda: policy.extend([1])):
         with pytest.raises(RuntimeError, match="start"):
             call()
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=f"^{name}: expected"):
         policy.start(*given_texts)
     policy.start([], [1], 2)
     with pytest.raises(ValueError, match="tokens: expected at least one"):
         policy.extend([])
 
 
-BAD_ARGUMENTS: list[tuple[Callable[..., Policy], dict[str, Any], str]] = [
-    (OpenAI, {"lookahead": 0}, "lookahead: expected 1 or more, found 0"),
-    (OpenAI, {"resume_after": 0}, "resume_after: expected 1 or more, found 0"),
-    (OpenAI, {"resume_delay": -1}, "resume_delay: expected 0 or more, found -1"),
-    (PromptLookup, {"pattern_min": 0}, "pattern_min: expected 1 or more, found 0"),
-    (PromptLookup, {"pattern_min": 4, "pattern_max": 3}, "pattern_max: expected 4 or more, found 3"),
-    (PromptLookup, {"prediction_min": 0}, "prediction_min: expected 1 or more, found 0"),
-    (PromptLookup, {"prediction_min": 3, "prediction_max": 2}, "prediction_max: expected 3 or more"),
-    (PromptLookup, {"tie": "first"}, "tie: expected 'latest' or 'earliest', got 'first'"),
-    (InputLookup, {"pattern_max": 0}, "pattern_max: expected 1 or more, found 0"),
-    (InputLookup, {"prediction_max": 0}, "prediction_max: expected 1 or more, found 0"),
-    (SuffixDecoding, {"max_spec_factor": -1}, "max_spec_factor: expected a number >= 0, got -1"),
-    (SuffixDecoding, {"min_token_prob": 2}, "min_token_prob: expected 0 <= p <= 1, got 2"),
-    (SuffixDecoding, {"max_tree_depth": 0}, "max_tree_depth: expected 1 or more, found 0"),
-    (RecipeLookup, {"recipes": None, "min_survival": 1.5}, "min_survival: expected 0 <= p <= 1, got 1.5"),
-    (StaticText, {"ends_line": {10}}, "ends_line: expected a callable or None, got set"),
-]
+#: A policy, and arguments of which it refuses the last one.
+BAD_ARGUMENTS: list[tuple[Callable[..., Policy], dict[str, Any]]] = [
+    (OpenAI, {"lookahead": 0}), (OpenAI, {"resume_after": 0}), (OpenAI, {"resume_delay": -1}),
+    (PromptLookup, {"pattern_min": 0}), (PromptLookup, {"pattern_min": 4, "pattern_max": 3}),
+    (PromptLookup, {"prediction_min": 0}), (PromptLookup, {"prediction_min": 3, "prediction_max": 2}),
+    (PromptLookup, {"tie": "first"}), (InputLookup, {"pattern_max": 0}), (InputLookup, {"prediction_max": 0}),
+    (SuffixDecoding, {"max_spec_factor": -1}), (SuffixDecoding, {"min_token_prob": 2}),
+    (SuffixDecoding, {"max_tree_depth": 0}), (RecipeLookup, {"recipes": None, "min_survival": 1.5}),
+    (StaticText, {"ends_line": {10}}),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("make", "arguments", "message"), BAD_ARGUMENTS)
-def test_bad_arguments_are_named(
-    make: Callable[..., Policy], arguments: dict[str, Any], message: str
-) -> None:
-    with pytest.raises((ValueError, TypeError), match=re.escape(message)):
+@pytest.mark.parametrize(("make", "arguments"), BAD_ARGUMENTS)
+def test_bad_arguments_are_named(make: Callable[..., Policy], arguments: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"^{list(arguments)[-1]}: expected"):
         make(**arguments)
 
 

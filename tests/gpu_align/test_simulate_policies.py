@@ -85,15 +85,6 @@ def test_recipes_draft_and_the_name_says_which(pack: Path) -> None:
     assert steps[0] < steps[3]
 
 
-def test_the_shipped_pack_is_the_default(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpu_align.recipes.pack.SHIPPED", pack)
-    record = encoded(TEXT)
-    [ours, alone] = make_policies(["gpu_align", "recipe_pack"], [record], 8)
-    assert (ours.name, alone.name) == ("gpu_align", "recipe_pack")
-    assert Origin.RECIPE in replay(ours, record, 8).origins
-    assert replay(alone, record, 8).accepted > 0
-
-
 def test_a_draft_does_not_depend_on_the_other_records(pack: Path) -> None:
     """A draft ends before an id that is out of the vocabulary, which therefore holds all of the recipes."""
     recipes = recipes_for([encoded("x")], str(pack))

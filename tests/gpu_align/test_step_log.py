@@ -12,19 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_align import Source
-from gpu_align.step_log import (
+from gpu_align.tools import report as step_report
+from gpu_align.tools.step_log import (
     MAX_PREFIX,
     SOURCES,
     Line,
     Step,
     StepLog,
+    StepLogError,
     Texts,
     dump,
     dump_live_head,
     dump_live_step,
+    read_step_log,
 )
-from gpu_align.tools import report as step_report
-from gpu_align.tools.inputs import StepLogError, read_step_log
 
 #: A file as the plugin writes it, and as it wrote it before there were lines in it.
 FILE, REVISION_1 = (Path(__file__).with_name(f"step_log{name}.yaml") for name in ("", "_revision_1"))

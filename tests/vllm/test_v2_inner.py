@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from v2_harness import SHORT, Request, Run, V2Engine, edited, prompt_of
 
 from gpu_align.ops.layout import Draft
-from gpu_align.tools.inputs import read_step_log
+from gpu_align.tools.step_log import read_step_log
 from tests.campaign.distribution import MOST_ERRORS, Draws, judge, written
 from tests.campaign.sampling_oracle import Filters, Oracle
 from vllm_integration.seams.guard import Guard

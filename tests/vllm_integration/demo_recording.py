@@ -16,10 +16,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from gpu_align.step_log import StepLog
 from gpu_align.tools.bench.client import Answer
-from gpu_align.tools.inputs import read_step_log
 from gpu_align.tools.simulate.tokenizers import load_tokenizer
+from gpu_align.tools.step_log import StepLog, read_step_log
 from vllm_integration.demo import page, task
 
 PATH = Path(__file__).with_name("demo_recording.json.gz")

@@ -21,13 +21,13 @@ pytest.importorskip("httpx")
 from typer.testing import CliRunner
 
 from benchmarks.corpus.mix import ByteTokenizer
-from gpu_align.step_log import Step, StepLog, dump
 from gpu_align.tools.bench import command as bench
 from gpu_align.tools.bench.client import Answer, BenchError, Counts
 from gpu_align.tools.bench.measure import FIELDS, Result, Sample, Turn
 from gpu_align.tools.cli import app
 from gpu_align.tools.console import print_table
 from gpu_align.tools.simulate.tokenizers import TextTokenizer, load_tokenizer, token_texts
+from gpu_align.tools.step_log import Step, StepLog, dump
 from tests.vllm_integration import demo_recording
 from vllm_integration import demo
 from vllm_integration.demo import model, page, task

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpu_align.step_log import StepLog
+from gpu_align.tools.step_log import StepLog
 from tests.vllm_integration import demo_recording
 from tests.vllm_integration.simple_replay import END, replay
 from vllm_integration.demo.page import CONTEXT, EDITED, NONE, VERBATIM, Row

@@ -15,7 +15,7 @@ from vllm_fakes import FakeEngine, config, sampling, v1_alone
 from gpu_align import Recipes, Source
 from gpu_align.ops.recipes import SHAPE_WINDOW
 from gpu_align.recipes import Misses
-from gpu_align.recipes.misses import Miss
+from gpu_align.tools.recipes.misses import Miss
 from vllm_integration.config.settings import Settings
 from vllm_integration.wire.request import KEY, Prediction
 from vllm_integration.worker import miss_log, request_drafter

@@ -292,13 +292,14 @@ def test_several_packs_are_joined(
 def test_a_pack_of_the_registry(
     tmp_path: Path, tokenizer: WordTokenizer, info_log: list[str], plugin_log: list[str]
 ) -> None:
+    from gpu_align.recipes import add_pack
     from gpu_align.recipes.registry import Registry
 
     path = tmp_path / "made.json"
     observed_pack(tokenizer, "records").save(path)
     folder = tmp_path / "registry"
     folder.mkdir()
-    Registry(folder).add(path)
+    add_pack(Registry(folder), path)
     made = load_recipes(Settings(recipes="records@1", recipe_registry=str(folder)), configuration())
     assert made is not None, info_log
     assert made.names == ("records",)

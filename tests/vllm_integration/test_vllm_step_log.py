@@ -20,9 +20,8 @@ import yaml
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm_fakes import config, sampling
 
-from gpu_align.step_log import Step, StepLog
 from gpu_align.tools.explain import Explainer
-from gpu_align.tools.inputs import read_step_log
+from gpu_align.tools.step_log import Step, StepLog, read_step_log
 from vllm_integration.config.settings import Settings
 from vllm_integration.wire.request import RequestContent
 from vllm_integration.worker.requests import StopRule

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpu_align import skeletons
-from gpu_align.step_log import SOURCES
+from gpu_align.tools.step_log import SOURCES
 
 from ..seams import guard, install
 from ..wire.reports import DRAFTS

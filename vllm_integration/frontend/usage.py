@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from gpu_align.step_log import SOURCES
+from gpu_align.tools.step_log import SOURCES
 
 from ..config.in_use import engine_here
 from ..config.settings import Settings

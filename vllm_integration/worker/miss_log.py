@@ -25,7 +25,7 @@ from gpu_align import Recipes, Source
 from gpu_align.files import MAX_BYTES, write_at_once
 from gpu_align.ops.recipes import SHAPE_WINDOW
 from gpu_align.recipes import Misses, count_misses, fingerprint
-from gpu_align.recipes.misses import Miss, line_of
+from gpu_align.tools.recipes.misses import Miss, line_of
 
 from ..config.settings import Settings
 from ..seams.guard import guarded

@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from ...files import Domain, Offset, checked, expect, json_of, read_text
 from ..match import MAX_MATCH
 from . import (
     ADHERENCE_LOST,
@@ -153,44 +156,56 @@ def read_survival(path: Path) -> tuple[npt.NDArray[np.float64], tuple[float, ...
     file, checked."""
     table = read_table(path)
     curves = np.array(table["survival"], dtype=np.float64)
-    return curves, tuple(table.get("calibration", [0.0] * NUM_BINS))
+    return curves, tuple(table.get("calibration") or [0.0] * NUM_BINS)
+
+
+_Curve = Annotated[
+    list[float],
+    Domain(
+        f"{len(KNOTS)} numbers from 0 to {SURVIVAL_ONE} that never rise",
+        lambda row: len(row) == len(KNOTS) and row[0] <= SURVIVAL_ONE and row[-1] >= 0
+        and all(a >= b for a, b in pairwise(row)),
+    ),
+]  # fmt: skip
+_Curves = Annotated[list[_Curve], Domain(f"{NUM_CLASSES} curves", lambda rows: len(rows) == NUM_CLASSES)]
+_Calibration = Annotated[list[Offset], Domain(f"{NUM_BINS} numbers", lambda found: len(found) == NUM_BINS)]
+_Format = Annotated[str, Domain(repr(FORMAT), FORMAT.__eq__)]
+
+
+def _equal(values: Sequence[int]) -> Domain:
+    return Domain(str(list(values)), list(values).__eq__)
+
+
+_Knots = Annotated[list[int], _equal(KNOTS)]
+_LengthEdges = Annotated[list[int], _equal(LENGTH_EDGES)]
+_MarginEdges = Annotated[list[int], _equal(MARGIN_EDGES)]
+
+
+@dataclass
+class TableFile:
+    """A table as its file has it; those of older versions have no format and no edges."""
+
+    knots: _Knots
+    survival: _Curves
+    calibration: _Calibration | None = None
+    format: _Format | None = None
+    length_edges: _LengthEdges | None = None
+    margin_edges: _MarginEdges | None = None
+    settings: dict[str, Any] | None = None
 
 
 def read_table(path: Path) -> dict[str, Any]:
     """The whole of a table's file, checked. OSError if it cannot be read; ValueError, of one line, if it is no
     table, was changed by hand, or belongs to other classes of candidates.
     """
-    raw = path.read_bytes()
-    if not raw.strip():
-        raise ValueError(f"{path}: expected a survival table, found an empty file")
     try:
-        table = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        found = f"no JSON; is the file whole? ({error})"
-        raise ValueError(f"{path}: expected a survival table, found {found}") from None
-    if not isinstance(table, dict):
-        raise ValueError(f"{path}: expected a survival table, found JSON of type {type(table).__name__}")
-    if table.get("format", FORMAT) != FORMAT:
-        raise ValueError(f"{path}: format: expected {FORMAT!r}, found {str(table['format'])[:40]!r}")
-    expected = {"knots": KNOTS, "length_edges": LENGTH_EDGES, "margin_edges": MARGIN_EDGES}
-    for name, values in expected.items():
-        # Tables of older versions have no edges.
-        if table.get(name, None if name == "knots" else list(values)) != list(values):
-            found = str(table.get(name))[:60]
-            raise ValueError(f"{path}: expected the {name.replace('_', ' ')} {list(values)}, found {found}")
-    if ("format" in table or "sha256" in table) and table.get("sha256") != content_hash(table):
-        expected_hash, found = (
-            str(table.get("sha256"))[:12],
-            f"{content_hash(table)[:12]}; the file was changed",
-        )
-        raise ValueError(f"{path}: expected the content of sha256 {expected_hash}, found {found}")
-    _check_curves(path, table.get("survival"))
-    calibration = table.get("calibration", [0.0] * NUM_BINS)
-    if not _numbers(calibration, NUM_BINS) or not all(-1 <= offset <= 1 for offset in calibration):
-        found = str(calibration)[:60]
-        raise ValueError(f"{path}: expected a calibration of {NUM_BINS} numbers, found {found}")
-    if not isinstance(table.get("settings", {}), dict):
-        raise ValueError(f"{path}: settings: expected an object, found {type(table['settings']).__name__}")
+        table: dict[str, Any] = checked(dict, json_of(read_text(path)))
+        checked(TableFile, table)
+        if "format" in table or "sha256" in table:
+            told, found = table.get("sha256"), content_hash(table)
+            expect(told == found, "sha256", found[:12], told, "; the file was changed")
+    except ValueError as error:
+        raise ValueError(f"{path}: expected a survival table ({error})") from None
     return table
 
 
@@ -199,21 +214,6 @@ def content_hash(table: Mapping[str, Any]) -> str:
     content = {name: value for name, value in table.items() if name != "sha256"}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=True)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _check_curves(path: Path, rows: Any) -> None:
-    expected = f"expected survival [{NUM_CLASSES}, {len(KNOTS)}]"
-    if not isinstance(rows, list) or not all(_numbers(row, len(KNOTS)) for row in rows):
-        raise ValueError(f"{path}: {expected}, found other rows")
-    if len(rows) != NUM_CLASSES:
-        raise ValueError(f"{path}: {expected}, found [{len(rows)}, {len(KNOTS)}]")
-    curves = np.array(rows, dtype=np.float64)
-    if not (curves.min() >= 0 and curves.max() <= SURVIVAL_ONE and (np.diff(curves, axis=1) <= 0).all()):
-        raise ValueError(f"{path}: expected survival from 0 to {SURVIVAL_ONE} that never rises along a row")
-
-
-def _numbers(row: Any, count: int) -> bool:
-    return isinstance(row, list) and len(row) == count and all(type(value) in (int, float) for value in row)
 
 
 def fit_curves(curves: npt.NDArray[np.float64], num_draft_tokens: int) -> IntArray:

@@ -46,7 +46,7 @@ class RequestRefusedError(BenchError):
 CONNECT_TIMEOUT_S = 5.0
 _SHORT_TIMEOUT = httpx.Timeout(15.0, connect=CONNECT_TIMEOUT_S)
 _TOP_LOGPROBS = 5
-#: How long `/metrics` may lag behind the last answer.
+#: How long `/metrics` may come after the last answer.
 SETTLE_S = 3.0
 #: How long other counters may still move once all output tokens are counted.
 REST_S = 0.5
@@ -355,7 +355,7 @@ class Client:
 
     @contextlib.asynccontextmanager
     async def _asked(self, method: str, url: str, **more: Any) -> AsyncIterator[httpx.Response]:
-        """What a request is answered with HTTP 200, not yet read; all else is a BenchError."""
+        """The answer to a request with HTTP 200, not yet read; all else is a BenchError."""
         try:
             async with self._http.stream(method, url, **more) as response:
                 if response.status_code != 200:

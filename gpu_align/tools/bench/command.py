@@ -183,7 +183,7 @@ def _edits(
     after: Path | None,
     instruction: str | None,
 ) -> tuple[str, list[Pair]]:
-    """Where the edits come from in words, and the edits."""
+    """The source of the edits in words, and the edits."""
     from . import data
 
     console.refuse_others(

@@ -1,4 +1,4 @@
-"""Where edits come from: a file of pairs, a Git history, two files, or the set that is shipped."""
+"""The edits of a run: a file of pairs, a Git history, two files, or the set that is shipped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from ..inputs import EditError, Pair, RecordError, git_edits, json_lines, pair_of, text_file
+from ..inputs import EditError, Pair, RecordError, at_line, git_edits, json_lines, pair_of, text_file
 
 #: Files of a Git history beyond this size are left out.
 MAX_FILE_BYTES = 48 * 1024
@@ -28,7 +28,8 @@ def read_pairs(path: Path, source: str = "") -> list[Pair]:
     pairs: dict[str, tuple[int, Pair]] = {}
     try:
         for line, fields in json_lines(path):
-            pair = pair_of(line, fields)
+            with at_line(line):
+                pair = pair_of(fields)
             if pair.id in pairs:
                 raise RecordError(line, f'"id": {pair.id!r} is also that of line {pairs[pair.id][0]}')
             pairs[pair.id] = line, pair
@@ -89,7 +90,7 @@ _WORDS = re.findall(
 
 @dataclass(frozen=True)
 class SentPredictions:
-    """What each mode sends, and a sentence on where the predictions come from."""
+    """The predictions of each mode, and a sentence on their source."""
 
     #: mode → [P] one a pair, a text or the whole field; modes that send none are not there
     texts: Mapping[str, Sequence[str | Mapping[str, Any]]]

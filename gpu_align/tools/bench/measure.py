@@ -57,7 +57,7 @@ class BenchSettings:
 
 
 class Pace(NamedTuple):
-    """What the first run tells of a server."""
+    """The speed of a server in the first run."""
 
     tokens: float  #: of an answer, on average
     rate: float  #: tokens a second
@@ -107,7 +107,7 @@ def turns(modes: Sequence[str], concurrency: Sequence[int], rounds: int) -> Iter
 
 @dataclass
 class Sample:
-    """What one turn has measured."""
+    """Measurements of one turn."""
 
     turn: Turn
     answers: list[tuple[int, Answer]] = field(default_factory=list)  #: (pair, answer) of each request

@@ -96,7 +96,7 @@ def _count(value: int | None) -> str:
 
 
 class Bar(NamedTuple):
-    """What a bar stands for, its mode, its value, and the ends of the line over it."""
+    """A bar's label, its mode, its value, and the ends of the line over it."""
 
     label: str
     mode: str

@@ -113,7 +113,7 @@ def _stop(process: subprocess.Popen[bytes], guard: subprocess.Popen[bytes] | Non
             process.wait(grace_s)
     finally:  # a second Ctrl-C ends the waiting, not the stopping
         with contextlib.suppress(ProcessLookupError):
-            # Workers that the leader left behind are still in its group.
+            # Workers that outlive the leader are still in its group.
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         if guard is not None:

@@ -17,9 +17,9 @@ from ..inputs import files_in, json_lines, text_of
 
 if TYPE_CHECKING:
     from ...predictors import DraftModelTokenPredictor
-    from ...recipes.misses import Misses
     from ...recipes.pack import RecipePack
     from ...recipes.tokenize import Encode, Observed
+    from .misses import Misses
     from .report import PackReport
 
 
@@ -95,7 +95,7 @@ _Tokenizer = Annotated[str, console.tokenizer_option("of the model")]
 
 
 def _load_tokenizer(name: str) -> tuple[Encode, Callable[[Sequence[int]], list[str]]]:
-    """What gives the token ids of each text, and what gives the text of each token id."""
+    """Two functions: token ids of each text, and the text of each token id."""
     from ..simulate.tokenizers import load_tokenizer
 
     with refusing(named="--tokenizer: "):
@@ -196,9 +196,9 @@ def merge_command(
     ] = False,
 ) -> None:
     """Merge packs, and the misses that servers counted, into one pack."""
-    from ...recipes.misses import parse_misses
     from ...recipes.pack import RecipePack, parse_pack, read_file
     from .merge import merge, shapes_only
+    from .misses import parse_misses
 
     _check_pack(out, parts)
     read: list[RecipePack | Misses] = []
@@ -226,7 +226,7 @@ def report_command(
     ] = None,
 ) -> None:
     """Replay a model's outputs with a pack: coverage, accuracy and tokens a step, by task."""
-    from ...recipes.misses import Misses
+    from .misses import Misses
     from .report import report
 
     console.check_outputs({"--json": json_out, "--misses": misses_out}, [pack, outputs])
@@ -336,10 +336,11 @@ def _visible(text: str) -> str:
 def index_command(folder: Annotated[Path, _argument("DIR", "a folder of packs")]) -> None:
     """Write the index of a folder of packs, from which a server takes them by name and version."""
     from ...recipes.registry import INDEX, Registry
+    from .index import update_index
 
     with refusing(folder):
         registry = Registry(folder)
-        wrong = registry.update()
+        wrong = update_index(registry)
     for _, why in wrong:
         typer.echo(f"warning: {why}", err=True)
     for pack in registry.packs:

@@ -36,7 +36,7 @@ MAX_ALIGNED = 8192
 CERTAIN = 0.95
 #: A longer context that says the same is not kept where the shorter one is at least this certain, or within this.
 SAME = 0.05
-#: A longer context behind which the token of the shorter one has a smaller share takes that one back.
+#: A longer context after which the token of the shorter one has a smaller share takes that one back.
 BLOCKED = 0.7
 #: Groups that agree on it, where there are several: so many, and this share of all. In more groups there are more
 #: contexts that go on alike in two of them by chance.
@@ -277,7 +277,7 @@ class Positions:
         place = np.arange(len(self.tokens)) + self.sample + 1
         stream = np.full(len(place) + (int(self.sample[-1]) + 1 if len(place) else 0), SHAPE_START, np.int64)
         stream[place] = item_of
-        # Of free tokens in a row the last one is an item of the shapes behind it.
+        # Of free tokens in a row the last one is an item of the shapes after it.
         ended = (stream >= 0) | (stream == SHAPE_START)
         ended[:-1] |= stream[1:] >= 0
         self._items, self._places = stream, np.flatnonzero(ended)
@@ -318,12 +318,12 @@ class Positions:
 
 
 class Followed(NamedTuple):
-    """What follows the C different contexts of one kind and length, over all samples."""
+    """The tokens that follow the C different contexts of one kind and length, over all samples."""
 
     seen: IntArray  # [C]: occurrences
     token: IntArray  # [C]: the most frequent one, of equal ones the smallest
     hits: IntArray  # [C]: its occurrences
-    groups: IntArray  # [C]: groups whose samples agree on this token behind this context
+    groups: IntArray  # [C]: groups whose samples agree on this token after this context
     pairs: IntArray  # [pairs] sorted: context << 31 | token
     counts: IntArray  # [pairs]: how often
 
@@ -389,7 +389,7 @@ def _recurring(positions: Positions, context: IntArray) -> IntArray:
 
 
 def _candidates(positions: Positions, kept: IntArray, min_groups: int) -> Iterator[tuple[Observed, bool]]:
-    """What may be kept: what is certain, and what takes a shorter context back. Shapes first, by length.
+    """Entries that may be kept: certain ones, and those that take a shorter context back. Shapes first, by length.
 
     With each, whether it is *new*: whether it says something that no shorter context says.
     """
@@ -424,7 +424,7 @@ def _candidates(positions: Positions, kept: IntArray, min_groups: int) -> Iterat
 
 
 def _chosen(candidates: Sequence[tuple[Observed, bool]], chains: Chains) -> Iterator[Observed]:
-    """What is new, and what says the same as a shorter context but knows more, and so makes a longer run."""
+    """Keep new entries, and those that say the same as a shorter context but make a longer run."""
     runs: dict[tuple[bool, tuple[int, ...]], int] = {}
     for entry, new in candidates:
         is_shape, context = entry.is_shape, entry.context

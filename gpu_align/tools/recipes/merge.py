@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from ...recipes.misses import Miss, Misses
 from ...recipes.pack import PackError, RecipePack
 from ...recipes.tokenize import Observed, Recipe
 from .learn import CERTAIN, by_frequency
+from .misses import Miss, Misses
 
 #: A refuted context gets a token of its own where the model said the same so many times and nothing else.
 MIN_SAID = 2
@@ -21,7 +21,7 @@ K = TypeVar("K", int, str)
 
 
 def _most(counts: Counter[K]) -> K:
-    """What was counted most often; of equal ones the smallest."""
+    """The key that was counted most often; of equal ones the smallest."""
     return min(counts, key=lambda key: (-counts[key], key))
 
 
@@ -113,7 +113,7 @@ def _resolve(observed: Mapping[Key, Observed], counts: Mapping[Miss, int]) -> di
 
     ::
 
-        each entry behind whose context a token was checked:    seen += count, and hits if it says what was said
+        each entry after whose context a token was checked:    seen += count, and hits if it says what was said
         an entry that is not certain any more:    says nothing if a shorter one says something; else it goes
         for each token that was refuted, its longest shape, then its longest literal context, until one settles it:
             says what was said here, if at least twice and nothing else was; or as certainly as any entry
@@ -126,9 +126,9 @@ def _resolve(observed: Mapping[Key, Observed], counts: Mapping[Miss, int]) -> di
     entries = dict(observed)
     said: defaultdict[Key, Counter[int]] = defaultdict(Counter)
     for miss, count in counts.items():
-        for behind in ((False, miss.literal), (True, miss.shape)):
-            said[behind][miss.said] += count
-            for key in suffixes(behind):
+        for context in ((False, miss.literal), (True, miss.shape)):
+            said[context][miss.said] += count
+            for key in suffixes(context):
                 if entry := entries.get(key):
                     right = count if entry.token == miss.said else 0
                     entries[key] = entry._replace(hits=entry.hits + right, seen=entry.seen + count)
@@ -155,7 +155,7 @@ def _resolve(observed: Mapping[Key, Observed], counts: Mapping[Miss, int]) -> di
 
 
 def _said_at(key: Key, said: Counter[int]) -> Observed:
-    """What was said behind a context, if it is certain, else an entry that says nothing."""
+    """An entry for the token that was said after a context, if it is certain, else one that says nothing."""
     token = _most(said)
     hits, seen = said[token], said.total()
     if hits < max(MIN_SAID, CERTAIN * seen):
@@ -169,7 +169,7 @@ def _silenced(entry: Observed) -> Observed:
 
 
 def _settle(entries: dict[Key, Observed], miss: Miss, entry: Observed, start: Key) -> None:
-    """Enter what is said behind a refuted context, and what its draft began with."""
+    """Enter the entry of a refuted context, and what its draft began with."""
     entries[entry.is_shape, entry.context] = entry
     if miss.first >= 0 and start[1]:
         entries.setdefault(start, Observed(*start, miss.first, 1, 1, 1))

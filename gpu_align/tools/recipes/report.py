@@ -11,11 +11,11 @@ from ...ops.layout import Source
 from ...predictors.base import TokenPredictor
 from ...predictors.draft_model import DraftModelTokenPredictor
 from ...predictors.loop import PredictorLoop
-from ...recipes.misses import Misses, count_misses
 from ...recipes.pack import RecipePack
 from ...recipes.tokenize import Encode, TokenTexts
 from ..simulate.policies import our_drafter
 from ..simulate.records import Record
+from .misses import Misses, count_misses
 
 #: A task, a prompt, and what a model answered.
 Output = tuple[str, str, str]
@@ -23,7 +23,7 @@ Output = tuple[str, str, str]
 
 @dataclass
 class TaskReport:
-    """What recipes did on the outputs of a task."""
+    """Counts of recipe drafts on the outputs of a task."""
 
     tokens: int = 0  # of the outputs
     drafted: int = 0  # recipe tokens that were verified, up to the first of a draft that was refuted
@@ -52,7 +52,7 @@ class TaskReport:
 
 @dataclass
 class PackReport:
-    """What recipes did, by task."""
+    """Counts of recipe drafts, by task."""
 
     num_draft_tokens: int  #: K
     tasks: dict[str, TaskReport] = field(default_factory=dict)  #: with the pack alone

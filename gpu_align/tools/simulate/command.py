@@ -150,7 +150,7 @@ def _records(
     tokenizer: str | None,
     views: bool,
 ) -> list[Record]:
-    """What is to be replayed; history: range, repository, suffixes and limit."""
+    """The records to replay; history: range, repository, suffixes and limit."""
     from .records import read_records, records_of_files, records_of_git
     from .tokenizers import load_tokenizer
 
@@ -269,7 +269,7 @@ _NOT_OPTIONS = ("name", "recipes", "ends_line")
 
 
 def _told_by(factory: Any) -> dict[str, Any]:
-    """What its signature tells, and the first paragraph and the source of its docstring."""
+    """Options of its signature, and the first paragraph and the source of its docstring."""
     called = factory if isinstance(factory, functools.partial) else functools.partial(factory)
     bound = inspect.signature(called.func).bind_partial(*called.args, **called.keywords)
     bound.apply_defaults()

@@ -84,7 +84,7 @@ def our_drafter(
 
 
 def import_policy(path: str) -> TokenPredictor:
-    """What the class or function at ``module:name`` or ``module:name?argument=value&...`` returns.
+    """Return the policy that the class or function at ``module:name`` or ``module:name?argument=value&...`` makes.
 
     A value is a Python literal where it reads as one, else text: ``?max_tokens=8&model=org/name``.
 
@@ -163,7 +163,7 @@ def runnable_policy_names(with_recipes: bool = False) -> list[str]:
 
 
 def nearest_to(name: str) -> str:
-    """What a message says is expected where no policy is called so: those with names alike, or all."""
+    """Name the policies that are spelled alike, or all, for a message."""
     near = difflib.get_close_matches(name, policy_names())
     return " or ".join(near) or f"one of {', '.join(policy_names())}"
 

@@ -7,22 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...files import Text, TokenId, checked, expect
 from ...views import in_forms, texts_in
 from ..inputs import (
     EditError,
+    Identifier,
     RecordError,
+    at_line,
     git_edits,
-    identifier_of,
     json_lines,
-    kind_of,
     pair_of,
     text_file,
     with_line_feeds,
 )
 from .tokenizers import load_tokenizer
-
-#: Token ids travel as int32.
-MAX_TOKEN_ID = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -51,86 +49,64 @@ def read_records(path: Path, tokenizer: str | None = None, with_views: bool = Fa
         RecordError: as `json_lines`, or a line is not a record, or the file has none.
         OSError, MissingExtraError: the file cannot be read, or a tokenizer's package is not installed.
     """
-    records = [_parse(line, fields, tokenizer, with_views) for line, fields in json_lines(path)]
+    records = []
+    for line, fields in json_lines(path):
+        with at_line(line):
+            records.append(_parse(fields, tokenizer, with_views))
     if not records:
         raise RecordError(0, "expected at least one record, found none")
     return records
 
 
-def _parse(line: int, fields: dict[str, Any], default_tokenizer: str | None, with_views: bool) -> Record:
-    identifier = identifier_of(line, fields)
-    name = fields.get("tokenizer", default_tokenizer)
-    if name is not None and (not isinstance(name, str) or not name):
-        raise RecordError(line, f'"tokenizer": expected a tokenizer\'s name, found {kind_of(name)}')
+@dataclass
+class RecordFields:
+    """A line of a file of records."""
+
+    id: Identifier
+    output: list[TokenId] | None = None
+    output_text: Text | None = None
+    prediction: list[TokenId] | None = None
+    prediction_text: Text | None = None
+    prompt: list[TokenId] | None = None
+    prompt_text: Text | None = None
+    tokenizer: str | None = None
+
+
+def _parse(fields: dict[str, Any], default_tokenizer: str | None, with_views: bool) -> Record:
     if "before" in fields and not {"output", "output_text"} & fields.keys():
-        fields = _texts_of(line, fields)
-    output = _tokens(line, fields, "output", name)
-    if not output:
-        raise RecordError(line, '"output": expected at least one token, found none')
-    prompt = _tokens(line, fields, "prompt", name, required=False)
-    prediction, memory = _tokens(line, fields, "prediction", name), False
+        # An edit, as `bench` reads it: its prompt is the message that `bench` sends.
+        pair = pair_of(fields)
+        expect(pair.after is not None, "after", "a text", None)
+        (message,) = pair.messages()
+        texts = {"prompt_text": message["content"], "prediction_text": pair.before, "output_text": pair.after}
+        fields = {"id": pair.id, **texts, "tokenizer": fields.get("tokenizer")}
+    found: RecordFields = checked(RecordFields, fields)
+    name = found.tokenizer or default_tokenizer
+    prompt, prediction, output = (_tokens(found, field, name) for field in ("prompt", "prediction", "output"))
+    expect(output, "output", "at least one token", output)
+    memory = False
     if with_views and name is not None:
         if memory := not prediction:
-            texts = texts_in(with_line_feeds(fields.get("prompt_text", "")))
+            texts_to_draft = texts_in(with_line_feeds(found.prompt_text or ""))
         else:
-            texts = [with_line_feeds(fields.get("prediction_text", ""))]
-        views = in_forms(texts)
+            texts_to_draft = [with_line_feeds(found.prediction_text or "")]
+        views = in_forms(texts_to_draft)
         prediction = [token for view in views for token in load_tokenizer(name).encode(view)] or prediction
-    return Record(identifier, prompt, prediction, output, name, memory and bool(prediction))
+    return Record(str(found.id), prompt, prediction, output, name, memory and bool(prediction))
 
 
-def _texts_of(line: int, fields: dict[str, Any]) -> dict[str, Any]:
-    """The texts of an edit, as `bench` reads it: its prompt is the message that `bench` sends."""
-    pair = pair_of(line, fields)
-    if pair.after is None:
-        raise RecordError(line, 'field "after" is missing')
-    (message,) = pair.messages()
-    return {"prompt_text": message["content"], "prediction_text": pair.before, "output_text": pair.after}
-
-
-def _tokens(
-    line: int, fields: dict[str, Any], field: str, tokenizer: str | None, required: bool = True
-) -> list[int]:
-    """The token ids of `field`, or of ``field_text`` encoded; [] where an optional field is absent."""
-    text_field = f"{field}_text"
-    if field in fields and text_field in fields:
-        raise RecordError(line, f'expected "{field}" or "{text_field}", found both')
-    if text_field in fields:
-        return _encode(line, text_field, fields[text_field], tokenizer)
-    if field not in fields and required:
-        raise RecordError(line, f'field "{field}" (or "{text_field}") is missing')
-    value = fields.get(field)
-    if value is None and not required:
-        return []
-    if not isinstance(value, list):
-        raise RecordError(line, f'"{field}": expected a list of token ids, found {kind_of(value)}')
-    for index, token in enumerate(value):
-        # type() and not isinstance(): True is an int in Python, but not a token id.
-        if type(token) is int and 0 <= token <= MAX_TOKEN_ID:
-            continue
-        expected, found = "an integer token id", kind_of(token)
-        if type(token) is int:
-            expected = f"a token id from 0 to {MAX_TOKEN_ID}"
-            found = str(token) if abs(token) < 10**30 else "a number of more than 30 digits"
-        raise RecordError(line, f'"{field}"[{index}]: expected {expected}, found {found}')
-    return value
-
-
-def _encode(line: int, field: str, value: object, tokenizer: str | None) -> list[int]:
-    if not isinstance(value, str):
-        raise RecordError(line, f'"{field}": expected a string, found {kind_of(value)}')
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        message = f'"{field}": expected text, found a lone surrogate at {error.start}'
-        raise RecordError(line, message) from error
+def _tokens(found: RecordFields, field: str, tokenizer: str | None) -> list[int]:
+    """The token ids of `field`, or of its text encoded; [] where there is no prompt."""
+    ids: list[int] | None = getattr(found, field)
+    text: str | None = getattr(found, f"{field}_text")
+    either = f"{field} or {field}_text"
+    expect(ids is None or text is None, field, either, "both")
+    expect(ids is not None or text is not None or field == "prompt", field, either, None)
+    if text is None:
+        return ids or []
     if tokenizer is None:
-        raise RecordError(line, "a field with text needs a tokenizer: --tokenizer NAME_OR_PATH")
-    try:
-        encode = load_tokenizer(tokenizer).encode
-    except (ValueError, OSError) as error:
-        raise RecordError(line, str(error)) from error
-    return encode(with_line_feeds(value))
+        raise ValueError("a field with text needs a tokenizer: --tokenizer NAME_OR_PATH")
+    return load_tokenizer(tokenizer).encode(with_line_feeds(text))
 
 
 #: Larger files of a history are left out.

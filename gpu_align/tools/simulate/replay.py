@@ -49,7 +49,7 @@ __all__ = [
 
 @dataclass
 class PairResult:
-    """What one policy did on one record."""
+    """Counts of one policy on one record."""
 
     id: str  #: the record's
     output_tokens: int  #: L, tokens replayed
@@ -123,7 +123,7 @@ _COUNTS = ("output_tokens", "steps", "accepted", "rejected")
 
 @dataclass
 class PolicyResult:
-    """What one policy did on all records: the sums of its pairs."""
+    """Counts of one policy on all records: the sums of its pairs."""
 
     name: str
     pairs: list[PairResult]
@@ -231,7 +231,7 @@ def to_html(records: Sequence[Record], results: Sequence[PolicyResult], num_draf
     Records with a tokenizer show text, the others token ids. `gpu_align` is first; the others follow in their
     order as long as there is room (`MAX_PAGE_TOKENS`).
     """
-    # The sort is stable; behind our name there may be settings.
+    # The sort is stable; after our name there may be settings.
     ordered = sorted(results, key=lambda result: result.name.split(" ")[0] != "gpu_align")
     used = list(itertools.accumulate(result.output_tokens for result in ordered))
     num_shown = max(1, bisect.bisect_right(used, MAX_PAGE_TOKENS))

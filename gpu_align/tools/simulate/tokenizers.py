@@ -23,7 +23,7 @@ _BYTE_LEVEL |= {chr(0x100 + i): byte for i, byte in enumerate(sorted({*range(256
 
 
 class TextTokenizer(Protocol):
-    """What the simulator, the corpus and the pages use of a tokenizer."""
+    """The part of a tokenizer that simulator, corpus and pages use."""
 
     name: str  #: or path that it was loaded by
     vocab_size: int  #: ids are in ``[0, vocab_size)``
@@ -161,5 +161,5 @@ def token_texts(tokenizer: TextTokenizer, ids: Iterable[int]) -> list[str]:
 
 
 def line_end_test(tokenizer: TextTokenizer) -> Callable[[int], bool]:
-    """Whether the text of a token, at least 0, contains a line feed: behind such a one a line is complete."""
+    """Whether the text of a token, at least 0, contains a line feed: after such a one a line is complete."""
     return lambda token_id: token_id < tokenizer.vocab_size and b"\n" in tokenizer.token_bytes(token_id)

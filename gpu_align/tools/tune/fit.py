@@ -63,7 +63,7 @@ class CandidateReplay(StepView):
             row[num_prompt : num_prompt + len(record.output)] = record.output
 
     def look_after(self, slots: Int64, done: Int64) -> View:
-        """What the drafter sees after ``done[r]`` output tokens of ``slots[r]``, which only grow."""
+        """The drafter's view after ``done[r]`` output tokens of ``slots[r]``, which only grow."""
         return self.look(slots, self.num_prompt[slots] + done)
 
     def right(self, found: CandidateArrays, slots: Int64, done: Int64) -> Int64:
@@ -98,7 +98,7 @@ def _count_right(
 
 
 class ReplayCounts(NamedTuple):
-    """What one replay of all records has shown.
+    """Counts of one replay of all records.
 
     [2, NUM_BINS]: drafts that were reached, by what was promised of them, and how many more of them were accepted.
     """
@@ -147,8 +147,8 @@ def observe(
         left = replay.num_output[slots] - done[slots]
         drafted = np.minimum(view.length, left)
         ahead = np.arange(NUM_DRAFT_TOKENS)
-        behind = (replay.num_prompt + done)[slots, None] + ahead
-        truth = np.minimum(behind, replay.token_ids.shape[1] - 1)
+        following = (replay.num_prompt + done)[slots, None] + ahead
+        truth = np.minimum(following, replay.token_ids.shape[1] - 1)
         wrong = (view.draft != replay.token_ids[slots[:, None], truth]) | (ahead >= drafted[:, None])
         taken = np.where(wrong.any(axis=1), wrong.argmax(axis=1), NUM_DRAFT_TOKENS)
         reached = ahead < np.minimum(taken + 1, drafted)[:, None]

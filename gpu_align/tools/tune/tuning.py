@@ -28,14 +28,14 @@ from ...ops.choose.survival import (
 )
 from ...ops.recipes.table import Recipes, RecipeTable
 from ...recipes.pack import RecipePack
-from ...step_log import StepLog
 from ..console import Advance
 from ..explain import recipe_table
-from ..inputs import RecordError, StepLogError, files_in, read_step_log
+from ..inputs import RecordError, files_in
 from ..recipes.learn import learn
 from ..simulate.policies import SHIPPED_PACK, tokenized_pack
 from ..simulate.records import Record, read_records
 from ..simulate.tokenizers import TextTokenizer, load_tokenizer
+from ..step_log import StepLog, StepLogError, read_step_log
 from .fit import NUM_DRAFT_TOKENS, Array, ReplayCounts, at_knots, calibrate, observe, relearn, rising
 
 _LOG_ENDINGS = (".yaml", ".yml")
@@ -101,7 +101,7 @@ def record_of(log: StepLog) -> Record | str:
 
 
 class Point(NamedTuple):
-    """What a table and its settings come to on some requests."""
+    """Counts of a replay of some requests with a table and its settings."""
 
     tokens: int  #: of the outputs
     steps: int
@@ -164,7 +164,7 @@ def make_table(
     made_by: str,
     settings: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """What a file holds: counts of what looks alike, no texts and no tokens.
+    """The content of a file: counts by class, no texts and no tokens.
 
     survival: [NUM_CLASSES, len(KNOTS)] in units of 1/`SURVIVAL_ONE`. calibration: [NUM_BINS]. seen: [NUM_CLASSES],
     candidates that it was learned from. settings: fields of `DrafterConfig` that go with it.
@@ -295,11 +295,11 @@ class OwnPack:
 
     @property
     def pack(self) -> RecipePack:
-        """What is learned from all of them, calibrated."""
+        """The pack learned from all of them, calibrated."""
         return self._pack.calibrated(self.calibration)
 
     def joined(self, pack: RecipePack) -> Recipes:
-        """A pack, and behind it the shipped one."""
+        """A pack, and after it the shipped one."""
         return Recipes.join({"own": pack.tokenize(self._tokens.encode), "base": self.shipped})
 
     def parts(self) -> list[Part]:
@@ -460,7 +460,7 @@ def tune(records: Sequence[Record], progress: Advance | None = None, tokens: Tok
 
 @dataclass(frozen=True)
 class _Table:
-    """What a drafter chooses by: survival, [C, K], and what is added to its confidences."""
+    """Survival, [C, K], that a drafter chooses by, and offsets of its confidences."""
 
     survival: IntArray
     calibration: tuple[float, ...] = (0.0,) * NUM_BINS

@@ -68,17 +68,6 @@ def test_every_place_is_a_source(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_only_in_one_source_is_left_out_unless_there_is_one(tmp_path: Path) -> None:
-    files(tmp_path, one__a="left right\n" * 9, two__a=TEXT * 9)
-    out = tmp_path / "own.json.gz"
-    result = run("recipes", "learn", "--out", out, tmp_path / "one", tmp_path / "two")
-    assert result.exit_code == 2
-    assert "too little text" in result.stderr
-    assert not out.exists()
-    assert run("recipes", "learn", "--out", out, tmp_path).exit_code == 0
-    assert {" right", " beta"} <= set(RecipePack.load(out).words)
-
-
 def test_what_is_no_text_is_counted(tmp_path: Path) -> None:
     files(tmp_path / "a", x=TEXT * 5, y=TEXT * 5, z=b"\xff\xfe\x00", zero=b"a\0b", _hidden=TEXT, _git__x=TEXT)
     os.symlink(tmp_path / "a" / "x", tmp_path / "a" / "link")

@@ -17,8 +17,8 @@ import pytest
 from gpu_align import RecipePack
 from gpu_align.files import MAX_BYTES
 from gpu_align.recipes import Misses, Observed, PackError, Recipe
-from gpu_align.recipes.misses import Miss, parse_misses
 from gpu_align.recipes.pack import NUM_BINS, SHIPPED, parse_pack, read_file
+from gpu_align.tools.recipes.misses import Miss, parse_misses
 
 PACK = RecipePack(
     {"ab": 4, " c": 3},
@@ -133,20 +133,16 @@ def test_what_is_too_large_is_not_read(tmp_path: Path, size: int) -> None:
     tracemalloc.stop()
 
 
-#: Field → values that are refused.
+#: Field → values that are refused, beside those of other types.
 WRONG: dict[str, list[Any]] = {
     "format": [3, True, "1\n" * 10**6],
-    "made_by": [5],
-    "words": [
-        {"a": 1}, ["a1"], [[1, 1]], [["", 1]], [["a", "b"]], [["a", 10**4000]], [["a", True]],
-        [["a", 1.0]], [["a", 0]], [["a", 1], ["a", 2]],
-    ],
+    "words": [[["", 1]], [["a", 0]], [["a", 1], ["a", 2]]],
     "recipes": [
-        None, ["1234"], [[1]], *([[1, 2, 0, *more]] for more in ([99_999], [], [1.0], [True], [-1], [0] * 10**5)),
+        None, [[1]], *([[1, 2, 0, *more]] for more in ([99_999], [], [-1], [0] * 10**5)),
         [[0, 2, 0, 1]], [[1, 10**400, 0, 1]], [[3, 2, 0, 1]],
     ],
-    "calibration": [[0.0], *([value] * NUM_BINS for value in (10**400, "0.1", -1.5))],
-    "kept": [[3, 3], [-1], [1 << 31]],
+    "calibration": [[0.0], [-1.5] * NUM_BINS],
+    "kept": [[3, 3], [1 << 31]],
     "observed": [
         [[0, 1, 2, 2, 1, 5]] * 2, [[0, 1, 3, 2, 1, 5]], [[2, 1, 2, 2, 1, 5]], [[0, 1, 2, 2, 1]],
         [[0, 1, 2, 2, 1, -2]], [[1, -2, 2, 2, 1, 5]], [[1, 1, 2, 2, 1, -99]], [[0, 1, 2, 2, 1, *range(9)]],
@@ -154,8 +150,6 @@ WRONG: dict[str, list[Any]] = {
     ],
     "tokenizer": [""],
 }  # fmt: skip
-
-
 WRONG_ROWS = [
     pytest.param(field, value, id=f"{field}-{i}") for field in WRONG for i, value in enumerate(WRONG[field])
 ]

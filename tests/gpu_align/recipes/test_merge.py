@@ -20,7 +20,7 @@ from gpu_align.recipes import (
     report,
     shapes_only,
 )
-from gpu_align.recipes.misses import Miss
+from gpu_align.tools.recipes.misses import Miss
 from tests.gpu_align.recipes.oracle import Words, num_refuted
 from tests.gpu_align.recipes.test_observe import RECORD, records
 

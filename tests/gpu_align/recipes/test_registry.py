@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpu_align import RecipePack
-from gpu_align.recipes import Observed, PackError, learn
+from gpu_align.recipes import Observed, PackError, add_pack, learn, update_index
 from gpu_align.recipes.registry import INDEX, Registry, resolve_packs
 
 
@@ -28,9 +28,9 @@ def test_versions(folder: Path, tmp_path: Path) -> None:
     for token in (1, 2, 3):
         pack("triage", token).save(tmp_path / f"{token}.json.gz")
     registry = Registry(folder)
-    assert registry.add(tmp_path / "1.json.gz").version == 1
-    assert registry.add(tmp_path / "2.json.gz").version == 2
-    assert registry.add(tmp_path / "1.json.gz").version == 1  # the same again
+    assert add_pack(registry, tmp_path / "1.json.gz").version == 1
+    assert add_pack(registry, tmp_path / "2.json.gz").version == 2
+    assert add_pack(registry, tmp_path / "1.json.gz").version == 1  # the same again
     again = Registry(folder)
     assert [p.version for p in again.packs] == [1, 2]
     assert again.resolve("triage") == again.resolve("triage@2") == folder / "triage@2.json.gz"
@@ -48,7 +48,7 @@ def test_the_index_of_a_folder(folder: Path) -> None:
     learn([("a", "x y " * 9)]).save(folder / "words.json.gz")
     (folder / "broken.json").write_text("{")
     registry = Registry(folder)
-    ((path, why),) = registry.update()
+    ((path, why),) = update_index(registry)
     assert path == folder / "broken.json"
     assert "no JSON" in why
     found = [(p.task, p.version, p.file) for p in Registry(folder).packs]
@@ -56,16 +56,16 @@ def test_the_index_of_a_folder(folder: Path) -> None:
         ("triage", 1, "mine.json.gz"), ("triage", 7, "triage@7.json"), ("words", 1, "words.json.gz"),
     ]  # fmt: skip
     before = (folder / INDEX).read_bytes()
-    Registry(folder).update()
+    update_index(Registry(folder))
     assert (folder / INDEX).read_bytes() == before
     (folder / "mine.json.gz").unlink()
-    Registry(folder).update()
+    update_index(Registry(folder))
     assert [p.file for p in Registry(folder).packs] == ["triage@7.json", "words.json.gz"]
 
 
 def test_another_pack_in_its_place(folder: Path, tmp_path: Path) -> None:
     pack("triage", 1).save(tmp_path / "a.json")
-    Registry(folder).add(tmp_path / "a.json")
+    add_pack(Registry(folder), tmp_path / "a.json")
     pack("triage", 2).save(folder / "triage@1.json")
     with pytest.raises(PackError, match=r"expected sha256:\w+, as the index says, found sha256:\w+"):
         Registry(folder).load("triage")
@@ -98,8 +98,8 @@ def test_what_a_server_is_asked_for(folder: Path, tmp_path: Path) -> None:
     pack("triage", 2).save(tmp_path / "b.json")
     pack("").save(tmp_path / "mine.json.gz")
     registry = Registry(folder)
-    registry.add(tmp_path / "a.json")
-    registry.add(tmp_path / "b.json")
+    add_pack(registry, tmp_path / "a.json")
+    add_pack(registry, tmp_path / "b.json")
     assert resolve_packs("off") == resolve_packs("", folder) == {}
     found = resolve_packs(f" triage@1, {tmp_path / 'mine.json.gz'},base", folder)
     assert list(found) == ["triage", "mine", "base"]

@@ -1,10 +1,11 @@
-"""The step log of one request: its types, and how a file is written.
+"""The step log of one request: its types, and how a file is written and read.
 
 A step log says what happened in each verification step of one request. The vLLM plugin writes one YAML file a
-request; `gpu_align.tools.inputs.read_step_log` reads it. `docs/metrics.md` describes every field. Writing needs
-PyYAML. A field stands once, in its class: the reader goes by name and annotation.
+request; `gpu-align report` and the demo read it. `docs/metrics.md` describes every field. Files need PyYAML. A
+field stands once, in its class: the reader goes by name and annotation.
 
-A *live file* grows step by step: `dump_live_head`, then `dump_live_step` for each step, one line each.
+A *live file* grows step by step: `dump_live_head`, then `dump_live_step` for each step, one line each. One reader
+reads both; of a live file whose writer was killed it reads the whole lines.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any
 
-from .files import Domain, Natural, TokenId
+from ..errors import MissingExtraError
+from ..files import Domain, Natural, TokenId, checked, expect
 
 #: The number changes where a reader of the old one could not read the new one.
 FORMAT = "gpu-align-steps/1"
@@ -32,7 +35,7 @@ MAX_PREFIX = 128
 #: What YAML takes for the end of a line.
 _LINE_BREAKS = frozenset("\n\r\x85\u2028\u2029")
 #: The beginning of a live file.
-LIVE_HEAD = f"format: {FORMAT}\nlive: true\n"
+_LIVE_HEAD = f"format: {FORMAT}\nlive: true\n"
 
 #: Token ids -> text.
 Decode = Callable[[list[int]], str]
@@ -68,7 +71,7 @@ class Step:
     accepted_text: str | None = None
     own_text: str | None = None
     new_lines: list[Line] | None = None  # those that the new tokens complete; None: no text to find lines in
-    prefix: Line | None = None  # the line that is not complete behind them, its last MAX_PREFIX tokens
+    prefix: Line | None = None  # the line that is not complete after them, its last MAX_PREFIX tokens
 
     @property
     def rejected(self) -> int:
@@ -161,7 +164,7 @@ class Texts:
         )
 
     def _lines(self, before: list[int], prefix: Line, tokens: list[int]) -> list[Line]:
-        """`prefix` and these tokens behind it, in lines. The last one is not complete and may be empty.
+        """`prefix` and these tokens after it, in lines. The last one is not complete and may be empty.
 
         before: the tokens before `tokens`.
         """
@@ -179,7 +182,7 @@ class Texts:
 
 
 def _text_after(decode: Decode, before: list[int], tokens: list[int]) -> str:
-    """What `tokens` add to the text of `before`; a character of several tokens belongs to the last of them."""
+    """The text that `tokens` add to that of `before`; a character of several tokens is the last one's."""
     if not tokens:
         return ""
     known, whole = decode(before).rstrip(_TORN), decode(before + tokens).rstrip(_TORN)
@@ -193,11 +196,11 @@ def dump(log: StepLog) -> str:
 
 
 def dump_live_head(log: StepLog) -> str:
-    """What a live file begins with; the steps of `log` count for nothing."""
-    # An entry a line: alone, these plain values would stand in braces, behind which no key may follow.
+    """The beginning of a live file; the steps of `log` are left out."""
+    # An entry a line: alone, these plain values would stand in braces, after which no key may follow.
     header = "".join(_yaml({name: value}).strip("{}\n ") + "\n" for name, value in _header(log).items())
     prediction = _prediction(log)
-    return f"{LIVE_HEAD}{header}{_yaml(prediction) if prediction else ''}steps:\n"
+    return f"{_LIVE_HEAD}{header}{_yaml(prediction) if prediction else ''}steps:\n"
 
 
 def dump_live_step(step: Step) -> str:
@@ -215,7 +218,7 @@ def _prediction(log: StepLog) -> dict[str, Any]:
 
 
 def _row(part: Step | Line) -> dict[str, Any]:
-    """What the file has of it: all but the texts and lines that are not known."""
+    """A row of the file: all fields but the texts and lines that are not known."""
     always = ("cursor_before", "cursor_after", "candidate")
     row = {name: value for name, value in vars(part).items() if value is not None or name in always}
     if "new_lines" in row:
@@ -249,3 +252,55 @@ def _dumper() -> Any:
 
     Dumper.add_representer(str, represent)
     return Dumper
+
+
+class StepLogError(ValueError):
+    """A file is not a whole step log; the message names the place and what was expected there."""
+
+
+#: Levels that a step log may nest: libyaml composes by recursion, and thousands overrun its stack.
+MAX_DEPTH = 50
+
+
+def read_step_log(path: Path) -> StepLog:
+    """Read a file that the plugin wrote; of a live file, whose writer may be killed, its whole lines.
+
+    StepLogError: it is not YAML, or not a whole step log. MissingExtraError: PyYAML is not installed.
+    """
+    try:
+        import yaml
+    except ImportError as error:
+        raise MissingExtraError("gpu-align report", "PyYAML", "cli") from error
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        written = path.read_bytes()
+        if written.startswith(_LIVE_HEAD.encode()):
+            written = written[: written.rindex(b"\n") + 1]
+        text, depth = written.decode(), 0
+        for event in yaml.parse(text, Loader=loader):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:
+                raise StepLogError(f"expected at most {MAX_DEPTH} levels of YAML, found more")
+        document = checked(dict, yaml.load(text, Loader=loader))
+        expect(document.get("format") == FORMAT, "format", repr(FORMAT), document.get("format"))
+        is_live = document.get("live") is True
+        if is_live and document.get("steps", 0) is None:
+            document["steps"] = []
+        log: StepLog = checked(StepLog, {**document, "finished": None})
+        for i, step in enumerate(log.steps):
+            counts = [step.accepted, step.verified, len(step.proposed)]
+            is_right = sorted(counts) == counts and step.accepted <= len(step.new)
+            expect(
+                is_right, f"steps[{i}]", "accepted <= verified <= proposed tokens, accepted ones new", counts
+            )
+    except UnicodeDecodeError as error:
+        raise StepLogError(f"expected UTF-8 text, found another byte at {error.start}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
+        problem = getattr(error, "problem", None) or "torn file"
+        raise StepLogError(f"{place}expected YAML: {problem}") from None
+    except ValueError as error:
+        raise StepLogError(str(error)) from None
+    return replace(log, finished=not is_live)

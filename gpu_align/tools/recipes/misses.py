@@ -1,4 +1,4 @@
-"""Where the tokens of recipes were refuted or accepted: counted, and kept in files that a merge reads."""
+"""Misses: tokens of recipes that were refuted or accepted, counted, and kept in files that a merge reads."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..files import MAX_COUNT, MAX_TOKEN, Count, Domain, Text, TokenId, checked, expect, json_text
-from ..ops.recipes import MAX_CONTEXT, SHAPE_WINDOW
-from .pack import LINES_FORMAT, context_of, read_file, write_file
-from .tokenize import shape_of_output
+from ...files import MAX_COUNT, MAX_TOKEN, Count, Domain, Text, TokenId, checked, expect, json_text
+from ...ops.recipes import MAX_CONTEXT, SHAPE_WINDOW
+from ...recipes.pack import LINES_FORMAT, context_of, read_file, write_file
+from ...recipes.tokenize import shape_of_output
 
 #: Different misses that are held; of further ones only the number is.
 MAX_MISSES = 100_000
 
 
 class Miss(NamedTuple):
-    """Where a recipe's token was checked. Contexts are in reading order, of `MAX_CONTEXT` items at most.
+    """A recipe's token that was checked. Contexts are in reading order, of `MAX_CONTEXT` items at most.
 
     The last three say the same of the beginning of the draft; empty and -1 where this token was its first.
     """
@@ -108,9 +108,9 @@ def count_misses(
 
     def contexts(k: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The last tokens before draft token k, and their shape."""
-        behind = tokens[: end + k]
-        shape = [] if shape_of is None else shape_of_output(behind[end - output :], shape_of)
-        return tuple(behind[-MAX_CONTEXT:]), tuple(shape[::-1])
+        known = tokens[: end + k]
+        shape = [] if shape_of is None else shape_of_output(known[end - output :], shape_of)
+        return tuple(known[-MAX_CONTEXT:]), tuple(shape[::-1])
 
     for k in range(accepted if accepted_count else 0):
         misses.count(Miss(*contexts(k), tokens[end + k], tokens[end + k]), accepted_count)
