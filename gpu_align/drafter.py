@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from functools import partial, wraps
+from numbers import Real
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -23,7 +24,7 @@ from .ops.backend import (
     check_token_ids,
     resolve_backend,
 )
-from .ops.choose.survival import SurvivalTables
+from .ops.choose.survival import HIGH_TEMPERATURE, SurvivalTables
 from .ops.layout import Draft, allocate_draft, allocate_state
 from .ops.recipes.table import Recipes, shared_recipe_table
 from .ops.slots import load_slot_kernel, occupy_slot, store_prediction, vacate_slot
@@ -202,8 +203,8 @@ class Drafter:
             prediction that finds no room is refused, and its request is served without it.
 
     Memory on the device: 12 bytes a token of `max_prediction_tokens` (the tokens and their index), and a slot 4 to
-    8 bytes a token of `max_context_len` (the index of its context) and 0.6 KB; about 400 bytes a recipe. On the
-    host: 4 bytes a token of the predictions that are held.
+    8 bytes a token of `max_context_len` (the index of its context, 32 KB at least) and 0.6 KB; about 400 bytes a
+    recipe. On the host: 4 bytes a token of the predictions that are held.
 
     TypeError, ValueError: an argument of another type, a size below 1 or above what the kernel can count, a device
     that is not there, or a backend that cannot run on it.
@@ -239,8 +240,8 @@ class Drafter:
 
         self._arena = PredictionArena(max(max_prediction_tokens, c.PAGE))
         self._extents: dict[int, Extent] = {}
-        #: Slots that draft from earlier answers, the oldest first: length of the prompt, recipe packs.
-        self._memories: dict[int, tuple[int, int]] = {}
+        #: Slots that draft from earlier answers, the oldest first, and what `occupy_slot` is told about them.
+        self._memories: dict[int, dict[str, Any]] = {}
         self._state = allocate_state(max_slots, max_context_len, self._arena.num_tokens, device)
         self.device = self._state.prediction_tokens.device
         self._tables = SurvivalTables.load(
@@ -285,6 +286,8 @@ class Drafter:
         recipes: Collection[str] | None = None,
         memory: bool = False,
         related: bool = False,
+        end_tokens: Sequence[int] | npt.NDArray[np.integer] | torch.Tensor = (),
+        temperature: float = 0.0,
     ) -> bool:
         """Give `slot` to a new request. Whatever the slot knew is forgotten.
 
@@ -303,6 +306,10 @@ class Drafter:
                 later prediction finds no room it gives way, the oldest first.
             related: of a memory: whether these are answers to requests like this one, `Recalled.related`. Then
                 drafts that are less likely are made from it, too.
+            end_tokens: token ids that end the request: no draft goes on after one. Ids outside the vocabulary are
+                ignored, and of the others those after the eighth.
+            temperature: of its sampling, 0 for greedy. From 0.85 on confidences are lower; drafts do not depend
+                on it.
 
         Returns:
             Whether the prediction is held. False: there was no room for it, and the request gets drafts from its
@@ -329,7 +336,14 @@ class Drafter:
         if isinstance(recipes, str) or not isinstance(recipes, Iterable | None):
             found = f"the str {recipes!r}" if isinstance(recipes, str) else type(recipes).__name__
             raise TypeError(f"recipes: expected names of packs, found {found}")
-        packs = self._pack_bits(recipes)
+        ends = check_integers("end_tokens", end_tokens)
+        if isinstance(temperature, bool) or not isinstance(cast(Any, temperature), Real):
+            raise TypeError(f"temperature: expected a number, found {type(temperature).__name__}")
+        about = {
+            "prompt_len": prompt_len, "recipe_packs": self._pack_bits(recipes),
+            "end_tokens": tuple(ends[(ends >= 0) & (ends < self.vocab_size)].tolist()),
+            "is_hot": bool(temperature >= HIGH_TEMPERATURE),
+        }  # fmt: skip
         tokens = ids.astype(np.int32, copy=False)
         self._preparation.join()
         self._release(slot)
@@ -341,8 +355,8 @@ class Drafter:
                 self._store(slot, extent, tokens)
             self._extents[slot] = extent
             if memory:
-                self._memories[slot] = prompt_len, packs
-        self._occupy(slot, extent, prompt_len, packs, c.text_kind(memory, related))
+                self._memories[slot] = about
+        self._occupy(slot, extent, text_kind=c.text_kind(memory, related), **about)
         return extent is not None
 
     def _make_room(self, tokens: npt.NDArray[np.int32], sharing_key: Hashable) -> None:
@@ -352,16 +366,14 @@ class Drafter:
             return
         while not has_room():
             slot = next(iter(self._memories))
-            prompt_len, packs = self._memories[slot]
+            about = self._memories[slot]
             self._release(slot)
-            self._occupy(slot, None, prompt_len, packs, c.TEXT_PREDICTION)
+            self._occupy(slot, None, **about)
 
-    def _occupy(self, slot: int, extent: Extent | None, prompt_len: int, packs: int, text_kind: int) -> None:
+    def _occupy(self, slot: int, extent: Extent | None, **about: Any) -> None:
         base, num_tokens = (0, 0) if extent is None else (extent.base, extent.num_tokens)
-        occupy_slot(
-            self._state, slot, base, num_tokens, prompt_len, self.config.use_context, self._backend,
-            recipe_packs=packs, text_kind=text_kind,
-        )  # fmt: skip
+        about |= {"base": base, "num_tokens": num_tokens, "use_context": self.config.use_context}
+        occupy_slot(self._state, slot, backend=self._backend, **about)
 
     def _store(self, slot: int, extent: Extent, tokens: npt.NDArray[np.int32]) -> None:
         """Upload and index a prediction that the arena did not hold; the slot is vacant where that fails."""

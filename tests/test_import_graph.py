@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "seams": frozenset[str](),
 }
 #: Of the files and folders of `gpu_align`: how many stand on each other, and imports between them.
-MAX_LEVELS, MAX_EDGES = 6, 25
+MAX_LEVELS, MAX_EDGES = 6, 28
 #: What `import gpu_align` may load besides the standard library and itself.
 LOADED = {"torch", "triton", "numpy"}
 #: Where `gpu_align` takes its names from.

@@ -35,7 +35,7 @@ def run(options: Any) -> dict[str, Any]:
     for t in TEMPERATURES:  # the greedy answers are last: their records stay
         by_id = {task.id: next(answers) for task in asked}
         paths = measure.write_records(asked, by_id, model, options.half)
-        found["confidence"][str(t)] = measure.confidence(paths, end)
+        found["confidence"][str(t)] = measure.confidence(paths, end, t)
     found["answers"] = [[t.id, t.half, len(by_id[t.id].output), by_id[t.id].counts] for t in asked]
     found["replays"] = {half: measure.replays(path, end) for half, path in paths.items()}
     if options.baseline:

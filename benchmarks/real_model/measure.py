@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.quality.replays import OurPair, Reliability, bound, everywhere
@@ -58,10 +59,13 @@ def replays(path: Path, end_token: int) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _replay(policy: TokenPredictor, record: Record, end_token: int) -> tuple[OurPair, int]:
+def _replay(
+    policy: TokenPredictor, record: Record, end_token: int, temperature: float = 0.0
+) -> tuple[OurPair, int]:
     """One record, and how many draft tokens came after an end token of their own draft."""
     loop = PredictorLoop(policy, num_draft_tokens=K, strict=True, timeout=None)
-    loop.start(record.prompt, record.prediction)
+    sampling = SimpleNamespace(eos_token_id=end_token, do_sample=temperature > 0, temperature=temperature)
+    loop.start(record.prompt, record.prediction, sampling=sampling)
     result, past_end = OurPair.begin(record), 0
     for step in loop.follow(record.output):
         result.count(step)
@@ -76,12 +80,12 @@ def _sums(pairs: Sequence[tuple[PairResult, int]]) -> dict[str, Any]:
     return found | {"records": {pair.id: [pair.output_tokens, pair.steps] for pair, _ in pairs}}
 
 
-def confidence(paths: Mapping[str, Path], end_token: int) -> dict[str, Any]:
+def confidence(paths: Mapping[str, Path], end_token: int, temperature: float) -> dict[str, Any]:
     """Tokens a step of ours, and of each tenth of confidences the drafts, the promise and what was accepted."""
     total, pairs = Reliability(), []
     for records in map(read_records, paths.values()):
         [ours] = make_policies(["gpu_align"], records, K)
-        pairs += [_replay(ours, record, end_token) for record in records]
+        pairs += [_replay(ours, record, end_token, temperature) for record in records]
     for pair, _ in pairs:
         total.take(pair.reliability)
     deciles = [[d.drafts, round(d.confidence, 3), round(d.accepted, 3)] for d in total.deciles() if d.drafts]
@@ -96,18 +100,9 @@ def at_commit(commit: str, paths: Mapping[str, Path]) -> dict[str, dict[str, int
         if subprocess.run(["bash", "-o", "pipefail", "-c", copy], capture_output=True).returncode:
             raise ModelError(f"--baseline: expected a commit, found {commit}")
         for half, path in paths.items():
-            options = [
-                "simulate",
-                path,
-                "--policy",
-                "gpu_align",
-                "-k",
-                str(K),
-                "--json",
-                f"{folder}/{half}.json",
-            ]
+            options = f"--policy gpu_align -k {K} --json {half}.json"
+            command = [sys.executable, "-m", "gpu_align", "simulate", str(path), *options.split()]
             env = {**os.environ, "PYTHONPATH": folder}
-            command = [sys.executable, "-m", "gpu_align", *map(str, options)]
             subprocess.run(command, check=True, cwd=folder, env=env, stdout=subprocess.DEVNULL)
             counts = json.loads(Path(folder, f"{half}.json").read_text())["policies"]["gpu_align"]
             found[half] = {name: counts[name] for name in COUNTS}

@@ -19,21 +19,14 @@ def replays(found: Results) -> str:
     for half, counts in halves.items():
         if "baseline" in found:
             counts["gpu_align, baseline"] = found["baseline"][half]
-    rows = [
-        [
-            name,
-            *(
-                f"{ratio(c['output_tokens'], c['steps'])}; {ratio(c['rejected'], c['accepted'])}"
-                for c in each
-            ),
-        ]
-        for name in next(iter(halves.values()))
-        for each in [[counts[name] for counts in halves.values()]]
-    ]
-    sizes = [
-        f"{half}: {sum(row[1] == half and row[3] for row in found['answers'])} answers" for half in halves
-    ]
-    return table(["tokens a step; rejected per accepted", *sizes], rows)
+
+    def shown(c: Results) -> str:
+        return f"{ratio(c['output_tokens'], c['steps'])}; {ratio(c['rejected'], c['accepted'])}"
+
+    rows = [[name, *(shown(of[name]) for of in halves.values())] for name in next(iter(halves.values()))]
+    sizes = [sum(row[1] == half and row[3] for row in found["answers"]) for half in halves]
+    heads = [f"{half}: {size} answers" for half, size in zip(halves, sizes, strict=True)]
+    return table(["tokens a step; rejected per accepted", *heads], rows)
 
 
 def served(found: Results) -> str:

@@ -29,11 +29,15 @@ import torch
 
 #: Columns of ``slot_meta``: the prediction's offset in the arena, its length, the shift of its index (32 less its
 #: `index_bits`), where the request's output begins, where the context begins that may be drafted from, a bit for
-#: each recipe pack that the request uses, and what its prediction is, one of the text kinds below.
+#: each recipe pack that the request uses, what its prediction is, one of the text kinds below, 1 where its tokens
+#: are sampled at `HIGH_TEMPERATURE` or above, and the tokens that end it, -1 after the last of them.
 (
     PREDICTION_BASE, PREDICTION_LEN, PREDICTION_SHIFT, OUTPUT_START, CONTEXT_START, RECIPE_PACKS, TEXT_KIND,
-) = range(7)  # fmt: skip
-SLOT_META = 8
+    IS_HOT, END_TOKENS,
+) = range(9)  # fmt: skip
+#: End tokens of a slot; further ones are ignored.
+MAX_END_TOKENS = 8
+SLOT_META = END_TOKENS + MAX_END_TOKENS
 #: Text kinds of a prediction: a client's, earlier answers, earlier answers to requests like this one, whose drafts
 #: the second half of the survival tables limits.
 TEXT_PREDICTION, TEXT_MEMORY, TEXT_RELATED_MEMORY = range(3)
@@ -98,8 +102,11 @@ def index_bits(num_tokens: int) -> int:
 
 
 def context_index_bits(max_context_len: int) -> int:
-    """log2 of the buckets of ``context_index``: as many ways as the context has tokens, or up to twice as many."""
-    return max(0, (max_context_len - 1) // WAYS).bit_length()
+    """log2 of the buckets of ``context_index``: as many ways as the context has tokens, or up to twice as many.
+
+    And 512 buckets at least: in a short context frequent tokens would push out the others.
+    """
+    return max(9, ((max_context_len - 1) // WAYS).bit_length())
 
 
 def whole_pages(num_tokens: int) -> int:
@@ -140,6 +147,14 @@ class SlotMeta(NamedTuple):
     context_start: int = VACANT
     recipe_packs: int = 0
     text_kind: int = TEXT_PREDICTION
+    is_hot: int = 0
+    end_tokens: tuple[int, ...] = ()
+
+    def row(self) -> tuple[int, ...]:
+        """[SLOT_META]: the columns."""
+        columns: tuple[Any, ...] = self[:END_TOKENS]
+        ends = self.end_tokens[:MAX_END_TOKENS]
+        return (*columns, *ends, *(-1,) * (MAX_END_TOKENS - len(ends)))
 
 
 def allocate_state(

@@ -121,7 +121,13 @@ class PredictedOutputTokenPredictor(TokenPredictor):
             self._total_len = torch.zeros(1, dtype=torch.int32, device=device)
             self._slots = torch.zeros(1, dtype=torch.int64, device=device)
             self._num_sampled = torch.ones(1, dtype=torch.int32, device=device)  # no step is only a prefill
-        self._drafter.add(0, self._ids, self._prompt_len, memory=self.options.memory)
+        self._drafter.add(
+            0,
+            self._ids,
+            self._prompt_len,
+            memory=self.options.memory,
+            **_ends_and_temperature(self.options.sampling),
+        )
         self._draft, self._length = None, 0
         self._write(self.state_tokens)
 
@@ -130,6 +136,16 @@ class PredictedOutputTokenPredictor(TokenPredictor):
         self._token_ids[0, self._length : end] = torch.from_numpy(np.asarray(tokens, dtype=np.int32))
         self._length = end
         self._total_len.fill_(end)
+
+
+def _ends_and_temperature(sampling: Any) -> dict[str, Any]:
+    """What `Drafter.add` is told of the fields of a ``GenerationConfig``, those that are there."""
+    ends = getattr(sampling, "eos_token_id", None)
+    temperature = getattr(sampling, "temperature", None) if getattr(sampling, "do_sample", False) else None
+    return {
+        "end_tokens": np.atleast_1d([] if ends is None else np.asarray(ends, np.int64)),
+        "temperature": temperature or 0.0,
+    }
 
 
 def encode_prediction(prediction: Any, tokenizer: Any = None, name: str = "prediction") -> list[int]:

@@ -86,12 +86,15 @@ class Running:
     memory: bool = False
     related: bool = False
     packs: Sequence[str] | None = None
+    end_tokens: Sequence[int] = ()
+    temperature: float = 0.0
     oracle: Any = None
     draft: list[int] = field(default_factory=list)
     splits: list[int] = field(default_factory=list)
 
     def enter(self, drafter: Drafter, slot: int) -> None:
         how: dict[str, Any] = {"memory": self.memory, "related": self.related, "recipes": self.packs}
+        how |= {"end_tokens": self.end_tokens, "temperature": self.temperature}
         assert drafter.add(slot, self.prediction, self.prompt_len, **how)
 
 
@@ -179,6 +182,8 @@ class StepBatch:
             shapes=known.shapes, shape_of=known.shape_of, line_ends=known.line_ends, runs=known.runs,
             packs=[name for name in known.packs if request.packs is None or name in request.packs],
             shapes_first=known.shapes_first, memory=request.memory, related=request.memory and request.related,
+            end_tokens=[token for token in request.end_tokens if 0 <= token < self.vocab_size][:8],
+            is_hot=request.temperature >= 0.85,
         )  # fmt: skip
 
     def add(self, slot: int, request: Running) -> None:
@@ -367,7 +372,10 @@ class StepBatch:
         related = memory and rng.random() < 0.5
         known = self.known.packs
         packs = [None, None, known, known[::-1], known[:1], known[1:], []][len(tokens) % 7]
-        return Running(prediction, len(prompt), tokens, done, memory, related, packs)
+        # Ids outside of the vocabulary, and more than a slot keeps.
+        ends = rng.sample(range(-2, alphabet + 20), rng.choice([0, 0, 1, 3, 12]))
+        temperature = rng.choice([0, 0.7, 1.0])
+        return Running(prediction, len(prompt), tokens, done, memory, related, packs, ends, temperature)
 
     def turn_over(self) -> None:
         """Some requests end, some are preempted and come back in another slot, some tokens are taken back."""

@@ -64,7 +64,7 @@ class Oracle:
     def __init__(self, prediction, prompt_len, tables, *, K, quarters, vocab_size, capacity,
                  min_match=1, min_context_match=1, use_context=True, recipes=(), recipe_floor=0.0,
                  shapes=(), shape_of=(), packs=(), shapes_first=False, line_ends=(), runs=None,
-                 memory=False, related=False):  # fmt: skip
+                 memory=False, related=False, end_tokens=(), is_hot=False):  # fmt: skip
         self.text, self.prompt_len, self.tables = list(prediction), prompt_len, tables
         self.K, self.quarters, self.vocab_size, self.capacity = K, quarters, vocab_size, capacity
         self.min_match, self.min_context_match, self.use_context = min_match, min_context_match, use_context
@@ -85,6 +85,8 @@ class Oracle:
         self.memory = memory
         #: Related answers have limits of their own, in the second half of the table.
         self.related = related
+        #: Tokens that end the request; at a high temperature confidences are in the second half of the table.
+        self.end_tokens, self.is_hot = set(end_tokens), is_hot
         self.text_bits = index_bits(-(-max(len(self.text), 1) // PAGE) * PAGE)
         self.context_index_bits = context_index_bits(capacity)
         self.seen = 0
@@ -341,7 +343,7 @@ class Oracle:
             if c is None or c.room <= 0:
                 continue
             num = self.K if c.matched >= MAX_MATCH else min(self.quarters * (c.matched + 1) // 4, self.K)
-            row = class_id + (len(self.tables.confidence) if self.related else 0)
+            row = class_id + self.related * len(self.tables.confidence) // 2
             num = min(num, int(self.tables.max_draft_len[row]))
             value = int(self.tables.expected_accepted[row, num])
             at_start = self.in_sync and cursor == self.num_in_sync == num_output <= MAX_MATCH
@@ -357,7 +359,8 @@ class Oracle:
         else:
             c = found[best]
             assert c is not None
-            class_id, source = classes[best], 2 if c.own else 4 if self.memory else 1
+            class_id = classes[best] + self.is_hot * len(self.tables.confidence) // 2
+            source = 2 if c.own else 4 if self.memory else 1
             by = self.widened(c, tokens)
             if c.own:
                 span = len(tokens) - c.position  # a match as long says that the output repeats itself
@@ -369,5 +372,8 @@ class Oracle:
         for k, token in enumerate(draft):
             if not 0 <= token < self.vocab_size:
                 draft = draft[:k]
+                break
+            if token in self.end_tokens:
+                draft = draft[: k + 1]
                 break
         return (draft, class_id, source) if draft else ([], -1, 0)

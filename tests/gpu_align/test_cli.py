@@ -46,7 +46,10 @@ def test_every_policy_runs_by_default(pairs: Path, tmp_path: Path) -> None:
     assert list(found["policies"]) == ["gpu_align recipes=off", *runnable_policy_names()[1:]]
     assert result.stderr.count("gpu_align runs without recipes") == 1
     for name, policy in found["policies"].items():
-        assert policy["output_tokens"] == sum(pair["output_tokens"] for pair in policy["pairs"]) == 63
+        assert policy["output_tokens"] == 63
+        assert [pair["id"] for pair in policy["pairs"]] == ["a", "b"]
+        for count in ("output_tokens", "steps", "accepted", "rejected"):
+            assert policy[count] == sum(pair[count] for pair in policy["pairs"])
         assert name[:20] in result.output
     assert (tmp_path / "o.html").read_text().startswith("<!doctype html>")
 

@@ -75,13 +75,18 @@ class TestBadInput:
             ((0, [1], 9), ValueError, ["prompt_len", "8", "9"]),
             ((0, [1], -1), ValueError, ["prompt_len", "-1"]),
             ((0, [1], 2.0), TypeError, ["prompt_len", "int", "float"]),
+            ((0, [1], 1, {"end_tokens": [1.5]}), TypeError, ["end_tokens", "float"]),
+            ((0, [1], 1, {"end_tokens": 2}), TypeError, ["end_tokens", "int"]),
+            ((0, [1], 1, {"temperature": "1"}), TypeError, ["temperature", "str"]),
+            ((0, [1], 1, {"temperature": True}), TypeError, ["temperature", "bool"]),
         ],
     )  # fmt: skip
     def test_add(self, backend, args, error, words):
         drafter = make(backend)
+        args, how = args[:3], dict(*args[3:])
         drafter.add(0, [1, 2], 1)
         before, stats = snapshot(drafter), drafter.prediction_stats
-        refused(lambda: drafter.add(*args), error, words)
+        refused(lambda: drafter.add(*args, **how), error, words)
         assert same(before, drafter)
         assert drafter.prediction_stats == stats
 

@@ -131,7 +131,8 @@ def test_a_stop_token_inside_the_drafts_ends_the_count() -> None:
     engine.step()
     engine.step()
     usage = engine.usage["a"]
-    assert (usage.output_tokens, usage.drafted, usage.of_prediction) == (3, 5, (2, 3))
+    # No draft goes on after it.
+    assert (usage.output_tokens, usage.drafted, usage.of_prediction) == (3, 2, (2, 0))
     assert engine.drafts["a"] == []
 
 

@@ -177,7 +177,24 @@ def test_the_worker_takes_what_fits(plugin_log: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [[100], [5, 2**31 - 1], {"token_ids": b"\xff" * 4}, {"token_ids": b"1"}, 7, "w"]
+    ("params", "ends"),
+    [
+        ({}, ()), ({"eos_token_id": 2, "stop_token_ids": None}, (2,)),
+        ({"eos_token_id": 2, "stop_token_ids": [7, 5]}, (2, 7, 5)),
+        # With `ignore_eos` vLLM keeps no end of sequence.
+        ({"eos_token_id": None, "stop_token_ids": [7]}, (7,)),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("extra_args", [{KEY: [1]}, {}])
+def test_the_worker_knows_what_ends_a_request(params: Any, ends: Any, extra_args: Any) -> None:
+    given = SimpleNamespace(extra_args=extra_args, temperature=0.9, **params)
+    content = open_request("r", given, vocab_size=9, capacity=9, even_without=True)
+    assert content is not None
+    assert (content.end_tokens, content.temperature) == (ends, 0.9)
+
+
+@pytest.mark.parametrize(
+    "value", [[100], [5, 2**31 - 2**16 - 1], {"token_ids": b"\xff" * 4}, {"token_ids": b"1"}, 7, "w"]
 )
 def test_the_worker_drops_what_is_malformed(value: Any, plugin_log: list[str]) -> None:
     before = predictions.refused["dropped"]

@@ -72,6 +72,8 @@ class RequestContent(NamedTuple):
     kind: TextKind = TextKind.PREDICTION
     recipes: tuple[str, ...] | None = None
     sharing_key: bytes | None = None
+    end_tokens: tuple[int, ...] = ()
+    temperature: float = 0.0
 
 
 @dataclass(frozen=True, repr=False)

@@ -196,6 +196,8 @@ class RequestDrafter:
                 recipes=content.recipes,
                 memory=content.kind != wire.TextKind.PREDICTION,
                 related=content.kind == wire.TextKind.RELATED_MEMORY,
+                end_tokens=content.end_tokens,
+                temperature=content.temperature,
             )
         except Exception as error:
             if not isinstance(error, (TypeError, ValueError)):

@@ -62,16 +62,18 @@ def open_request(
     them, and costs one WARNING. even_without: whether a request is drafted for that brings nothing at all.
     """
     value = (getattr(sampling_params, "extra_args", None) or {}).get(wire.KEY)
+    temperature = getattr(sampling_params, "temperature", 0.0)
+    content = wire.RequestContent(end_tokens=end_tokens(sampling_params), temperature=temperature)
     if value is None:
-        return wire.RequestContent() if even_without else None
-    content = wire.RequestContent()
+        return content if even_without else None
     try:
         given = wire.read(value)
         if given.drafts is False:
             return None
         # Who may share is the scheduler's to say. One that is not ours leaves what a client may have written.
         key = value.sharing_key if isinstance(value, wire.Prediction) else None
-        content = wire.RequestContent(content.token_ids, given.kind, _known(given.recipes, packs), key)
+        recipes = _known(given.recipes, packs)
+        content = content._replace(kind=given.kind, recipes=recipes, sharing_key=key)
         token_ids = wire.decode_token_ids(given.token_ids or b"")
         if token_ids.size and not (
             token_ids.min() >= 0 and token_ids[token_ids < FIRST_GAP].max(initial=0) < vocab_size
@@ -140,9 +142,14 @@ class StopRule(NamedTuple):
         return max(0, most)
 
 
+def end_tokens(sampling_params: Any) -> tuple[int, ...]:
+    """Tokens that end a request, of vLLM's `SamplingParams` as the worker gets them: without the end of sequence
+    where ``ignore_eos`` is set."""
+    eos, stop = (getattr(sampling_params, name, None) for name in ("eos_token_id", "stop_token_ids"))
+    return (*(() if eos is None else (eos,)), *(stop or ()))
+
+
 def stop_rule(sampling_params: Any) -> StopRule:
     """From vLLM's `SamplingParams` as the worker gets them."""
-    stop_ids = set(sampling_params.stop_token_ids or ())
-    if sampling_params.eos_token_id is not None:
-        stop_ids.add(sampling_params.eos_token_id)
-    return StopRule(frozenset(stop_ids), sampling_params.max_tokens, sampling_params.min_tokens)
+    stop_ids = frozenset(end_tokens(sampling_params))
+    return StopRule(stop_ids, sampling_params.max_tokens, sampling_params.min_tokens)

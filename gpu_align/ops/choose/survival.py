@@ -43,6 +43,9 @@ KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 NUM_BINS = 20
 #: `min_survival_lost` of earlier answers to requests like this one, where it is not smaller.
 MIN_SURVIVAL_RELATED = 0.1
+#: From this temperature on a draft is less likely to be accepted, a sure one above all: the logit of its
+#: confidence is this much of what it is below, plus this, where that is less.
+HIGH_TEMPERATURE, HIGH_SLOPE, HIGH_SHIFT = 0.85, 0.6, -0.5
 SHIPPED = Path(__file__).with_name("survival.json")
 #: The number changes where a reader of the old one could not read the new one.
 FORMAT = "gpu-align-survival/2"
@@ -85,7 +88,8 @@ class SurvivalTables(NamedTuple):
     #: [2 * NUM_CLASSES, K + 1] int32 in units of 1/`SURVIVAL_ONE`: how many of the first ``min(n, max_draft_len)``
     #: drafts are accepted. A kernel loads this beside `max_draft_len`, not after it.
     expected_accepted: torch.Tensor
-    #: [NUM_CLASSES, K] float32: P(draft k is accepted | the ones before it are), 0 < p <= 1.
+    #: [2 * NUM_CLASSES, K] float32: P(draft k is accepted | the ones before it are), 0 < p <= 1; the second half
+    #: is that at `HIGH_TEMPERATURE` and above.
     confidence: torch.Tensor
 
     def numpy(self) -> TableArrays:
@@ -145,9 +149,16 @@ class SurvivalTables(NamedTuple):
         arrays = (
             is_drafted.sum(axis=1).astype(np.int32),
             np.concatenate([np.concatenate([zero, zero]), expected], axis=1),
-            np.clip(confidence + offset, 1e-4, 1).astype(np.float32),
+            at_temperatures(np.clip(confidence + offset, 1e-4, 1)).astype(np.float32),
         )
         return cls(*(torch.from_numpy(array).to(device) for array in arrays))
+
+
+def at_temperatures(confidence: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Confidences of tokens that are sampled below `HIGH_TEMPERATURE`, then those from there on."""
+    below_one = np.minimum(confidence, 0.9999)
+    odds = (below_one / (1 - below_one)) ** HIGH_SLOPE * np.exp(HIGH_SHIFT)
+    return np.concatenate([confidence, np.minimum(confidence, odds / (1 + odds))])
 
 
 @lru_cache(maxsize=4)

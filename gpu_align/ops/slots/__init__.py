@@ -35,6 +35,8 @@ def occupy_slot(
     *,
     recipe_packs: int = ALL_PACKS,
     text_kind: int = c.TEXT_PREDICTION,
+    is_hot: bool = False,
+    end_tokens: tuple[int, ...] = (),
 ) -> None:
     """Give a slot to a request; the next step starts over.
 
@@ -45,12 +47,12 @@ def occupy_slot(
         prompt_len: tokens of its prompt.
         use_context: whether the request's own context may be drafted from.
         backend: "auto" runs a kernel on CUDA tensors and the reference on CPU tensors.
-        recipe_packs, text_kind: columns of ``slot_meta``, see `layout`.
+        recipe_packs, text_kind, is_hot, end_tokens: columns of ``slot_meta``, see `layout`.
     """
     shift = 32 - c.index_bits(c.whole_pages(num_tokens))
     context_start = 0 if use_context else c.VACANT
-    meta = SlotMeta(base, num_tokens, shift, prompt_len, context_start, recipe_packs, text_kind)
-    _set_slot(state, slot, meta, backend)
+    known = base, num_tokens, shift, prompt_len, context_start, recipe_packs, text_kind
+    _set_slot(state, slot, SlotMeta(*known, int(is_hot), end_tokens), backend)
 
 
 def vacate_slot(state: StepState, slot: int, backend: Backend = "auto") -> None:
@@ -99,7 +101,7 @@ def _launch_set_slot(state: StepState, slot: int, meta: SlotMeta, num_programs: 
     # Imported here: a kernel module reads TRITON_INTERPRET once, when it is loaded.
     from .kernel import set_slot_kernel
 
-    launch(set_slot_kernel, num_programs, state.slot_meta, state.align_state, slot, *meta, num_warps=1)
+    launch(set_slot_kernel, num_programs, state.slot_meta, state.align_state, slot, *meta.row(), num_warps=1)
 
 
 def _upload(tokens: npt.NDArray[np.int32], out: torch.Tensor) -> None:

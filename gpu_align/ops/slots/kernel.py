@@ -3,30 +3,21 @@
 import triton
 import triton.language as tl
 
-from ..device import (
-    ALIGN_STATE,
-    CONTEXT_START,
-    OUTPUT_START,
-    PREDICTION_BASE,
-    PREDICTION_LEN,
-    PREDICTION_SHIFT,
-    RECIPE_PACKS,
-    SEEN,
-    SLOT_META,
-    TEXT_KIND,
-)
+from ..device import ALIGN_STATE, SEEN, SLOT_META
 
 
 @triton.jit(
     do_not_specialize=[
         "slot_meta_ptr", "align_state_ptr", "slot", "prediction_base", "prediction_len", "prediction_shift",
-        "output_start", "context_start", "recipe_packs", "text_kind",
+        "output_start", "context_start", "recipe_packs", "text_kind", "is_hot", "end_0", "end_1", "end_2",
+        "end_3", "end_4", "end_5", "end_6", "end_7",
     ]
 )  # fmt: skip
 def set_slot_kernel(
     slot_meta_ptr,  # [S, SLOT_META] int32, written
     align_state_ptr,  # [S, ALIGN_STATE] int32, written
     slot,
+    # The columns of a row, in their order.
     prediction_base,
     prediction_len,
     prediction_shift,
@@ -34,19 +25,26 @@ def set_slot_kernel(
     context_start,
     recipe_packs,
     text_kind,
+    is_hot,
+    end_0,
+    end_1,
+    end_2,
+    end_3,
+    end_4,
+    end_5,
+    end_6,
+    end_7,
 ):
     """Grid (1,)::
 
-    slot_meta[slot, :7] = prediction_base, …, text_kind        the fields of `SlotMeta`
+    slot_meta[slot] = prediction_base, …, end_7                the columns of `SlotMeta.row`
     align_state[slot, SEEN] = -1
     """
     i_slot = slot.to(tl.int64)
-    p_meta = slot_meta_ptr + i_slot * SLOT_META
-    tl.store(p_meta + PREDICTION_BASE, prediction_base)
-    tl.store(p_meta + PREDICTION_LEN, prediction_len)
-    tl.store(p_meta + PREDICTION_SHIFT, prediction_shift)
-    tl.store(p_meta + OUTPUT_START, output_start)
-    tl.store(p_meta + CONTEXT_START, context_start)
-    tl.store(p_meta + RECIPE_PACKS, recipe_packs)
-    tl.store(p_meta + TEXT_KIND, text_kind)
+    row = (
+        prediction_base, prediction_len, prediction_shift, output_start, context_start, recipe_packs,
+        text_kind, is_hot, end_0, end_1, end_2, end_3, end_4, end_5, end_6, end_7,
+    )  # fmt: skip
+    for i in tl.static_range(SLOT_META):
+        tl.store(slot_meta_ptr + i_slot * SLOT_META + i, row[i])
     tl.store(align_state_ptr + i_slot * ALIGN_STATE + SEEN, -1)

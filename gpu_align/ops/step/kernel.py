@@ -13,9 +13,13 @@ from ..device import (
     ALL_PACKS,
     CONTEXT_START,
     EDIT,
+    END_TOKENS,
     FIRST_CONTEXT,
+    IS_HOT,
     MAX_EDITS,
+    MAX_END_TOKENS,
     MAX_TOKENS,
+    NUM_CLASSES,
     OUTPUT_START,
     PREDICTION_BASE,
     PREDICTION_LEN,
@@ -42,7 +46,7 @@ class TablePointers(NamedTuple):
 
     max_draft_len: Any  # [2 * NUM_CLASSES] int32
     expected_accepted: Any  # [2 * NUM_CLASSES, K + 1] int32
-    confidence: Any  # [NUM_CLASSES, K] float32
+    confidence: Any  # [2 * NUM_CLASSES, K] float32
 
 
 class RecipePointers(NamedTuple):
@@ -119,6 +123,18 @@ def choose_draft(
 
 
 @triton.jit
+def _end_of(b_tokens, length, p_meta, vocab_size, o_k, BLOCK_K: tl.constexpr):
+    """The length of a draft that ends with a token that ends its request, and before one outside of the
+    vocabulary: emitting that would crash the engine's embedding."""
+    m_end = b_tokens == tl.load(p_meta + END_TOKENS)
+    for i in tl.static_range(1, MAX_END_TOKENS):
+        m_end |= b_tokens == tl.load(p_meta + END_TOKENS + i)
+    b_end = tl.where(m_end, o_k + 1, BLOCK_K)
+    b_end = tl.where((b_tokens < 0) | (b_tokens >= vocab_size), o_k, b_end)
+    return tl.minimum(length, tl.min(b_end, axis=0))
+
+
+@triton.jit
 def _read_confidence(tables, class_id, recipes, recipe, length, o_k, K: tl.constexpr):
     """Their confidences, [BLOCK_K] float32."""
     p_class = tables.confidence + class_id * K + o_k
@@ -156,7 +172,7 @@ def step_kernel(
     # Survival tables.
     max_draft_len_ptr,  # [2 * NUM_CLASSES] int32
     expected_accepted_ptr,  # [2 * NUM_CLASSES, K + 1] int32
-    confidence_ptr,  # [NUM_CLASSES, K] float32
+    confidence_ptr,  # [2 * NUM_CLASSES, K] float32
     # Recipes.
     recipe_keys_ptr,  # [buckets, RECIPE_WAYS] int64
     recipe_ways_ptr,  # [buckets, RECIPE_WAYS, RECIPE_COLUMNS] int32
@@ -226,11 +242,9 @@ def step_kernel(
         alignment, edits = update_state(request, state)
         bucket = load_bucket(request.prediction, last, total > output_start)
         choice, text_kind = choose_draft(request, bucket, alignment, recipes, tables, settings, K, HAS_SHAPES)
-        recipe, class_id = choice.recipe, choice.class_id
+        recipe, class_id = choice.recipe, choice.class_id + tl.load(p_meta + IS_HOT) * NUM_CLASSES
         b_tokens, length = write_draft(request, edits, recipes, choice, max_context_len, o_k, BLOCK_K)
-        # A token outside the vocabulary ends the draft: emitting one would crash the engine's embedding.
-        m_bad = (o_k < length) & ((b_tokens < 0) | (b_tokens >= settings.vocab_size))
-        length = tl.minimum(length, tl.min(tl.where(m_bad, o_k, BLOCK_K), axis=0))
+        length = _end_of(b_tokens, length, p_meta, settings.vocab_size, o_k, BLOCK_K)
         source = source_of(text_kind, choice.in_context, recipe, length)
 
     m_draft = o_k < length

@@ -10,6 +10,7 @@ import torch
 
 from ..align.reference import EditRows, load_state, realign
 from ..backend import check_batch
+from ..choose import NUM_CLASSES
 from ..choose.reference import choose, classes
 from ..choose.survival import SurvivalTables, TableArrays
 from ..compose.reference import write_draft
@@ -18,6 +19,8 @@ from ..index.reference import clear_context, insert_context, load_bucket, shift_
 from ..jit import Entry, njit
 from ..layout import (
     CONTEXT_START,
+    END_TOKENS,
+    IS_HOT,
     OUTPUT_START,
     PREDICTION_BASE,
     PREDICTION_LEN,
@@ -175,6 +178,19 @@ def _is_valid_batch(
     return True
 
 
+@njit
+def _end_of(tokens: IntArray, length: int, meta: IntArray, vocab_size: int) -> int:
+    """The length of a draft that ends with a token that ends its request, and before one outside of the
+    vocabulary: emitting that would crash the engine's embedding."""
+    for k in range(length):
+        if not 0 <= tokens[k] < vocab_size:
+            return k
+        for end in meta[END_TOKENS:]:
+            if tokens[k] == end:
+                return k + 1
+    return length
+
+
 @Entry
 def step(
     state: StepArrays,
@@ -201,13 +217,9 @@ def step(
             request = load_request(state, slot, tokens)
             alignment, edits = update_state(request, load_state(request))
             choice = choose_draft(request, last_bucket(request), alignment, recipes, tables, settings, found)
-            recipe, class_id = choice.recipe, choice.class_id
+            recipe, class_id = choice.recipe, choice.class_id + int(request.meta[IS_HOT]) * NUM_CLASSES
             length, _ = write_draft(request, edits, recipes, choice, width, draft)
-            # A token outside the vocabulary ends the draft: emitting one would crash the engine's embedding.
-            for k in range(length):
-                if not 0 <= draft[k] < settings.vocab_size:
-                    length = k
-                    break
+            length = _end_of(draft, length, request.meta, settings.vocab_size)
             source = source_of(int(request.meta[TEXT_KIND]), choice.in_context, recipe, length)
         last = int(tokens[total - 1]) if total > 0 else 0
         draft[length:] = last if 0 <= last < settings.vocab_size else 0

@@ -30,6 +30,8 @@ COMMANDS = [" ".join(path) for path, _ in SCRIPT.commands()]
 
 def test_the_page_has_each_command_once() -> None:
     assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8").count(SCRIPT.MARK) == 1
+    headings = [line[3:] for line in SCRIPT.reference().splitlines() if line.startswith("## ")]
+    assert headings == ["gpu-align", *COMMANDS]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -92,6 +92,8 @@ def test_confidence_is_calibrated_and_the_choice_is_not():
     offsets[19] = 0.5
     plain, shifted = (SurvivalTables.from_survival(half, "cpu", calibration=c) for c in ([0.0] * 20, offsets))
     assert plain.confidence[0].tolist() == [0.5, 1.0]
+    # At a high temperature a logit is 0.6 of it, less 0.5; that of 1 counts as that of 0.9999.
+    assert plain.confidence[NUM_CLASSES].tolist() == pytest.approx([0.3775, 0.9935], abs=1e-4)
     assert shifted.confidence[0].tolist() == pytest.approx([0.3, 1.0])
     offsets[9] = offsets[10] = -0.9
     assert SurvivalTables.from_survival(half, "cpu", calibration=offsets).confidence[0, 0] == pytest.approx(

@@ -335,6 +335,20 @@ def test_a_vacant_slot_and_an_empty_batch() -> None:
     assert step(batch, []) == {}
 
 
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        ((), 16), ((9,), 16), ((8,), 9), ((0,), 1), ((8, 3), 4), ([*range(99, 91, -1), 3], 16),
+        ((-1, 100, 2**40, 3), 4), (np.array([5], np.int64), 6),
+    ],
+)  # fmt: skip
+def test_no_draft_goes_on_after_an_end_token(ends: Any, expected: int) -> None:
+    """The prediction is 0 … 8, 10 …; ids that are no token are ignored, and what comes after eight others."""
+    batch, text = StepBatch(random.Random(7), vocab_size=100), [*range(9), *range(10, 40)]
+    batch.add(0, Running(text, 2, [50, 51, *text], 2, end_tokens=ends))
+    assert step(batch, [0]) == {0: text[:expected]}
+
+
 @pytest.mark.parametrize("total", [-(2**31), -1, 101, 116, 10**6, 2**31 - 1])
 def test_no_row_is_read_beyond_its_ends(total: int) -> None:
     """On a GPU nobody looks at `total_len`: as an empty row, or as a full one."""

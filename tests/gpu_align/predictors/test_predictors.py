@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from gpu_align.policies import InputLookup
 from gpu_align.predictors import (
@@ -96,6 +98,25 @@ def test_predicted_output_grows_beyond_what_it_was_made_for() -> None:
     loop.start([1, 2, 3])
     assert all(step.accepted == len(step.draft) for step in loop.follow(prediction))
     assert loop.predictions.validated > 2800
+
+
+@pytest.mark.parametrize(
+    ("fields", "draft", "is_hot"),
+    [
+        ({}, [1, 2, 3, 4], False), ({"eos_token_id": None, "temperature": None}, [1, 2, 3, 4], False),
+        ({"eos_token_id": 2, "temperature": 1.0}, [1, 2], False),  # greedy
+        ({"eos_token_id": [9, 3], "do_sample": True, "temperature": 1.0}, [1, 2, 3], True),
+        ({"eos_token_id": torch.tensor([1, -1]), "do_sample": True, "temperature": 0.7}, [1], False),
+    ],
+)  # fmt: skip
+def test_predicted_output_reads_what_ends_a_sequence_and_its_temperature(
+    fields: dict[str, Any], draft: list[int], is_hot: bool
+) -> None:
+    told, untold = (PredictedOutputTokenPredictor([1, 2, 3, 4]) for _ in range(2))
+    told.reset([0], PredictorOptions(sampling=SimpleNamespace(**fields)))
+    untold.reset([0], PredictorOptions())
+    assert (told.predict_tokens(), untold.predict_tokens()) == (draft, [1, 2, 3, 4])
+    assert (told.confidence != untold.confidence[: len(draft)]) == is_hot
 
 
 def test_predicted_output_takes_text_and_refuses_the_rest() -> None:
