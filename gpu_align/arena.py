@@ -46,7 +46,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class ArenaStats:
-    """What an arena holds now, in tokens of whole pages, and what it has done since it was made."""
+    """Use of an arena, in tokens of whole pages, and its counts since it was made."""
 
     used_tokens: int  # of predictions that requests use
     cached_tokens: int  # of predictions that no request uses any more, kept for one that comes back
@@ -86,7 +86,7 @@ class PredictionArena:
     the same do the same. What is drafted must depend on neither `Extent.base` nor `Extent.fresh`.
 
     One CUDA stream: a step launched before `release` may still be reading pages that the next `acquire` hands
-    out, and the upload goes behind it. `acquire` is linear in the tokens and in the pages. Not thread-safe.
+    out, and the upload follows it. `acquire` is linear in the tokens and in the pages. Not thread-safe.
 
     Args:
         num_tokens: of the buffer, at least one page; the attribute `num_tokens` is rounded up to whole pages.

@@ -89,7 +89,7 @@ def on_its_device(method: Method) -> Method:
 
 
 class Preparation:
-    """Steps of single slots, whose drafts nobody reads; on CUDA they run on a stream of their own.
+    """Steps of single slots, whose drafts are not read; on CUDA they run on a stream of their own.
 
     A draft does not depend on how tokens were split over steps, so a step may run early. It then finds the context
     in the index and the output aligned. make: gives a step that writes to its `out`.
@@ -104,7 +104,7 @@ class Preparation:
         self._total_len = torch.zeros(max_slots, dtype=torch.int32, device=device)
         self._num_sampled = torch.ones(max_slots, dtype=torch.int32, device=device)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        #: Recorded behind the last start, until `join`.
+        #: Recorded after the last start, until `join`.
         self._done: torch.cuda.Event | None = None
 
     def start(self, token_ids: torch.Tensor, total_len: torch.Tensor, slots: Sequence[int]) -> None:
@@ -134,7 +134,7 @@ class Preparation:
             self._done.synchronize()
 
     def join(self) -> None:
-        """What follows on the current stream comes after what was started. The host does not wait."""
+        """Make the current stream wait for the prepared step. The host does not wait."""
         if self._done is not None:
             torch.cuda.current_stream(self._device).wait_event(self._done)
             self._done = None
@@ -252,7 +252,7 @@ class Drafter:
         #: Names of the recipe packs that a request may choose from.
         self.recipe_names = recipes.names
         self._pack_bits = recipes.pack_bits
-        # Held, because the table lives as long as somebody holds it.
+        # Keep a strong reference; the cache is weak.
         self._shared_recipes = shared_recipe_table(
             recipes, num_draft_tokens, self.device, self.config.min_survival_recipe, vocab_size
         )
@@ -267,7 +267,7 @@ class Drafter:
         )
         self._step = make(out=self._draft)
         self._preparation = Preparation(make, max_slots, num_draft_tokens, self.device)
-        weakref.finalize(self, self._preparation.finish).atexit = False  # then nobody gets its memory
+        weakref.finalize(self, self._preparation.finish).atexit = False  # its memory is not reused then
 
     def __repr__(self) -> str:
         """One line: sizes, and nothing of any request."""
@@ -495,7 +495,7 @@ class Drafter:
         for num_tokens in () if self._arena.stats().num_predictions else sorted(sizes):
             store_prediction(
                 self._state, 0, np.zeros(num_tokens, dtype=np.int32), self._backend
-            )  # nobody's pages
+            )  # unused pages
         load_slot_kernel(self._state, self._backend)
         # Nothing is sampled: the step leaves the slot as it is.
         slots, num_sampled = (torch.zeros(1, dtype=d, device=self.device) for d in (torch.int64, torch.int32))

@@ -156,7 +156,7 @@ def write_at_once(path: Path, parts: Iterable[bytes], mode: int = 0o666) -> None
     passing = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     passing.unlink(missing_ok=True)  # of a process that ended while it wrote
     try:
-        # O_EXCL: a file or link that somebody puts there meanwhile is not written to.
+        # O_EXCL: a file or link that another process puts there meanwhile is not written to.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
         with os.fdopen(os.open(passing, flags, mode), "wb") as file:
             file.writelines(parts)

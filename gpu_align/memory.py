@@ -30,7 +30,7 @@ _MIX = np.uint64(0xFF51AFD7ED558CCD)
 
 @dataclass(frozen=True)
 class MemoryStats:
-    """What a memory holds now: tokens of all answers, how many answers, of how many tenants."""
+    """Contents of a memory: tokens of all answers, how many answers, of how many tenants."""
 
     num_tokens: int
     num_answers: int
@@ -38,7 +38,7 @@ class MemoryStats:
 
 
 class Recalled(NamedTuple):
-    """What `ResponseMemory.recall_for` chose: answers in a row; whether to requests like this one."""
+    """The choice of `ResponseMemory.recall_for`: answers in a row; whether to requests like this one."""
 
     token_ids: TokenIds
     related: bool
@@ -194,7 +194,7 @@ def _shares(mine: Sketch, theirs: Sketch) -> npt.NDArray[np.floating[Any]]:
 
 
 def _text(answers: Iterable[_Answer], max_tokens: int) -> TokenIds:
-    """The first of these answers, each whole, one behind the other: as many as have at most `max_tokens`."""
+    """The first of these answers, each whole, one after the other: as many as have at most `max_tokens`."""
     chosen: list[TokenIds] = []
     for answer in answers:
         max_tokens -= len(answer.tokens)

@@ -226,7 +226,7 @@ class Calls:
     def of_tools(self, tools: Sequence[Any], deadline: float = float("inf")) -> list[str]:
         """The pieces of calls of these tools; a piece up to the name comes first where there are several.
 
-        tools: as in a request; what is none is left out. deadline: of `time.perf_counter`. Raises `SkeletonError`.
+        tools: as in a request; malformed ones are dropped. deadline: in `perf_counter`. Raises `SkeletonError`.
         """
         if len(tools) > MAX_TOOLS:
             raise SkeletonError("size")

@@ -63,14 +63,14 @@ def check_names(where: str, names: Iterable[object]) -> None:
 
 
 def in_forms(texts: Iterable[str], forms: Sequence[str] = FORMS) -> list[str]:
-    """What to draft from, in the order in which it matters: each text and its first form, then its other forms."""
+    """The texts to draft from, the most important first: each text and its first form, then its other forms."""
     texts = list(texts)
     first = [view for text in texts for view in (text, *make(text, forms[:1])) if view]
     return list(dict.fromkeys(first + [view for text in texts for view in make(text, forms[1:])]))
 
 
 def of_message(message: str, may_be_json: bool, is_result: bool = False) -> list[str]:
-    """What to draft from where an answer may repeat parts of this message, in the order in which it matters.
+    """The texts to draft from where an answer may repeat parts of this message, the most important first.
 
     may_be_json: whether the answer may hold them as strings of JSON, which come first then. is_result: of a tool,
     which may be a file as a whole. What people and the model write is not: thoughts repeat a few words of it.
@@ -160,7 +160,7 @@ def _without_margin(lines: list[str]) -> list[str]:
 
 
 def _unfenced(text: str) -> str:
-    """What stands inside the fences (three or more backticks or tildes) of a text; the last may be left open."""
+    """The texts inside the fences (three or more backticks or tildes) of a text; the last may be left open."""
     parts, opened, start, text = [], "", 0, "\n" + text
     for match in _FENCE.finditer(text):
         fence, rest = match[1], match[2].strip()
@@ -173,7 +173,7 @@ def _unfenced(text: str) -> str:
 
 
 def _untagged(text: str) -> str:
-    """What stands between tags of files, the innermost, where it has a line end."""
+    """The texts between tags of files, the innermost, if they have a line end."""
     parts, opened, start = [], "", 0
     for match in _TAG.finditer(text):
         closes, name = match.groups()

@@ -23,7 +23,7 @@ MAX_COLUMNS = 112
 #: one question: with five minutes, four questions had two pages each, which repeated each other.
 MAX_MINUTES = 7
 WORDS_A_MINUTE = 220
-#: Pages in which a name is looked up and that nobody reads through, with the reason why they are longer.
+#: Pages in which a name is looked up and that are not read through, with the reason why they are longer.
 REFERENCE = {
     "api.html": "made from the docstrings of every public name",
 }
@@ -112,7 +112,7 @@ def findings(site: Path, reference: Mapping[str, str] = REFERENCE) -> Iterator[s
 
 
 def too_long(words: Mapping[str, int], reference: Mapping[str, str]) -> Iterator[str]:
-    """A line for each page that takes more than `MAX_MINUTES`, and for each exception that is none.
+    """A line for each page that takes more than `MAX_MINUTES`, and for each needless exception.
 
     Args:
         words: page → words of its prose.

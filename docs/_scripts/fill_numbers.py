@@ -1,4 +1,4 @@
-"""Put measured numbers into README.md and the pages of docs, so that nobody types one.
+"""Put measured numbers into README.md and the pages of docs, so that none is typed.
 
 Rewrites the blocks between the markers of `PAGES` from the files in benchmarks/results, each of which names the
 command that made it. Run it after ``python -m benchmarks.quality --json benchmarks/results/quality.json``.
@@ -131,7 +131,7 @@ def by_num_draft_tokens(numbers: dict[str, Any]) -> str:
 
 
 def more_drafters(numbers: dict[str, Any]) -> str:
-    """What docs/quality.md does not list: the peers with other settings, the recipes alone, the bounds."""
+    """The rows that docs/quality.md leaves out: the peers with other settings, the recipes alone, the bounds."""
     found = _defaults(numbers)
     rows = [
         [f"`{name}`", " at ".join(_ratios(found[name]["test"])), MORE_REMARKS[name]]
@@ -202,7 +202,7 @@ PEER_CHECK = re.compile(r"K=(\d+): over (.+)")
 
 
 def checks(numbers: dict[str, Any]) -> str:
-    """What has to hold, and whether it does: of the peers at each K the one that comes nearest."""
+    """The verdicts, and whether each holds: of the peers at each K the one that comes nearest."""
     nearest: dict[str, list[dict[str, Any]]] = {}
     for check in numbers["checks"]:
         if match := PEER_CHECK.fullmatch(check["name"]):
@@ -227,7 +227,7 @@ def _factor(check: dict[str, Any]) -> float:
 
 
 def ablation(numbers: dict[str, Any]) -> str:
-    """What each mechanism adds: the rows of benchmarks/results/ablation.json, the baseline first."""
+    """The gain of each mechanism: the rows of benchmarks/results/ablation.json, the baseline first."""
     stored = tables.read("ablation")
     rows = []
     for row in stored["rows"]:
@@ -307,7 +307,7 @@ def _at_equal_rejections(rows: dict[str, Any], peer_views: str, ours: str = "gpu
 
 
 def agents(numbers: dict[str, Any]) -> str:
-    """What drafts save of agents' edits, by collection and form, from benchmarks/results/agents.json."""
+    """The steps that drafts save of agents' edits, by collection and form, from benchmarks/results/agents.json."""
     stored = tables.read("agents")
     rows = []
     for case in stored["cases"]:
@@ -343,7 +343,7 @@ LEARNED_COLUMNS = {
 
 
 def agents_learned(numbers: dict[str, Any]) -> str:
-    """What earlier answers bring: a row a collection, and a sentence on all cases."""
+    """The gain of earlier answers: a row a collection, and a sentence on all cases."""
     cases = tables.read("agents")["cases"]
     own, cached = list(LEARNED_COLUMNS)[1::2]
     rows = []

@@ -36,7 +36,7 @@ class Query(NamedTuple):
 
 
 def queries(dashboard: dict[str, Any], window: str, job: str = ".*") -> Iterator[Query]:
-    """What Grafana sends. window: `$__rate_interval`, four times the scrape interval. job: the job variable."""
+    """Grafana's query. window: `$__rate_interval`, four times the scrape interval. job: the job variable."""
     for panel in dashboard["panels"]:
         for target in panel["targets"]:
             expr = target["expr"].replace("$__rate_interval", window).replace("$job", job)
@@ -67,7 +67,7 @@ def run(prometheus: str, query: Query, seconds: float) -> list[Series]:
 
 
 def has_data(series: list[Series]) -> bool:
-    """Whether there is any number. (0 / 0, as before the first request, is none.)"""
+    """Whether there is any number. (0 / 0, as before the first request, is not a number.)"""
     return any(math.isfinite(float(value)) for one in series for _, value in one["values"])
 
 

@@ -37,7 +37,7 @@ def problem_of(path: Path, text: str, finish_reason: str) -> str | None:
 
 
 def report(usage: Any, attempt: int) -> None:
-    """What the prediction saved, as the server counts it. Servers without predictions leave the fields out."""
+    """The tokens that the prediction saved, as the server counts them. Others leave the fields out."""
     found = usage.completion_tokens_details
     accepted = found and found.accepted_prediction_tokens
     rejected = found and found.rejected_prediction_tokens

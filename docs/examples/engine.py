@@ -5,7 +5,7 @@
     while engine.step(): ...
 
 Requests come and go between steps. A step is one forward pass: it feeds every request the tokens that its KV
-cache lacks (a new one its prompt) and the draft behind them, verifies the drafts, and appends what was accepted
+cache lacks (a new one its prompt) and the draft after them, verifies the drafts, and appends what was accepted
 and one token more. Copy what you need. A production engine replaces the padded batch by a kernel for ragged
 ones.
 """
@@ -27,13 +27,13 @@ from gpu_align.predictors import DraftModelTokenPredictor, PredictorLoop, TokenP
 
 @dataclass
 class Request:
-    """What a caller wants, and what it got."""
+    """A caller's request, and its output so far."""
 
     prompt: Sequence[int]
     max_new_tokens: int = 64
     prediction: Sequence[int] = ()
     temperature: float = 0.0  # 0 is greedy
-    max_draft_len: int = 64  # longest draft of this request; 0 is none
+    max_draft_len: int = 64  # longest draft of this request; 0: no drafts
     predictor: TokenPredictor | None = None  # drafts instead of the drafter
     output: list[int] = field(default_factory=list)
     accepted: int = 0
@@ -153,7 +153,7 @@ class Engine:
         lengths = draft.length.tolist() if self.drafts else [0] * len(slots)
         for row, slot in enumerate(slots):
             request = self.running[slot]
-            # The step adds a token of the model behind the draft.
+            # The step adds a token of the model after the draft.
             room = min(request.max_draft_len, request.max_new_tokens - len(request.output) - 1)
             if slot in self.loops and self.drafts and self.sampled[slot]:
                 own = self.loops[slot].draft(room)
@@ -163,7 +163,7 @@ class Engine:
         return draft.token_ids, lengths
 
     def _forward(self, slots: list[int], draft_ids: torch.Tensor, draft_len: list[int]) -> torch.Tensor:
-        """One pass: logits behind each request's last token and each of its drafts, [B, 1 + most, vocab]."""
+        """One pass: logits after each request's last token and each of its drafts, [B, 1 + most, vocab]."""
         rows = []
         for row, slot in enumerate(slots):
             pending = self.token_ids[slot, self.computed[slot] : self.lengths[slot]].long()
@@ -218,7 +218,7 @@ class Engine:
         end = next((i + 1 for i, token in enumerate(new) if token in self.end_tokens), len(new))
         taken = new[:end]
         request.accepted += min(len(new) - 1, end)
-        if end == len(new):  # else the drafts behind the end were not put to the test
+        if end == len(new):  # else the drafts after the end were not verified
             request.rejected += drafted - (len(new) - 1)
         request.output += taken
         self.generated += len(taken)
@@ -250,17 +250,17 @@ def verify(
     """Rejection sampling against drafts that were not sampled: the output is distributed as without them.
 
     A draft token is accepted with the probability p that the model gives it. At the first that is not,
-    the model's own token is drawn from what is left of p without it; behind an accepted draft, from p.
+    the model's own token is drawn from what is left of p without it; after an accepted draft, from p.
     Greedy is p of 0 and 1.
 
     Args:
-        logits: [B, 1 + D, vocab] float32, behind the last token and behind each draft token.
+        logits: [B, 1 + D, vocab] float32, after the last token and after each draft token.
         draft_ids: [B, D] int64, with padding.
         draft_len: [B] int64.
         temperature: [B] float32; 0 is greedy.
 
     Returns:
-        How many draft tokens are accepted [B], and the model's own token behind them [B].
+        How many draft tokens are accepted [B], and the model's own token after them [B].
     """
     greedy = torch.zeros_like(logits).scatter_(2, logits.argmax(-1, keepdim=True), 1.0)
     scaled = (logits / temperature.clamp(min=1e-6)[:, None, None]).softmax(-1)

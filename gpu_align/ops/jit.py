@@ -26,7 +26,7 @@ except ImportError:
     COMPILED = False
     not_kept = "Numba is not installed"
 else:
-    # Asked for its `__dict__`, this object of Numba's compiler answers with a function of LLVM that is none. Who
+    # Asked for its `__dict__`, this object of Numba's compiler answers with an invalid function of LLVM. Code that
     # looks through the objects of all modules, as vLLM does on the CPU when an engine starts, would stumble on it.
     _llvm = getattr(sys.modules.get("llvmlite.binding.ffi"), "lib", None)
     getattr(_llvm, "_fntab", {}).setdefault("__dict__", {})
@@ -69,7 +69,7 @@ class Entry:
         return self.prepare(*args)(*args)
 
     def prepare(self, *args: Any) -> Callable[..., Any]:
-        """What runs for arguments of these types; compiled, or loaded, by now. Any thread may call it."""
+        """Return the function for arguments of these types, compiled or loaded by now. Any thread may call it."""
         if self._run is None:
             with _COMPILING:
                 if self._run is None:

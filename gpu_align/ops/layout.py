@@ -1,4 +1,4 @@
-"""What a drafter keeps on its device, column by column, and the tuples in which the operations see it.
+"""The state of a drafter on its device, column by column, and the tuples in which the operations see it.
 
 Every tensor is int32 unless it says otherwise. S slots, T context capacity, A tokens of the arena.
 
@@ -15,7 +15,7 @@ tensor                 shape                         holds
 ``context_index``      [S, buckets, `WAYS`]          latest positions of each token in the request's context
 =====================  ============================  ======================================================
 
-A *position* lies between two tokens: position p of a text is behind its first p tokens, ``text[p]`` comes next.
+A *position* lies between two tokens: position p of a text follows its first p tokens, ``text[p]`` comes next.
 
 Kernels import numbers from `ops.device`, which holds each as a ``tl.constexpr``.
 """
@@ -80,7 +80,7 @@ SOURCE_NONE, SOURCE_PREDICTION, SOURCE_CONTEXT, SOURCE_RECIPE, SOURCE_MEMORY = r
 
 
 class Source(IntEnum):
-    """Where a draft was read from."""
+    """The text that a draft was read from."""
 
     NONE = SOURCE_NONE
     PREDICTION = SOURCE_PREDICTION
@@ -138,7 +138,7 @@ class StepState(NamedTuple):
 
 
 class SlotMeta(NamedTuple):
-    """What the host says about a slot's request, in the order of the columns of ``slot_meta``."""
+    """The host's facts about a slot's request, in the order of the columns of ``slot_meta``."""
 
     prediction_base: int = 0
     prediction_len: int = 0
@@ -176,7 +176,7 @@ def allocate_state(
 
 
 class StepSettings(NamedTuple):
-    """What a step does not read from tensors."""
+    """The settings of a step: values that are not read from tensors."""
 
     #: Drafts for each four tokens of matched suffix.
     length_quarters: int
@@ -223,7 +223,7 @@ class PredictionIndex(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """The positions behind one token in a prediction: ``positions[begin:end]``."""
+    """The positions after one token in a prediction: ``positions[begin:end]``."""
 
     begin: Any
     end: Any
@@ -241,7 +241,7 @@ class SourceText(NamedTuple):
     """A text that drafts are read from: a request's prediction, or its context, which is its prompt and output."""
 
     tokens: Any  # [length] int32
-    length: Any  # of a prediction: 0 where there is none
+    length: Any  # of a prediction; 0 without one
     index: Any  # `PredictionIndex` or `ContextIndex`
     is_used: Any  # whether drafts may come from it
 
@@ -259,7 +259,7 @@ class Request(NamedTuple):
 
 
 class Alignment(NamedTuple):
-    """Where a request stands."""
+    """The alignment of a request's output with its prediction."""
 
     in_sync: Any  # 1 while the output is in sync with the prediction, 0 after it diverged
     cursor: Any  # position of the prediction that comes next
@@ -271,13 +271,13 @@ class Alignment(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What a step drafts from: the best candidate, or a recipe in its place."""
+    """The source of a step's draft: the best candidate, or a recipe in its place."""
 
     lane: Any  # of the candidate
     in_context: Any  # whether its position is one of the context
     position: Any
     matched: Any  # tokens before it that agree
     class_id: Any
-    num: Any  # drafts that it is good for; 0 where there is none
+    num: Any  # drafts that it is good for; 0 without one
     recipe: Any  # the recipe that is drafted instead, or -1
     num_recipe: Any  # its drafts

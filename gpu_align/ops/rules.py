@@ -147,7 +147,7 @@ def limits_of(text_kind: int) -> int:
 
 
 def wraps_around(matched: int, period: int) -> bool:
-    """Whether the output repeats itself: a match as long as what is behind its position, `period` tokens."""
+    """Whether the output repeats itself: a match as long as the text after its position, `period` tokens."""
     return matched >= period
 
 

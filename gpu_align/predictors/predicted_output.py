@@ -139,7 +139,7 @@ class PredictedOutputTokenPredictor(TokenPredictor):
 
 
 def _ends_and_temperature(sampling: Any) -> dict[str, Any]:
-    """What `Drafter.add` is told of the fields of a ``GenerationConfig``, those that are there."""
+    """Arguments of `Drafter.add` from the fields of a ``GenerationConfig`` that are set."""
     ends = getattr(sampling, "eos_token_id", None)
     temperature = getattr(sampling, "temperature", None) if getattr(sampling, "do_sample", False) else None
     return {

@@ -38,7 +38,7 @@ class Listed:
 
 
 class Registry:
-    """The packs of a folder, by the index that is in it; PackError where that is none."""
+    """The packs of a folder, by the index that is in it; PackError if that is invalid."""
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
@@ -81,7 +81,7 @@ def resolve_packs(spec: str, registry: Path | str | None = None) -> dict[str, Re
 
     Args:
         spec: ``off``, or separated by commas: ``base``, names in the registry with or without ``@version``, paths.
-        registry: a folder with an index; None where there is none.
+        registry: a folder with an index, or None.
 
     Returns name → pack, in this order: ``base``, a pack's task, or the stem of its file. PackError: a pack that is
     not there, is none, or has the name of another one.

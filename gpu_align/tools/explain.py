@@ -48,10 +48,10 @@ class View(NamedTuple):
 
     cursor: IntArray  # [R]: where the output stands in the prediction
     candidates: CandidateArrays  # [R, C] each
-    num: IntArray  # [R, C]: drafts of a candidate, however many tokens of its text remain; 0 where there is none
+    num: IntArray  # [R, C]: drafts of a candidate, however many tokens of its text remain; 0 without one
     expected: IntArray  # [R, C]: how many of them are expected to be accepted
     lane: IntArray  # [R]: the candidate that is drafted
-    num_chosen: IntArray  # [R]: how many drafts it is good for; 0 where there is none
+    num_chosen: IntArray  # [R]: how many drafts it is good for; 0 without one
     recipe: IntArray  # [R]: the recipe that is drafted instead, or -1
     draft: IntArray  # [R, K]; neither the capacity nor the vocabulary ends them
     length: IntArray  # [R]: how many of them are meant

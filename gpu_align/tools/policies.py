@@ -131,7 +131,7 @@ class Cursor(Policy):
 
     A token beyond the end of the prediction counts as a mismatch.
 
-    Source: this is the floor that every published scheme improves on; vLLM's pull request 23450 ("Add
+    Source: every published scheme improves on this one; vLLM's pull request 23450 ("Add
     Predicted Outputs API", 2025) and a static draft without realignment behave like it.
     """
 

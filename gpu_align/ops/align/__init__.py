@@ -1,4 +1,4 @@
-"""Where does a request stand in its prediction? README.md has the loop; here are its numbers."""
+"""Find the place of a request in its prediction. README.md has the loop; here are its numbers."""
 
 from ..layout import WINDOW
 

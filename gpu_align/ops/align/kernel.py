@@ -85,7 +85,7 @@ def cursor_of(row, prediction, anchor):
 
 
 class Edits(NamedTuple):
-    """What the output put in place of what: edit number i is in lane i % MAX_EDITS."""
+    """The edits: tokens of the prediction and those in their place; edit number i is in lane i % MAX_EDITS."""
 
     count: Any  # edits recorded
     b_before: Any  # [MAX_EDITS] int32: token before the edit; NO_EDIT: there is none in this lane
@@ -100,7 +100,7 @@ class Edits(NamedTuple):
 
 @triton.jit
 def _load_key(prediction, o_position, m_position):
-    """Tokens before, at and behind each position: the key of an edit."""
+    """Tokens before, at and after each position: the key of an edit."""
     before = tl.load(prediction.tokens + o_position - 1, mask=m_position & (o_position > 0), other=AT_START)
     at = tl.load(prediction.tokens + o_position, mask=m_position, other=0)
     return before, at, tl.load(prediction.tokens + o_position + 1, mask=m_position, other=0)
@@ -159,7 +159,7 @@ def _ends_like(before, last, MATCH: tl.constexpr):
 
 @triton.jit
 def _local_looks(prediction, near, o_local, p_output, done, end):
-    """``(done, position)`` of the first of ``output[done:end]``, `SPAN` at most, behind which the output ends like
+    """``(done, position)`` of the first of ``output[done:end]``, `SPAN` at most, after which the output ends like
     a position near the anchor; `NOWHERE` without one. near: `load_before` of these positions, `o_local`.
     """
     o_lane = tl.arange(0, SPAN)
@@ -182,7 +182,7 @@ def _local_looks(prediction, near, o_local, p_output, done, end):
 
 @triton.jit
 def _global_looks(prediction, anchor, p_output, o_done, m_done):
-    """``(done, position)`` of the first look behind which the output is in sync again, `NOWHERE` without one.
+    """``(done, position)`` of the first check after which the output is back in sync, `NOWHERE` without one.
 
     o_done: [looks, 1], the output's tokens at each, rising; m_done: which there are, one at least.
     """
@@ -208,7 +208,7 @@ def _global_looks(prediction, anchor, p_output, o_done, m_done):
 
 @triton.jit
 def _resync(prediction, anchor, p_output, done, num_output):
-    """``(done, position)`` of the first of ``output[done:num_output]`` behind which it is in sync again, or
+    """``(done, position)`` of the first of ``output[done:num_output]`` after which it is back in sync, or
     `num_output` and `NOWHERE`. `SPAN` tokens a turn, all looks among them at once."""
     o_local = anchor + tl.arange(0, LOCAL_RANGE)
     near = _load_before(prediction, o_local, LOCAL_MATCH)

@@ -49,7 +49,7 @@ IntArray = npt.NDArray[np.signedinteger[Any]]
 
 
 class EditRows(NamedTuple):
-    """What the output put in place of what."""
+    """The edits: tokens of the prediction and those of the output in their place."""
 
     count: Any  # edits recorded
     rows: IntArray  # [MAX_EDITS, EDIT] int32, changed in place: edit number i is in row i % MAX_EDITS
@@ -79,7 +79,7 @@ def extend_rows(row: int, prediction: SourceText, anchor: int, output: IntArray,
 
 @njit
 def cursor_of(row: int, prediction: SourceText, anchor: int) -> int:
-    """Where a diverged output stands: the first position from the anchor on with the largest `score_at`."""
+    """The place of a diverged output: the first position from the anchor on with the largest `score_at`."""
     best, top = 0, 0
     for j in range(1, min(WINDOW, prediction.length - anchor) + 1):
         score = score_at(row, j)
@@ -90,7 +90,7 @@ def cursor_of(row: int, prediction: SourceText, anchor: int) -> int:
 
 @njit
 def has_key(prediction: SourceText, edit: IntArray, position: int) -> bool:
-    """Whether a position has the key of an edit: the same tokens before, at and behind it."""
+    """Whether a position has the key of an edit: the same tokens before, at and after it."""
     tokens = prediction.tokens
     if edit[EDIT_BEFORE] == NO_EDIT or position + 1 >= prediction.length:
         return False
@@ -149,7 +149,7 @@ def _global_resync(prediction: SourceText, anchor: int, output: IntArray) -> int
 
 @njit
 def _resync_at(prediction: SourceText, anchor: int, output: IntArray) -> int:
-    """Where the output is in sync again, or -1: local, or global at every `GLOBAL_EVERY`-th token."""
+    """The position that brings it back in sync, or -1: local, or global at every `GLOBAL_EVERY`-th token."""
     position = _local_resync(prediction, anchor, output)
     if position < 0 and len(output) % GLOBAL_EVERY == 0:
         position = _global_resync(prediction, anchor, output)

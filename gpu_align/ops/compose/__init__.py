@@ -1,4 +1,4 @@
-"""What is written of the chosen text? README.md has the loop; here are its numbers."""
+"""Write the draft from the chosen text. README.md has the loop; here are its numbers."""
 
 #: Edits that are replayed in one draft.
 MAX_REPLAYS = 2

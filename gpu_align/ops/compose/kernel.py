@@ -75,7 +75,7 @@ def _replay_edits(request, edits, position, num, BLOCK_K: tl.constexpr):
 
 @triton.jit
 def line_layout(recipes, token):
-    """What a token does to a line: `LINE_END`, the number of a run, or 0. The table must not be empty."""
+    """A token's effect on a line: `LINE_END`, the number of a run, or 0. The table must not be empty."""
     return tl.load(recipes.indents + NUM_RUNS + tl.minimum(tl.maximum(token, 0), recipes.num_indents - 1))
 
 

@@ -92,7 +92,7 @@ def _compose(
 
 @njit
 def line_layout(recipes: RecipeArrays, token: int) -> int:
-    """What a token does to a line: `LINE_END`, the number of a run, or 0. The table must not be empty."""
+    """A token's effect on a line: `LINE_END`, the number of a run, or 0. The table must not be empty."""
     return int(recipes.indents[NUM_RUNS + min(max(token, 0), len(recipes.indents) - NUM_RUNS - 1)])
 
 
@@ -116,7 +116,7 @@ def indentation_shift(request: Request, recipes: RecipeArrays, choice: Choice) -
 
 @njit
 def _shifted(text: IntArray, position: int, shift: int, recipes: RecipeArrays) -> int:
-    """The token at a position; of a run behind a line end, the run that is so much wider, -1 if there is none."""
+    """The token at a position; if it is leading whitespace, the token widened by the shift, or -1 without one."""
     token = int(text[position])
     if shift == 0 or position == 0 or line_layout(recipes, text[position - 1]) != LINE_END:
         return token
@@ -137,7 +137,7 @@ def write_draft(
 ) -> tuple[int, int]:
     """Write the chosen drafts; ``(length, edits replayed)``. draft: [K].
 
-    A draft from the context wraps around where the match spans all behind its position. A draft ends before a run
+    A draft from the context wraps around if the match spans all after its position. A draft ends before a run
     of spaces that there is no token for, and where the engine's row ends.
     """
     context, position, replays = request.context, choice.position, 0

@@ -41,7 +41,7 @@ def _load_clamped(ptr, o_b, m_b, limit):
 
 @triton.jit
 def _first_slot(b_token, PLANES: tl.constexpr):
-    """Where the search for a token begins, 0 ≤ slot < 2 << PLANES, int32."""
+    """The slot at which the search for a token begins, 0 ≤ slot < 2 << PLANES, int32."""
     return (((b_token.to(tl.int64) * HASH) & 0xFFFFFFFF) >> (31 - PLANES)).to(tl.int32)
 
 

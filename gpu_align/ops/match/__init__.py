@@ -1,4 +1,4 @@
-"""Where else does a text end like the output? README.md says what a match is, and in which order they are."""
+"""Find the positions before which a text ends like the output. README.md defines a match, and the order."""
 
 #: Occurrences of a token in the prediction that are compared: those around the anchor.
 NEAREST = 32

@@ -134,7 +134,7 @@ def at_lane(b_values, lane):
 
 
 class Candidates(NamedTuple):
-    """Where the next tokens may be read from, in the order that ties prefer."""
+    """The positions from which the next tokens may be read, in the order that ties prefer."""
 
     in_context: Any  # [LANES]: whether the position is one of the context
     position: Any  # [LANES] int32; -1: there is no candidate

@@ -17,7 +17,7 @@ IntArray = npt.NDArray[np.signedinteger[Any]]
 
 
 class CandidateArrays(NamedTuple):
-    """Where the next tokens may be read from, in the order that ties prefer; int64 [NUM_CANDIDATES] each."""
+    """The positions to read the next tokens from, in the order that ties prefer; int64 [NUM_CANDIDATES] each."""
 
     #: Whether the position is one of the context.
     in_context: IntArray

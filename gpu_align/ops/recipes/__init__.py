@@ -1,4 +1,4 @@
-"""What usually follows? README.md says how it is looked up; here are its numbers."""
+"""Look up the tokens that usually follow. README.md says how; here are its numbers."""
 
 #: Items of a context, tokens of a continuation, ways of a bucket, and packs that a drafter holds.
 MAX_CONTEXT, MAX_TOKENS = 8, 16

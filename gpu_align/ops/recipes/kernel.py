@@ -22,13 +22,13 @@ from ..device import (
 
 
 class Lookup(NamedTuple):
-    """What one request is looked up by; see `end_lookup`."""
+    """The keys of one request's look-up; see `end_lookup`."""
 
     b_key: Any  # [MAX_CONTEXT * RECIPE_WAYS] int32: of the literal contexts, a lane a way
     o_way: Any  # [MAX_CONTEXT * RECIPE_WAYS] int32: where each way lies
     b_held: Any  # [MAX_CONTEXT * RECIPE_WAYS] int64: what is there
     b_item: Any  # [SHAPE_WINDOW] int32: what the last output tokens are in a shape, the very last one first
-    b_later: Any  # [SHAPE_WINDOW] int32: the item of the token behind each
+    b_later: Any  # [SHAPE_WINDOW] int32: the item of the token after each
 
 
 @triton.jit
@@ -46,7 +46,7 @@ def _literal_keys(context):
 
 @triton.jit
 def _shape_items(recipes, b_token, o_last, num_output):
-    """What each token is in a shape, the one `o_last` before the last; at the beginning `SHAPE_START`."""
+    """Each token's item in a shape, the one `o_last` before the last; at the beginning `SHAPE_START`."""
     b_token = tl.minimum(tl.maximum(b_token, 0), recipes.num_shapes - 1)
     m_token = (o_last >= 0) & (o_last < num_output)
     return tl.load(recipes.shape_of + b_token, mask=m_token, other=SHAPE_START)

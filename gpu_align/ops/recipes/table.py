@@ -43,10 +43,10 @@ class Recipes:
 
     Attributes:
         context: [R, MAX_CONTEXT] int32: the last tokens, or items of a shape, that a recipe applies after, the
-            very last one first; -1 behind them. Distinct among those of one kind and one pack.
-        token_ids: [R, MAX_TOKENS] int32: the continuation; -1 behind it. Where it is empty nothing is drafted,
+            very last one first; -1 after them. Distinct among those of one kind and one pack.
+        token_ids: [R, MAX_TOKENS] int32: the continuation; -1 after it. Where it is empty nothing is drafted,
             whatever a shorter context says.
-        survival: [R, MAX_TOKENS] float32: probability that the first k of them are all accepted; 0 behind them.
+        survival: [R, MAX_TOKENS] float32: probability that the first k of them are all accepted; 0 after them.
         is_shape: [R] bool: whether the context is a shape; by default none is.
         packs: [R] int32: bit i: the recipe belongs to pack i; by default all belong to pack 0.
         names: of the packs, at most 31. The first of a request's packs that has a recipe decides.
@@ -328,7 +328,7 @@ def _and_beyond(values: IntArray | None, beyond: int) -> IntArray:
 
 
 class SharedRecipeTable:
-    """A `RecipeTable` that is not written to. It lives as long as somebody holds this."""
+    """A `RecipeTable` that is not written to. It lives as long as a reference to it."""
 
     def __init__(self, table: RecipeTable) -> None:
         self.table = table
@@ -342,8 +342,8 @@ _lock = threading.Lock()
 def shared_recipe_table(
     recipes: Recipes, num_draft_tokens: int, device: torch.device, min_survival: float, vocab_size: int
 ) -> SharedRecipeTable:
-    """`RecipeTable.build` of these arguments, made once: who asks for the same `recipes` (the object) and equal
-    other arguments gets the same tensors."""
+    """`RecipeTable.build` of these arguments, made once: equal arguments (`recipes`: the
+    same object) return the same tensors."""
     key = num_draft_tokens, device, min_survival, vocab_size
     with _lock:
         tables = _tables.setdefault(recipes, WeakValueDictionary())

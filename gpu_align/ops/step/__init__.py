@@ -78,7 +78,7 @@ class StepLaunch:
             "HAS_SHAPES": len(recipes.shape_of) > 0,
         }
         self._kernel, names = step_kernel, step_kernel.arg_names
-        # In the kernel's order, with places for what a call brings: `_CALL` behind the first, T behind the second.
+        # In the kernel's order, with places for what a call brings: `_CALL` after the first, T after the second.
         self._before = tuple(bound[name] for name in names[: names.index(_CALL[0])])
         rest = names[names.index(_CALL[-1]) + 1 :]
         end = rest.index("max_context_len")

@@ -201,7 +201,7 @@ def step_kernel(
     """Grid (B,). `reference.step` has the loop over the requests that this computes."""
     i_b = tl.program_id(0)
     i_slot = tl.load(slots_ptr + i_b)
-    # On a GPU nobody looks at what an engine wrote there: no row is read beyond its end.
+    # `total_len` is not validated on the GPU: clamp it, so that no row is read beyond its end.
     total = tl.minimum(tl.maximum(tl.load(total_len_ptr + i_slot), 0), max_context_len)
     p_tokens = token_ids_ptr + i_slot * stride_token_ids_s
     p_meta = slot_meta_ptr + i_slot * SLOT_META

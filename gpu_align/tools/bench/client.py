@@ -240,7 +240,7 @@ class Client:
         await self._http.aclose()
 
     async def choose_model(self, name: str | None) -> None:
-        """Take the model of this name, or the only one; BenchError where that is none, or nobody answers."""
+        """Take the model of this name, or the only one; BenchError if it is missing, or no server answers."""
         url = f"{self.base_url}/models"
         async with self._asked("GET", url, timeout=_SHORT_TIMEOUT) as response:
             await response.aread()

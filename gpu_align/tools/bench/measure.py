@@ -28,7 +28,7 @@ from .data import Choice, SentPredictions, make_predictions
 
 #: In the order of tables. `plain` is none on the server that none does not use, `ngram` vLLM's own drafter there.
 MODES = ("none", "prediction", "unrelated", "context", "conversation", "plain", "ngram")
-#: Those that nobody gets who names none.
+#: Modes that are measured only where they are named.
 ASKED_FOR = ("context", "conversation", "plain")
 #: Further fields of a mode's requests.
 FIELDS: Mapping[str, Mapping[str, Any]] = {
@@ -233,7 +233,7 @@ def is_loop(text: str) -> bool:
 T = TypeVar("T")
 
 FIRST_RUN_STREAMS = 8
-#: Seconds that the turns may take where nobody said at which concurrency.
+#: Seconds that the turns may take without a given concurrency.
 MOST_S = 600.0
 WARM_UP_TOKENS = 32
 #: Pieces come in bursts where the median time between them is below this share of the mean, of so many pieces.

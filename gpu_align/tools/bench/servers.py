@@ -71,7 +71,7 @@ async def running(
         )
     guard, ready = None, False
     try:
-        # A line of input means that the group has been stopped in order, its end without one that nobody is left.
+        # A line of input: the group has been stopped in order. Its end without one: this process is gone.
         end = f"kill -s TERM -- -{process.pid} && sleep {GUARD_GRACE_S} && kill -s KILL -- -{process.pid}"
         guard = subprocess.Popen(
             ["sh", "-c", f"read -r _ || {{ {end}; }}"],
@@ -149,7 +149,7 @@ KINDS: Mapping[str, Kind] = {
 
 
 def free_port() -> int:
-    """Return a TCP port that nobody listens on at this moment."""
+    """Return a TCP port without a listener at this moment."""
     with socket.socket() as listener:
         listener.bind((HOST, 0))
         port: int = listener.getsockname()[1]

@@ -61,7 +61,7 @@ def read_traffic(
 
     Raises:
         OSError: a file cannot be read.
-        ValueError: a file of pairs that is none.
+        ValueError: an invalid file of pairs.
         MissingExtraError: PyYAML, or a tokenizer's package, is not installed.
     """
     records: list[Record] = []
