@@ -68,7 +68,7 @@ def test_data_files_are_packaged():
             "observe",
             lambda p: p.observe([], lambda texts: [[1] for _ in texts], lambda ids: ["a" for _ in ids]),
         ),
-        ("merge", lambda p: p.merge(p)),
+        ("merge", lambda p: p.merge(RecipePack({"a": 1}, [])).words.get("a")),
         ("shapes_only", lambda p: p.shapes_only()),
         ("update_index", lambda p: Registry(mkdtemp()).update()),
         (

@@ -126,6 +126,13 @@ def test_lines_are_those_of_the_text_however_it_is_cut_into_steps(
     assert [line.text for line in lines] == decode(tokens).splitlines(keepends=True)[: tokens.count(5)]
 
 
+@pytest.mark.parametrize("length", [MAX_PREFIX - 1, MAX_PREFIX, MAX_PREFIX + 1, 3 * MAX_PREFIX])
+def test_a_long_line_that_is_not_complete_is_shown_by_its_end(length: int) -> None:
+    tokens = [1 + i % 3 for i in range(length)]
+    prefix = Texts(decode).of(Step(0, 5, "none", [], [], 0, 0, 0, tokens)).prefix
+    assert prefix == Line(tokens[-MAX_PREFIX:], decode(tokens[-MAX_PREFIX:]))
+
+
 def test_every_cut_of_a_live_file_reads_to_its_last_whole_step(tmp_path: Path) -> None:
     whole = LOG.with_texts(decode, [8] * 5)
     written = dump_live_head(whole) + "".join(map(dump_live_step, whole.steps))
