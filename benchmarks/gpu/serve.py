@@ -66,7 +66,8 @@ def serve(mode: str, out: Path, device: str) -> dict[str, Any]:
 
     model = os.environ.get("GPU_CHECK_MODEL", "")
     if not model:
-        sys.path.insert(0, str(ROOT / "tests" / "vllm_integration"))
+        [module] = (ROOT / "tests").rglob("tiny_llama.py")
+        sys.path.insert(0, str(module.parent))
         from tiny_llama import build_bytes
 
         model = str(build_bytes(out / "model") if not (out / "model").exists() else out / "model")
