@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu.__main__ import STAGES, Stage
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -27,3 +29,9 @@ def test_a_program_runs(module: str, options: tuple[str, ...], printed: str, tmp
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert printed in done.stdout
+
+
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage.tests], ids=lambda stage: stage.name)
+def test_the_check_of_a_gpu_runs_tests_that_exist(stage: Stage) -> None:
+    paths = [name for name in (*stage.tests, *stage.dry_tests) if "/" in name]
+    assert [name for name in paths if not (ROOT / name).exists()] == []
