@@ -332,6 +332,7 @@ def test_openai_resumes_after_32_matching_tokens_behind_the_divergence() -> None
         # Of several positions the first behind the one that diverged, 2; else the last before it.
         (OpenAI(16, 2), [1, 2, 1, 2, 9, 1, 2, 3], [1, 2, 7], [1, 2], [9, 1, 2, 3]),
         (OpenAI(16, 2), [1, 2, 8, 1, 2, 9, 6], [1, 2, 8, 1, 2, 9, 7], [1, 2], [9, 6]),
+        (OpenAI(16, 2, 2), [1, 2, 1, 2, 9, 1, 2, 3], [1, 2, 7], [1, 2, 9, 1], [2, 3]),  # two tokens later
     ):
         steps = [first, *([token] for token in then)]
         assert drafts_of(policy, prediction, steps[:-1]) == []
