@@ -132,5 +132,5 @@ class Plugin:
 
 def _request(req_id: str) -> Any:
     """As much of a vLLM request as the policy looks at; it never comes near its last token."""
-    params = SimpleNamespace(extra_args={wire.KEY: True})
-    return SimpleNamespace(request_id=req_id, sampling_params=params, max_tokens=1 << 30, num_output_tokens=0)
+    params = SimpleNamespace(extra_args={wire.KEY: True}, max_tokens=1 << 30)
+    return SimpleNamespace(request_id=req_id, sampling_params=params, output_token_ids=())

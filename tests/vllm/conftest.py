@@ -43,12 +43,9 @@ def start_engine(
 
 @pytest.fixture(scope="session")
 def k4(start_engine: Callable[..., V2Engine]) -> V2Engine:
-    """K = 4, synchronous scheduling; every request is prepared. Adaptive verification is asked for, and refused by
-    the attention backend."""
-    before = "from vllm_integration.worker import speculator\nspeculator.PREPARED_LEN = 1\nrefuse_late()"
-    return start_engine(
-        "k4", num_draft_tokens=4, environment=SHORT, adaptive_verification=True, before=before
-    )
+    """K = 4, synchronous scheduling; every request is prepared."""
+    before = "from vllm_integration.worker import speculator\nspeculator.PREPARED_LEN = 1"
+    return start_engine("k4", num_draft_tokens=4, environment=SHORT, before=before)
 
 
 @pytest.fixture(scope="session")
@@ -57,18 +54,13 @@ def k16(start_engine: Callable[..., V2Engine]) -> V2Engine:
     return start_engine("k16", num_draft_tokens=16, asynchronous=True, delay_counts=1, environment=SHORT)
 
 
-TIGHT = {
-    "num_draft_tokens": 8,
-    "adaptive_verification": True,
-    "num_gpu_blocks_override": 10,
-    "max_num_batched_tokens": 48,
-}
+TIGHT = {"num_draft_tokens": 8, "num_gpu_blocks_override": 10, "max_num_batched_tokens": 48}
 
 
 @pytest.fixture(scope="session", params=[False, True], ids=["synchronous", "asynchronous"])
 def tight(request: pytest.FixtureRequest, start_engine: Callable[..., V2Engine]) -> V2Engine:
     """A KV cache that three long requests overflow, and 48 tokens a step: longer prompts come in chunks.
-    Adaptive verification is asked for, and refused for want of CUDA graphs. One of the two logs live."""
+    One of the two logs live."""
     if request.param:
         return start_engine("tight-async", **TIGHT, asynchronous=True, delay_counts=1, step_log=True)
     return start_engine("tight", **TIGHT, step_log=True, environment={"GPU_ALIGN_DEBUG_LIVE": "1"})

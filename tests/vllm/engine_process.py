@@ -84,14 +84,6 @@ def delay_counts(steps: int) -> None:
     DraftReporter.attach = late
 
 
-def refuse_late() -> None:
-    """Adaptive verification passes the check of the configuration, which without CUDA graphs it does not, so
-    that the model runner meets an attention backend that cannot do it: the CPU's."""
-    from vllm.config import VllmConfig
-
-    VllmConfig._validate_adaptive_verification = lambda self: None
-
-
 def take_integers_as_masks() -> None:
     """The interpreter refuses masks that it has made integers of; compiled kernels have no such difference."""
     from triton.runtime.interpreter import InterpreterBuilder

@@ -28,12 +28,8 @@ class Followed:
     num_tokens: int
 
     @property
-    def max_tokens(self) -> int:
-        return int(self.sampling_params.max_tokens)
-
-    @property
-    def num_output_tokens(self) -> int:
-        return max(0, self.num_tokens - self.prompt_len)
+    def output_token_ids(self) -> range:
+        return range(self.num_tokens - self.prompt_len)
 
 
 class HookedSpeculator(speculator.PredictedOutputsSpeculator):

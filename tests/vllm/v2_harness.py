@@ -200,7 +200,6 @@ class V2Engine:
         num_draft_tokens: int,
         environment: dict[str, str] | None = None,
         step_log: bool = False,
-        adaptive_verification: bool = False,
         runner: str = "V2",
         **settings: Any,
     ) -> None:
@@ -227,7 +226,6 @@ class V2Engine:
                 "method": "custom_class",
                 "model": "vllm_integration.PredictedOutputs",
                 "num_speculative_tokens": num_draft_tokens,
-                "enable_adaptive_verification": adaptive_verification,
             },
             **settings,
         }

@@ -28,13 +28,14 @@ class Renderer:
     """A token is a character."""
 
     def __init__(self) -> None:
-        self.tokenizer: Any = "a tokenizer"
+        self.tokenizer: Any = self
         self.read: list[str] = []
         self._executor = ThreadPoolExecutor(1)
 
-    def tokenize_prompt(self, prompt: dict[str, str], params: Any) -> dict[str, list[int]]:
-        self.read.append(prompt["prompt"])
-        return {"prompt_token_ids": [*map(ord, prompt["prompt"])][: params.truncate_prompt_tokens]}
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        assert not add_special_tokens
+        self.read.append(text)
+        return [*map(ord, text)]
 
 
 class Engine:

@@ -144,17 +144,7 @@ def test_what_is_over_a_limit_is_cut_and_counted_or_refused(
 
 def test_one_token_more_than_the_limit_is_made_and_no_special_ones() -> None:
     """So that it is known whether something was cut."""
-
-    class Renderer:
-        def tokenize_prompt(self, prompt: Any, params: Any) -> Any:
-            seen.append(params)
-            return {"prompt_token_ids": range(3)}
-
-    seen: list[Any] = []
-    assert limits.ids_of(Renderer(), LIMITS, "x") == [0, 1, 2]
-    (params,) = seen
-    assert (params.truncate_prompt_tokens, params.truncation_side) == (LIMITS.tokens + 1, "right")
-    assert params.get_encode_kwargs()["add_special_tokens"] is False
+    assert limits.ids_of(Renderer(), LIMITS, "x" * 9999) == [ord("x")] * (LIMITS.tokens + 1)
 
 
 def test_the_limits_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,7 +346,7 @@ def test_a_bad_choice_names_its_key(xargs: dict[str, Any]) -> None:
 def test_a_view_that_is_cut_or_fails_is_counted(
     monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
 ) -> None:
-    def broken(*_: Any) -> Any:
+    def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("secret")
 
     field = {**content('a"'), "views": ["json"]}
@@ -480,10 +470,10 @@ def test_a_line_of_run_batch_is_a_request(
 def test_an_unforeseen_error_serves_the_request_without(
     monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
 ) -> None:
-    def broken(*_: Any) -> Any:
+    def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("secret text")
 
-    monkeypatch.setattr(Renderer, "tokenize_prompt", broken)
+    monkeypatch.setattr(Renderer, "encode", broken)
     rest, known = taken(Engine(), {"prediction": content("ab")})
     assert (rest, known) == ({"prediction": content("ab")}, None)
     assert plugin_log == ["A request is served without its prediction: RuntimeError"]

@@ -102,12 +102,9 @@ def brought(extra_args: dict[str, Any] | None, max_tokens: int | None = 16) -> d
     """What a request has in `extra_args` when the engine gets it; the caller's own are left alone."""
     given, before = Params(extra_args, max_tokens), dict(extra_args or {})
     taken: list[Any] = []
-    renderer = SimpleNamespace(
-        tokenizer="a tokenizer",  # a token is a character
-        tokenize_prompt=lambda prompt, limits: {
-            "prompt_token_ids": [ord(each) for each in prompt["prompt"]][: limits.truncate_prompt_tokens]
-        },
-    )
+    # A token is a character.
+    tokenizer = SimpleNamespace(encode=lambda text, add_special_tokens: [*map(ord, text)])
+    renderer = SimpleNamespace(tokenizer=tokenizer)
     process_inputs(
         lambda self, *given, **named: taken.append((*given, named)),
         SimpleNamespace(vllm_config=config(max_model_len=4), renderer=renderer),

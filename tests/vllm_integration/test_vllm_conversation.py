@@ -187,16 +187,15 @@ def test_bad_messages_are_left_as_they_are_and_keep_nobody_waiting(name: str) ->
     """Time of the event loop's thread is a small part of what is spent on them."""
     text, engine, sizes = BAD[name], Engine(limit=200_000), list[int]()
 
-    def tokenize(prompt: dict[str, str], params: Any) -> dict[str, list[int]]:
-        sizes.append(len(prompt["prompt"]))
-        return {"prompt_token_ids": [1]}
+    def tokenize(text: str, **_: Any) -> list[int]:
+        sizes.append(len(text))
+        return [1]
 
     async def in_thread(step: Any, *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(engine.renderer._executor, step, *args)
 
-    engine.renderer.tokenize_prompt = tokenize  # type: ignore[method-assign]
+    engine.renderer.encode = tokenize  # type: ignore[method-assign]
     limits = conversation.Limits.of(engine.vllm_config)
-    conversation.ids_of(engine.renderer, limits, "")  # imports vLLM's
     for tools in (None, TOOLS):
         conversation.kept = conversation.Views()
         document = {"messages": [{"role": "tool", "content": text}], "tools": tools}
@@ -262,9 +261,8 @@ SALTS = (None, "", "a", "b", "1:a", "a\nTrue", "None", "0:")
 class MarkingRenderer(Renderer):
     """The ids of a text tell for whom it was read."""
 
-    def tokenize_prompt(self, prompt: dict[str, str], params: Any) -> dict[str, list[int]]:
-        self.read.append(prompt["prompt"])
-        return {"prompt_token_ids": [tenant.get() << 16 | ord(character) for character in prompt["prompt"]]}
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [tenant.get() << 16 | token for token in super().encode(text, add_special_tokens)]
 
 
 async def with_others(step: Any, *args: Any) -> Any:

@@ -57,7 +57,7 @@ class Oracle:
             elif name in self.levels:
                 fresh = exact and self.made[name] == self.reports
                 row = self.levels[name] + [1] * (0 if fresh else FEW)
-            row = row[: max(0, min(self.K, request.max_tokens - request.num_output_tokens - 1))]
+            row = row[: max(0, min(self.K, request.sampling_params.max_tokens - len(request.output_token_ids) - 1))]
             if name in self.levels:
                 sure = [level >= self.thresholds[fresh] for level in row[: len(self.levels[name])]]
                 always[name] = sum(sure)
@@ -155,7 +155,7 @@ def test_slots_and_credits_are_those_of_the_docstring(seed: int) -> None:
         budget.settle(rows, np.array(slots), np.array(accepted) + 1)
         for request, count in zip(batch, accepted, strict=True):
             oracle.settle(request.request_id, count)
-            request.num_output_tokens += count + 1
+            request.output_token_ids = range(len(request.output_token_ids) + count + 1)
         if oracle.learns:
             held = requests.table["credit"][requests.rows_of(list(oracle.credit))]
             assert held == pytest.approx(list(oracle.credit.values()), abs=1e-3)
@@ -188,7 +188,7 @@ def test_a_request_that_is_resumed_may_have_less_to_write_than_before() -> None:
     budget = DraftBudget(requests, K, 1000)
     requests.add(request)
     assert budget.grant([request], exact=True) == [K]
-    request.max_tokens = 4
+    request.sampling_params.max_tokens = 4
     assert budget.grant([request], exact=True) == [3]
 
 

@@ -23,7 +23,6 @@ from vllm.config.vllm import VllmConfig
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.worker.gpu import cudagraph_utils
 
-from vllm_integration.config import engine_config
 from vllm_integration.seams import install as compat
 from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire.reports import GRAPHS
@@ -32,13 +31,14 @@ from vllm_integration.worker import graphs
 pytestmark = pytest.mark.usefixtures("plugin_on")
 
 DEFAULT = CUDAGraphMode.FULL_AND_PIECEWISE
+PARALLEL = ("pipeline", "decode_context", "prefill_context", "tensor", "data")
 
 
 class Runner:
     """What `GPUModelRunner.initialize_kv_cache` leaves behind. K = 0: a server without speculation.
 
-    support: of the attention backend. bound: its `get_varlen_cudagraph_max_query_len`. adaptive: vLLM has made its
-    manager of adaptive verification. schedule: of draft tokens by batch size."""
+    support: of the attention backend. bound: its `get_varlen_cudagraph_max_query_len`. adaptive: with adaptive
+    verification. schedule: of draft tokens by batch size."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Runner:
         support: str = "ALWAYS",
         *,
         bound: int | None = None,
-        is_ssm: bool = False,
+        has_states: bool = False,
         mode: CUDAGraphMode = DEFAULT,
         adaptive: bool = False,
         schedule: list[tuple[int, int, int]] | None = None,
@@ -58,12 +58,13 @@ class Runner:
             cudagraph_mode=mode, **({"cudagraph_capture_sizes": sizes} if sizes else {})
         )
         self.vllm_config = config = SimpleNamespace(
-            model_config=SimpleNamespace(enforce_eager=False),
+            model_config=SimpleNamespace(
+                enforce_eager=False, is_hybrid=has_states, is_attention_free=False, architecture="Some"
+            ),
             compilation_config=compilation,
             scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs, max_num_batched_tokens=8192),
             parallel_config=SimpleNamespace(
-                **{"pipeline_parallel_size": 1, "decode_context_parallel_size": 1, "tensor_parallel_size": 1}
-                | parallel
+                **{f"{kind}_parallel_size": 1 for kind in PARALLEL} | {"use_ubatching": False} | parallel
             ),
             cache_config=SimpleNamespace(use_kda_recoverssm=False),
             uniform_decode_query_len=K + 1,
@@ -71,7 +72,7 @@ class Runner:
             performance_mode="balanced",
             speculative_config=K
             and SimpleNamespace(
-                enable_adaptive_verification=False,
+                enable_adaptive_verification=adaptive,
                 method="custom_class",
                 model="vllm_integration.PredictedOutputs",
                 num_speculative_tokens_per_batch_size=schedule,
@@ -83,18 +84,14 @@ class Runner:
         builder = SimpleNamespace(
             get_cudagraph_support=lambda *_: level, get_varlen_cudagraph_max_query_len=lambda *_: bound
         )
-        backend = type("Backend", (), {"is_ssm": staticmethod(lambda: is_ssm)})
         group = SimpleNamespace(
-            backend=backend, layer_names=["0"], kv_cache_spec=None, get_metadata_builder=lambda _: builder
+            backend=type("Backend", (), {}), layer_names=["0"], kv_cache_spec=None, get_metadata_builder=lambda _: builder
         )
         self.attn_groups = [[group]]
         self.model_state = SimpleNamespace(
             get_additional_cg_support=lambda: (AttentionCGSupport.ALWAYS, None)
         )
         self.speculator = SimpleNamespace(reporter=SimpleNamespace(graphs=0)) if K else None
-        self.adaptive_verification = object() if adaptive else None
-        self.rejection_sampler = SimpleNamespace(enable_adaptive_verification=True)
-        self.pcp_manager = None
         resolved = compilation.resolve_cudagraph_mode_and_sizes(
             level, "Backend", K + 1, use_v2_model_runner=True
         )
@@ -164,7 +161,9 @@ ALL = {"plain", "whole", "mixed"}
         ({"support": "UNIFORM_BATCH"}, {"plain", "whole"}, "backend"),
         ({"bound": 8, "support": "UNIFORM_BATCH"}, {"plain", "whole"}, "backend"),
         ({"decode_context_parallel_size": 2}, {"plain", "whole"}, "context"),
-        ({"is_ssm": True, "support": "UNIFORM_BATCH"}, {"whole"}, "states"),
+        ({"prefill_context_parallel_size": 2}, {"plain", "whole"}, "context"),
+        ({"use_ubatching": True, "data_parallel_size": 2}, {"whole"}, "microbatches"),
+        ({"has_states": True, "support": "UNIFORM_BATCH"}, {"whole"}, "states"),
         ({"pipeline_parallel_size": 2}, {"whole"}, "pipeline"),
         ({"support": "UNIFORM_SINGLE_TOKEN_DECODE"}, set(), "no mode"),
         ({"mode": CUDAGraphMode.PIECEWISE}, set(), "no mode"),
@@ -285,14 +284,6 @@ def test_what_fails_costs_the_graphs_only(plugin_log: list[str], monkeypatch: py
         runner.initialize_kv_cache()
 
 
-@pytest.mark.parametrize("manager", [None, object()])
-def test_the_rejection_sampler_does_without_a_refused_manager(manager: Any) -> None:
-    runner = Runner(16, 64)
-    runner.adaptive_verification = manager
-    runner.initialize_kv_cache()
-    assert runner.rejection_sampler.enable_adaptive_verification is (manager is not None)
-
-
 def test_a_vllm_without_these_names_keeps_its_graphs(
     plugin_log: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,10 +292,7 @@ def test_a_vllm_without_these_names_keeps_its_graphs(
         replace(seam, attribute="gone") for seam in compat.SEAMS if seam.name == "graphs._init_candidates"
     ]
     monkeypatch.setattr(compat, "SEAMS", gone)
-    config = Runner(16, 64).vllm_config
-    config.speculative_config.enable_adaptive_verification = True
-    engine_config.prepare(config)
-    assert not config.speculative_config.enable_adaptive_verification
+    assert compat.install("graphs")
     assert "gpu_align leaves CUDA graphs to vLLM" in plugin_log[0]
 
 
@@ -318,5 +306,5 @@ def test_a_vllm_without_its_own_check_still_has_our_speculator(
     for name in ("graphs", "speculator"):
         monkeypatch.delitem(sys.modules, f"vllm_integration.worker.{name}", raising=False)
     importlib.import_module("vllm_integration.worker.speculator")
-    engine_config.prepare(Runner(16, 64).vllm_config)
+    assert compat.install("graphs")
     assert "gpu_align leaves CUDA graphs to vLLM: ImportError" in plugin_log[0]

@@ -134,7 +134,6 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(Scheduler, "add_request", lambda self, request: None)
     monkeypatch.setattr(Scheduler, "_free_request", lambda self, request: None)
     made = PredictedOutputsV1Scheduler(SimpleNamespace(model_config=SimpleNamespace(max_model_len=50)))
-    monkeypatch.setattr(made, "_cache_tokens", lambda request: None)
     return made
 
 

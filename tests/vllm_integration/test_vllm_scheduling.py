@@ -337,40 +337,6 @@ def test_a_failure_of_ours_costs_usage_or_slots_and_never_the_engine(
         assert "works again" in plugin_log[-1]
 
 
-def test_an_answer_enters_the_prefix_cache_as_far_as_it_has_run(
-    monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
-) -> None:
-    """Not its last token, nothing of an aborted request, and nothing where vLLM does it itself."""
-    sync = pytest.importorskip("vllm.v1.core.sched.scheduler")
-    scheduling = pytest.importorskip("vllm_integration.scheduler.schedulers")
-    status = pytest.importorskip("vllm.v1.request").RequestStatus
-    monkeypatch.setattr(sync.Scheduler, "_free_request", lambda *_, **__: "freed")
-    monkeypatch.setattr(scheduling.PredictedOutputsV1Scheduler, "_caches_each_step", False)
-    cached: list[int] = []
-    request = running("a", [])
-    request.num_computed_tokens = 33
-    for name in (
-        "PredictedOutputsV1Scheduler",
-        "PredictedOutputsScheduler",
-        "PredictedOutputsAsyncScheduler",
-    ):
-        scheduler = scheduler_of(name, request)
-        scheduler.kv_cache_manager = SimpleNamespace(cache_blocks=lambda _, count: cached.append(count))
-        for request.num_tokens, request.status in (
-            (30, status.FINISHED_STOPPED),
-            (30, status.FINISHED_ABORTED),
-        ):
-            assert scheduler._free_request(request, delay_free_blocks=False) == "freed"
-    assert cached == [29, 29]
-
-    scheduler = scheduler_of("PredictedOutputsScheduler", request)
-    request.status = status.FINISHED_STOPPED  # and no cache to be found
-    for _ in range(2):
-        assert scheduler._free_request(request) == "freed"
-    (line,) = plugin_log
-    assert line.startswith("gpu_align enters no last tokens in the prefix cache any more: AttributeError at ")
-
-
 def test_a_scheduler_that_cannot_be_set_up_schedules_as_vllm_without_drafts(
     monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
 ) -> None:

@@ -185,10 +185,8 @@ class FakeEngine:
 
 def request_of(req_id: str, *, predicted: bool = True, max_tokens: int = 100, written: int = 0) -> Any:
     """As much of a vLLM request as the draft budget reads."""
-    params = SimpleNamespace(extra_args={wire.KEY: [1, 2]} if predicted else None)
-    return SimpleNamespace(
-        request_id=req_id, sampling_params=params, max_tokens=max_tokens, num_output_tokens=written
-    )
+    params = SimpleNamespace(extra_args={wire.KEY: [1, 2]} if predicted else None, max_tokens=max_tokens)
+    return SimpleNamespace(request_id=req_id, sampling_params=params, output_token_ids=range(written))
 
 
 def report_of(drafts: Mapping[str, Sequence[float]], *, K: int = 16, age: int = 0) -> DraftReport:

@@ -25,76 +25,15 @@ from .settings import Settings, warn_of_unknown_names
 logger = logging.getLogger("vllm.gpu_align")
 
 
-def is_on(vllm_config: Any) -> bool:
-    """Whether the engine of this configuration drafts from predictions and is to trim them on the device."""
-    return drafts_predictions(vllm_config) and bool(
-        getattr(vllm_config.speculative_config, "enable_adaptive_verification", False)
-    )
-
-
 def do_without(vllm_config: Any, reason: object) -> None:
-    """Turn adaptive verification off in this process; the first rank says so."""
+    """Turn adaptive verification off in this process, if it was asked for; the first rank says so."""
+    if not getattr(vllm_config.speculative_config, "enable_adaptive_verification", False):
+        return
     vllm_config.speculative_config.enable_adaptive_verification = False
     level = logging.DEBUG if getattr(vllm_config.parallel_config, "rank", 0) else logging.WARNING
     logger.log(
         level, "gpu_align schedules draft slots without adaptive verification: %s", shown_reason(reason)
     )
-
-
-def prepare(vllm_config: Any) -> None:
-    """Called before the model is loaded: CUDA graphs will be added, refusals of adaptive verification caught.
-    Where vLLM's names are not as known, its own graphs are used, without adaptive verification; with
-    `GPU_ALIGN_STRICT=1` this raises `SeamError`."""
-    reason = install("graphs")
-    if is_on(vllm_config) and (reason := reason or install("adaptive")):
-        do_without(vllm_config, reason)
-
-
-@seam("adaptive_check._validate_adaptive_verification", "adaptive.maybe_create_adaptive_verification_manager")
-def or_without(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What refuses adaptive verification; of an engine of ours it is turned off instead.
-
-    `VllmConfig._validate_adaptive_verification` refuses LoRA, pipeline parallelism and graphs that are not full;
-    `maybe_create_adaptive_verification_manager` attention backends whose CUDA graphs take one query length only
-    (FlashAttention 2), and those that a model brings and that need the lengths on the host."""
-    try:
-        return original(*args, **kwargs)
-    except ValueError as error:
-        vllm_config = kwargs.get("vllm_config") or args[0]
-        if not is_on(vllm_config):
-            raise
-        do_without(vllm_config, error)
-
-
-@seam("adaptive._cached_get_attn_backend")
-def select_backend(
-    original: Callable[..., Any], backend: Any, attn_selector_config: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """`_cached_get_attn_backend`: where no attention backend, or not the one that was asked for, takes query
-    lengths that only the device knows, one is chosen as without adaptive verification."""
-    try:
-        return original(backend, attn_selector_config, *args, **kwargs)
-    except ValueError as error:
-        from vllm.config import get_current_vllm_config
-
-        if not attn_selector_config.use_adaptive_verification:
-            raise
-        config = get_current_vllm_config()
-        if not drafts_predictions(config):
-            raise
-        # Raises what is wrong in any case.
-        without = attn_selector_config._replace(use_adaptive_verification=False)
-        chosen = original(backend, without, *args, **kwargs)
-        if is_on(config):
-            do_without(config, error)
-        return chosen
-
-
-def without_manager(runner: Any) -> None:
-    """Where the manager was refused, the rejection sampler, which was made before, does without, too; vLLM's own
-    warm-up runs it without the manager in the same way."""
-    if runner.adaptive_verification is None and runner.rejection_sampler is not None:
-        runner.rejection_sampler.enable_adaptive_verification = False
 
 
 #: Architectures with the recurrent layers of `RUN`.
@@ -158,8 +97,7 @@ def post_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
         mode = "Async" if self.scheduler_config.async_scheduling else ""
         _use_our_scheduler(self.scheduler_config, f"{_OURS}{mode}Scheduler")
     else:
-        if is_on(self):
-            do_without(self, "the V1 model runner has none")
+        do_without(self, "the V1 model runner has none")
         _cap_draft_tokens(self, MAX_SPEC_LEN, "the most that vLLM's V1 sampler verifies")
         result = original(self, *args, **kwargs)
         if reason := missing("scheduler"):
@@ -190,9 +128,8 @@ def _take_inner_drafter(vllm_config: Any) -> None:
         raise ValueError("GPU_ALIGN_DRAFTER: expected vLLM's V2 model runner, the engine uses V1")
     if install("inner"):
         return
-    if getattr(speculative, "enable_adaptive_verification", False):
-        # vLLM would learn from what becomes of our drafts how likely its own are.
-        do_without(vllm_config, "not beside GPU_ALIGN_DRAFTER")
+    # vLLM would learn from what becomes of our drafts how likely its own are.
+    do_without(vllm_config, "not beside GPU_ALIGN_DRAFTER")
     inner = type(speculative)(
         target_model_config=speculative.target_model_config or vllm_config.model_config,
         target_parallel_config=speculative.target_parallel_config or vllm_config.parallel_config,
@@ -220,7 +157,7 @@ def refused_layers(vllm_config: Any) -> str:
     """Why a model with recurrent layers is not served; empty where it has none, or these were run with drafts that
     come and go."""
     model = vllm_config.model_config
-    if not (model.is_hybrid or model.is_attention_free):
+    if not has_states(model):
         return ""
     if has_cpu_kernels():
         kernels = "vLLM's CPU kernels of recurrent layers (Mamba, GDN, short convolutions)"
@@ -228,6 +165,11 @@ def refused_layers(vllm_config: Any) -> str:
     if not (vllm_config.use_v2_model_runner and model.architecture.startswith(_RUN)):
         return f"gpu_align drafts for models with recurrent layers only where that was run, {RUN}"
     return ""
+
+
+def has_states(model_config: Any) -> bool:
+    """Whether a model has recurrent layers."""
+    return bool(model_config.is_hybrid or model_config.is_attention_free)
 
 
 def has_cpu_kernels() -> bool:

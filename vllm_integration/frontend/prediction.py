@@ -211,15 +211,9 @@ def type_name(value: object) -> str:
 
 
 def ids_of(renderer: Any, limits: Limits, text: str) -> list[int]:
-    """The token ids of a text, as vLLM tokenises, without special tokens; one more than the limit is kept, to tell
-    "cut" from "just fits"."""
-    from vllm.renderers import TokenizeParams
-
-    most = limits.tokens + 1
-    params = TokenizeParams(
-        most, truncate_prompt_tokens=most, truncation_side="right", add_special_tokens=False
-    )
-    return list(renderer.tokenize_prompt({"prompt": text}, params)["prompt_token_ids"])
+    """The token ids of a text without special tokens; one more than the limit is kept, to tell "cut" from "just
+    fits"."""
+    return list(renderer.tokenizer.encode(text, add_special_tokens=False)[: limits.tokens + 1])
 
 
 def as_prediction(token_ids: list[int], limits: Limits, where: str = FIELD) -> wire.Prediction:

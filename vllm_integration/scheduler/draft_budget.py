@@ -292,7 +292,8 @@ class DraftBudget:
         """How many drafts of each request can become output. With each report come at most K + 1 tokens: the table
         says for how long these are all. (Only of a request that is resumable `max_tokens` may fall.)"""
         K = len(self._place)
-        remaining = np.array([request.max_tokens - request.num_output_tokens - 1 for request in requests])
+        most = np.array([request.sampling_params.max_tokens for request in requests])
+        remaining = most - [len(request.output_token_ids) for request in requests] - 1
         resumable = np.array([getattr(request, "resumable", False) for request in requests])
         far_until = self._requests.reports + (remaining - K) // (K + 1)
         self._requests.table["far_until"][rows] = np.where(resumable, -1, far_until)

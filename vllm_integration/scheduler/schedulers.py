@@ -1,4 +1,4 @@
-"""vLLM's schedulers with five things added, see README.md. They are named in `scheduler_cls`, vLLM's official
+"""vLLM's schedulers with four things added, see README.md. They are named in `scheduler_cls`, vLLM's official
 place for a scheduler, by `engine_config`."""
 
 from __future__ import annotations
@@ -93,8 +93,6 @@ logger = logging.getLogger("vllm.gpu_align")
 
 #: How a request ends that has written its answer.
 _ANSWERED = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
-#: Whether vLLM enters a step's tokens in the prefix cache when the step ends, as all its schedulers since 0.33.
-_CACHES_EACH_STEP = "cache_blocks" in Scheduler.update_from_output.__code__.co_names
 
 
 class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is not typed for us
@@ -106,8 +104,6 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
     draft_budget: DraftBudget | None = None
     #: Draft tokens of vLLM's own drafter for each request that is not ours.
     _inner_tokens = 0
-    #: Whether a request's last step is entered in the prefix cache without us.
-    _caches_each_step = _CACHES_EACH_STEP
     #: The memory of earlier answers, where there is one.
     _recall: Recall | None = None
 
@@ -120,7 +116,6 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         self.slots = Guard(SLOTS, "schedules no drafts", core=True)
         self.usage = Guard("usage", "counts no usage")
         self.memory = Guard("response memory", "remembers no answers")
-        self.cache = Guard("last-step cache", "enters no last tokens in the prefix cache")
         #: Whether the table of this step may be wrong.
         self._failed = False
         #: Parts that are off in the worker, and what each front end was told.
@@ -137,8 +132,6 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         self.ledger: Any = self.usage.run(VerificationLedger, self.drafted_requests)
         if reason := missing("usage"):
             self.usage.end(reason)
-        if not self._caches_each_step and (reason := install("cache")):
-            self.cache.end(reason)
         if settings.memory_tokens and not install("memory"):
             self.memory.run(self._remember, settings)
 
@@ -250,17 +243,9 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
                     del self._told[client]
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        if request.status in _ANSWERED:
-            if not self._caches_each_step:
-                self.cache.run(self._cache_tokens, request)
-            if self._recall is not None:
-                self.memory.run(self._recall.keep, request)
+        if self._recall is not None and request.status in _ANSWERED:
+            self.memory.run(self._recall.keep, request)
         return super()._free_request(request, *args, **kwargs)
-
-    def _cache_tokens(self, request: Any) -> None:
-        """Enter a request's last step in the prefix cache, but for its last token, which has no keys: synchronous
-        scheduling enters a step when it plans the next one, so never the last, with drafts whole blocks."""
-        self.kv_cache_manager.cache_blocks(request, min(request.num_computed_tokens, request.num_tokens - 1))
 
     def _take(self, report: DraftReport, begun: Any) -> None:
         off = not self._worker_faults.keys().isdisjoint((DRAFTING, REPORTS))
@@ -320,7 +305,7 @@ class PredictedOutputsAsyncScheduler(PredictedOutputsV1Scheduler, AsyncScheduler
     """The same for asynchronous scheduling, which plans a step before the one before it has ended: the last thing
     before it does, when one more report is there than when vLLM sets the placeholders."""
 
-    _pads = _caches_each_step = True
+    _pads = True
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         self._cut(exact=False)

@@ -102,7 +102,6 @@ GROUPS: dict[str, Group] = {
     "graph_modes": Group("does not count steps by CUDA graph mode", "", _USAGE),
     "step_log": Group("writes no step logs"),
     "memory": Group("remembers no answers"),
-    "cache": Group("enters no last tokens in the prefix cache"),
     "dump": Group(
         "does not keep draft tokens out of vLLM's crash dump", "vllm.logging_utils.dump_input", _SCHEDULERS
     ),
@@ -118,10 +117,7 @@ GROUPS: dict[str, Group] = {
     ),
     "seeds": Group("leaves seeds beside long prompts to vLLM", "", ("vllm_integration.worker.proposer_v1",)),
     "graphs": Group("leaves CUDA graphs to vLLM", "", ("vllm_integration.worker.graphs",)),
-    "adaptive_check": Group(
-        "does not catch vLLM's refusals of adaptive verification", CONFIG, _ENGINE_CONFIG
-    ),
-    "adaptive": Group("schedules draft slots without adaptive verification", "", _ENGINE_CONFIG),
+    "adaptive": Group("schedules draft slots without adaptive verification"),
     "inner": Group("drafts without GPU_ALIGN_DRAFTER"),
     "recipes": Group("drafts without recipes"),
 }
@@ -145,10 +141,7 @@ inputs vllm.v1.engine.input_processor:InputProcessor
   field vllm_config whether the engine drafts from predictions
   field renderer the tokenizer
 inputs vllm.renderers.base:BaseRenderer
-  call tokenize_prompt(self,prompt,params) tokenise as vLLM does
   field _executor the threads that vLLM tokenises in
-inputs vllm.renderers
-  call TokenizeParams(max_total_tokens) no special tokens, cut at the capacity
 app vllm.entrypoints.launchers.app
   wrap init_entrypoints_middleware(args,app) our middleware, behind those of vLLM
 run_batch vllm.entrypoints.launchers.run_batch
@@ -175,22 +168,15 @@ scheduler vllm.v1.request:Request
   field sampling_params whether it has a prediction ⇒ add_requests
   field cache_salt who may share the memory of equal predictions, and of earlier answers
   field spec_token_ids a request's drafts ⇒ draft_lengths
-  field max_tokens,num_output_tokens no drafts past the end ⇒ draft_lengths
   field resumable `max_tokens` of such a request may fall ⇒ add_requests
 
-# Earlier answers, and the last step of one in the prefix cache.
-memory cache vllm.v1.core.sched.scheduler:Scheduler
-  implement _free_request(self,request) an answer is whole: remember it, and cache its last step
-memory cache vllm.v1.request:Request
-  field status whether an answer is whole
+# Earlier answers.
+memory vllm.v1.core.sched.scheduler:Scheduler
+  implement _free_request(self,request) an answer is whole: remember it
 memory vllm.v1.request:Request
-  field output_token_ids the answer
-cache vllm.v1.request:Request
-  field num_computed_tokens what may enter the prefix cache
-cache vllm.v1.core.sched.scheduler:Scheduler
-  field kv_cache_manager the prefix cache
-cache vllm.v1.core.kv_cache_manager:KVCacheManager
-  call cache_blocks(self,request,num_computed_tokens) enter tokens in the cache
+  field status whether an answer is whole
+scheduler memory vllm.v1.request:Request
+  field output_token_ids the answer; no drafts past the end ⇒ draft_lengths
 
 # What vLLM prints of a step that has failed.
 dump vllm.logging_utils.dump_input
@@ -297,40 +283,20 @@ inner vllm.config.speculative:SpeculativeConfig
 graphs vllm.v1.worker.gpu.model_runner:GPUModelRunner
   wrap initialize_kv_cache(self,kv_cache_config) add FULL graphs for plain steps and for lengths that vary
   field cudagraph_manager,attn_groups,model_state which graphs are captured, and the attention backends
-graphs vllm.v1.worker.utils:AttentionGroup
-  field backend of a group of layers
-graphs vllm.v1.attention.backend:AttentionBackend
-  call is_ssm(cls) whether layers keep recurrent states
 graphs vllm.v1.attention.backend:AttentionCGSupport
   field ALWAYS graphs that take any lengths
 graphs vllm.v1.worker.gpu.model_states.interface:ModelState
   call get_additional_cg_support(self) the same of the backends that a model brings
-graphs vllm.config.compilation:CUDAGraphMode
-  call has_full_cudagraphs,separate_routine(self) whether there are FULL graphs, and for plain decodes alone
 graphs vllm.v1.worker.gpu.cudagraph_utils:BatchExecutionDescriptor
   field num_tokens larger graphs are captured first
 graphs vllm.v1.worker.gpu.cudagraph_utils:CudaGraphManager
   call _init_candidates(self) the descriptors of all graphs
   field _candidates,_capture_descs the descriptors that a step may use, and those that are captured
-  field cudagraph_mode,compilation_config,decode_query_len,varlen_decode,ubatch_runner what these are made from
+  field compilation_config,decode_query_len,varlen_decode what these are made from
 graphs vllm.v1.worker.gpu.attn_utils
   call get_varlen_cudagraph_unsupported_backend(attn_groups,vllm_config,max_query_len) its graphs take one length
 
 # vLLM's adaptive verification.
-adaptive_check vllm.config.vllm:VllmConfig
-  wrap _validate_adaptive_verification(self) where vLLM cannot trim drafts, our slots do without
-adaptive vllm.v1.attention.selector
-  wrap _cached_get_attn_backend(backend,attn_selector_config) refuses backends that cannot trim
-adaptive vllm.v1.attention.selector:AttentionSelectorConfig
-  field use_adaptive_verification choose a backend without
-adaptive vllm.v1.worker.gpu.model_runner
-  wrap maybe_create_adaptive_verification_manager(enable_adaptive_verification,attn_groups,\
-req_states,query_start_loc,num_bonus_tokens,max_total_logits,vllm_config) \
-      attention backends whose CUDA graphs take one query length are refused here
-graphs adaptive vllm.v1.worker.gpu.model_runner:GPUModelRunner
-  field adaptive_verification,rejection_sampler whether vLLM made a manager, or refused it
-adaptive vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler
-  field enable_adaptive_verification does without after a refusal
 adaptive vllm.v1.worker.gpu.input_batch:InputBatch
   field cu_num_logits the step log and the usage: drafts that the device kept ⇒ propose
 

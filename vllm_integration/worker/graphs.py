@@ -21,7 +21,7 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.worker.gpu.attn_utils import get_varlen_cudagraph_unsupported_backend
 
-from ..config import engine_config as adaptive
+from ..config.engine_config import has_states
 from ..config.in_use import drafts_predictions, inner_tokens
 from ..config.settings import Settings
 from ..seams.guard import shown_fault, strict
@@ -37,7 +37,6 @@ def initialize_kv_cache(original: Callable[..., Any], self: Any, *args: Any, **k
     measures the memory of graphs first."""
     result = original(self, *args, **kwargs)
     if drafts_predictions(self.vllm_config) and self.speculator is not None:
-        adaptive.without_manager(self)
         try:
             name, detail = add_graphs(self) if Settings.of(self.vllm_config).cuda_graphs else ("off", "")
         except Exception as error:
@@ -63,21 +62,21 @@ def add_graphs(runner: Any) -> tuple[str, str]:
 
     Returns a name of `GRAPHS`, and what the log adds to it."""
     config, manager = runner.vllm_config, runner.cudagraph_manager
-    mode = manager.cudagraph_mode
-    if not mode.has_full_cudagraphs():
+    mode, parallel = config.compilation_config.cudagraph_mode, config.parallel_config
+    if not mode.name.startswith("FULL"):
         return "no mode", f"({mode.name})"
-    if not mode.separate_routine():
+    if mode.name == "FULL":
         return "all", ""
-    if config.parallel_config.pipeline_parallel_size > 1:
+    if parallel.pipeline_parallel_size > 1:
         return "pipeline", ""
-    if manager.ubatch_runner is not None:
+    if parallel.use_ubatching and parallel.data_parallel_size > 1:
         return "microbatches", ""
-    for group in (group for groups in runner.attn_groups for group in groups):
-        if group.backend.is_ssm():
-            # A step of one token a request is planned as without speculation, a captured one as with.
-            return "states", f"({group.backend.__name__})"
-    name, detail = ("decode", "") if runner.adaptive_verification is not None else _lengths_that_vary(runner)
-    if name == "decode" and runner.adaptive_verification is None:
+    if has_states(config.model_config):
+        # A step of one token a request is planned as without speculation, a captured one as with.
+        return "states", f"({config.model_config.architecture})"
+    trims = config.speculative_config.enable_adaptive_verification  # vLLM has its graphs then
+    name, detail = ("decode", "") if trims else _lengths_that_vary(runner)
+    if name == "decode" and not trims:
         varying = _descriptors(manager, manager.decode_query_len, varlen_decode=True)
         manager.varlen_decode = True
         manager._candidates, manager._capture_descs = varying._candidates, varying._capture_descs
@@ -89,7 +88,8 @@ def add_graphs(runner: Any) -> tuple[str, str]:
 def _lengths_that_vary(runner: Any) -> tuple[str, str]:
     """As `add_graphs`: whether the attention backends can replay requests of 1 to K + 1 tokens in one graph."""
     config = runner.vllm_config
-    if config.parallel_config.decode_context_parallel_size > 1 or runner.pcp_manager is not None:
+    parallel = config.parallel_config
+    if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
         return "context", ""
     unsupported = get_varlen_cudagraph_unsupported_backend(
         runner.attn_groups, config, runner.cudagraph_manager.decode_query_len
@@ -106,7 +106,9 @@ def _descriptors(manager: Any, query_len: int, *, varlen_decode: bool) -> Any:
     made.decode_query_len, made.varlen_decode = query_len, varlen_decode
     made._candidates, made._capture_descs = {}, {}
     made.compilation_config = compilation = copy.copy(manager.compilation_config)
-    largest, tp_size = manager.max_num_reqs * query_len, int(manager.tp_size)
+    config = manager.vllm_config
+    largest = config.scheduler_config.max_num_seqs * query_len
+    tp_size = int(config.parallel_config.tensor_parallel_size)
     if query_len == 1 and largest <= compilation.max_cudagraph_capture_size and largest % tp_size == 0:
         # Without speculation vLLM captures the largest batch, too.
         sizes = {*compilation.cudagraph_capture_sizes, largest}

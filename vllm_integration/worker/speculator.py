@@ -330,7 +330,9 @@ def make_speculator(
     """Our speculator, with the runner's methods wrapped so that it hears of requests; or vLLM's own, which
     `original` makes, with ours inside."""
     install("v2")  # where that fails the engine, which is configured for drafts, gets empty ones
-    engine_config.prepare(vllm_config)
+    install("graphs")
+    if vllm_config.speculative_config.enable_adaptive_verification and (reason := install("adaptive")):
+        engine_config.do_without(vllm_config, reason)
     if not inner_tokens(vllm_config) or original is None:
         return PredictedOutputsSpeculator(vllm_config, device, req_states)
     inner = original(engine_config.inner_config(vllm_config), device, req_states)
