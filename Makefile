@@ -47,7 +47,7 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	@touch $(VENV)/.base $@
 
 demo: $(VENV)/.base  ## a real vLLM server, the same edit with and without a prediction: table and page
-	@$(BIN)/python -m vllm_integration.demo
+	@$(BIN)/gpu-align demo
 
 test: $(VENV)/.dev  ## all tests: kernels under the interpreter (natively with a GPU), then engines of two vLLM releases
 	@$(BIN)/python -m pytest -q -m "not vllm" -n $(JOBS) --dist worksteal

@@ -8,15 +8,11 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
-import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from v2_harness import SHORT, Request, Run, V2Engine, edited, prompt_of
 
-from gpu_align.ops.layout import Draft
 from gpu_align.tools.step_log import read_step_log
 from tests.campaign.distribution import MOST_ERRORS, Draws, judge, written
 from tests.campaign.sampling_oracle import Filters, Oracle
@@ -300,72 +296,3 @@ def test_the_models_drafter_fails_in_a_step(start_beside: Start, greedy: Greedy)
     late = run.of(0)[12:]
     assert late
     assert {drafts for _, drafts, _ in late} == {0}  # the scheduler knows
-
-
-class _Operations(TorchDispatchMode):
-    """The operations of PyTorch that write: on a GPU each is a launch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not func.is_view:
-            self.names.append(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
-
-
-class Recorder:
-    """A kernel that is launched, and does nothing."""
-
-    def __init__(self, grids: list[tuple[int, ...]]) -> None:
-        self.grids = grids
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        return lambda *_, **__: self.grids.append(grid)
-
-
-def test_one_launch_more_beside_a_drafter_of_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And none without. What the interpreter does in a kernel is not counted."""
-    from vllm_integration.worker import speculator as module
-
-    kernels: list[tuple[int, ...]] = []
-    monkeypatch.setattr(module, "_put_models", Recorder(kernels))
-    speculator: Any = object.__new__(module.PredictedOutputsSpeculator)
-    speculator._is_ours, ours = torch.zeros(4, dtype=torch.bool), torch.zeros((3, K), dtype=torch.int64)
-    speculator.settings = SimpleNamespace(drafter_fills=False)
-    batch = SimpleNamespace(req_ids=["a", "b", "c"], idx_mapping=torch.arange(3))
-    draft = Draft(ours, torch.zeros(3), torch.zeros(0), torch.zeros(3))
-    vars(speculator).update(
-        _held={0: None}, reporter=Mock(), miss_log=None, log=None, _occupied=np.ones(4, bool)
-    )
-    vars(speculator).update(_speculative=Mock(enable_adaptive_verification=False), req_states=Mock())
-    vars(speculator).update(drafter=Mock(propose=lambda *_: draft), guard=Guard("drafting", ""))
-    vars(speculator).update(_steps=0, _starts_over=False)
-    batch.idx_mapping_np = np.arange(3)
-    counted = []
-    for models in (None, torch.zeros((3, INNER), dtype=torch.int64)):
-        with _Operations() as operations:
-            assert speculator.propose(batch, num_sampled=torch.ones(3), models=models) is ours
-        counted.append(len(operations.names) + len(kernels))
-    assert kernels == [(3,)]
-    assert counted[1] == counted[0] + 1
-
-
-@pytest.mark.parametrize("told", [True, False])
-def test_the_kernel_compiles(told: bool) -> None:
-    """With the lengths and sources of drafts and without. The interpreter takes more than the compiler."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from vllm_integration.worker.speculator import _put_models as interpreted
-
-    kernel = triton.JITFunction(interpreted.fn)
-    constants: dict[str, Any] = {"SOURCE": 1, "FILLS": told, "BLOCK": 4}
-    types = {"drafts_ptr": "*i64", "models_ptr": "*i64", "rows_ptr": "*i32", "is_ours_ptr": "*i1"}
-    optional = {"length_ptr": "*i32", "source_ptr": "*i8"}
-    types, constants = (types | optional, constants) if told else (types, constants | dict.fromkeys(optional))
-    signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in kernel.arg_names}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-    assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]

@@ -73,7 +73,8 @@ def test_a_chat_request_with_a_prediction(tiny_model: Path, tmp_path: Path) -> N
             httpx.get(f"{server.url}/{path}", timeout=60) for path in ("gpu_align/status", "metrics")
         )
         assert (status.json()["runner"], status.json()["num_draft_tokens"]) == ("V2", K)
-        assert status.json()["counters"]["prediction_tokens"]["accepted"] > 0
+        accepted = scrape(server.url)['gpu_align_prediction_tokens_total{verdict="accepted"}']
+        assert accepted > 0
         served = re.findall(
             r'request_success_total{engine="\d",finished_reason="length".* (\d+)\.0', metrics.text
         )

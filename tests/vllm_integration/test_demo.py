@@ -7,8 +7,6 @@ import base64
 import hashlib
 import json
 import re
-import runpy
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -171,10 +169,8 @@ def test_the_model_comes_from_the_option_or_the_environment(
         ("org/name", "--model other/one --out y", ("other/one", Path("y"), True)),
     ):
         monkeypatch.setenv("MODEL", given)
-        monkeypatch.setattr(sys, "argv", ["demo", *words.split()])
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_module("vllm_integration.demo", run_name="__main__")
-        assert (ended.value.code, calls.pop()) == (3, expected)
+        ended = CliRunner().invoke(app, ["demo", *words.split()])
+        assert (ended.exit_code, calls.pop()) == (3, expected)
     monkeypatch.setenv("MODEL", "/no/such/folder")
     done = CliRunner().invoke(app, ["demo"])
     expected = "error: expected a model as its folder or its Hugging Face name, found '/no/such/folder'\n"

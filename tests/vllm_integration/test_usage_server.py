@@ -64,9 +64,7 @@ def test_steps_are_counted_by_graph_mode(server: Server) -> None:
     assert moved(before, scrape(server.url))['gpu_align_graph_mode_total{mode="NONE"}'] >= 9
 
 
-def test_the_server_says_what_it_is_and_the_status_counts_as_the_metrics_do(
-    server: Server, traffic: list[tuple[Answer, dict[str, Any]]]
-) -> None:
+def test_the_server_says_what_it_is(server: Server) -> None:
     (line,) = [line for line in server.output.read_text().splitlines() if " drafts on vLLM " in line]
     endpoints = ["chat/completions", "chat/completions/batch", "completions", "responses", "messages"]
     assert " INFO " in line
@@ -76,11 +74,3 @@ def test_the_server_says_what_it_is_and_the_status_counts_as_the_metrics_do(
     assert (found["on"], found["runner"], found["num_draft_tokens"]) == (True, "V1", K)
     assert found["endpoints"] == [f"/v1/{name}" for name in endpoints]
     assert found["settings"]["GPU_ALIGN_DEBUG_LIVE"] is True
-    samples = scrape(server.url)
-    counters = found["counters"]
-    assert counters["requests"] == samples["gpu_align_requests_total"] > 0
-    assert counters["steps"] == samples["gpu_align_steps_total"] > 0
-    for source, verdicts in counters["draft_tokens"].items():
-        for verdict, count in verdicts.items():
-            name = f'gpu_align_draft_tokens_total{{source="{source}",verdict="{verdict}"}}'
-            assert count == samples[name]

@@ -57,7 +57,9 @@ class Oracle:
             elif name in self.levels:
                 fresh = exact and self.made[name] == self.reports
                 row = self.levels[name] + [1] * (0 if fresh else FEW)
-            row = row[: max(0, min(self.K, request.sampling_params.max_tokens - len(request.output_token_ids) - 1))]
+            row = row[
+                : max(0, min(self.K, request.sampling_params.max_tokens - len(request.output_token_ids) - 1))
+            ]
             if name in self.levels:
                 sure = [level >= self.thresholds[fresh] for level in row[: len(self.levels[name])]]
                 always[name] = sum(sure)

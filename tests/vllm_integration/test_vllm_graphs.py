@@ -85,7 +85,10 @@ class Runner:
             get_cudagraph_support=lambda *_: level, get_varlen_cudagraph_max_query_len=lambda *_: bound
         )
         group = SimpleNamespace(
-            backend=type("Backend", (), {}), layer_names=["0"], kv_cache_spec=None, get_metadata_builder=lambda _: builder
+            backend=type("Backend", (), {}),
+            layer_names=["0"],
+            kv_cache_spec=None,
+            get_metadata_builder=lambda _: builder,
         )
         self.attn_groups = [[group]]
         self.model_state = SimpleNamespace(

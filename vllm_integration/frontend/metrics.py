@@ -6,9 +6,8 @@ processes up where there are several (vLLM sets its multiprocess mode up for `--
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, product
+from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -95,8 +94,6 @@ SPECS = {
 }
 
 _metrics: dict[str, Any] = {}
-#: Set where prometheus_client adds several processes up.
-_MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 
 
 def set_info(**facts: object) -> None:
@@ -131,41 +128,6 @@ def show_faults(engine: Mapping[str, str] | None = None) -> None:
         _get("fault").labels(part, reason).set(int((part, reason) in found))
     _shown_faults.clear()
     _shown_faults.update(found)
-
-
-def read() -> dict[str, Any]:
-    """What the counters and histograms count, summed over the processes of the server.
-
-    Of a counter its value; with labels, a mapping for each. Of a histogram the `count` and the `sum`.
-    """
-    counts: dict[str, Any] = {}
-    for name, part, labels, value in _samples():
-        kind = SPECS[name].kind
-        if (kind == "Histogram" and part in ("count", "sum")) or (kind == "Counter" and part == "total"):
-            keys = [name, *(labels[label] for label in SPECS[name].labels)]
-            *path, last = keys if kind == "Counter" else [name, part]
-            place = counts
-            for key in path:
-                place = place.setdefault(key, {})
-            place[last] = value
-    return counts
-
-
-def _samples() -> Iterator[tuple[str, str, dict[str, str], float]]:
-    """Our samples: the key in `SPECS`, what prometheus_client adds to the name, the labels, the value."""
-    from prometheus_client import CollectorRegistry, multiprocess
-
-    create()
-    collectors: Iterable[Any] = _metrics.values()
-    if _MULTIPROCESS in os.environ:
-        registry = CollectorRegistry()
-        multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-        collectors = [registry]
-    for family in chain.from_iterable(each.collect() for each in collectors):
-        name = family.name.removeprefix("gpu_align_")
-        for sample in family.samples if name in SPECS else ():
-            whole = int(sample.value) if sample.value == int(sample.value) else sample.value
-            yield name, sample.name.removeprefix(f"{family.name}_"), sample.labels, whole
 
 
 def count_refused(reason: str, action: str) -> None:

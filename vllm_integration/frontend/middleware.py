@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 #: Its `usage` stays as it is.
 _MESSAGES = "/v1/messages"
-#: Bytes that are looked at without letting others run.
-_SLICE = 65536
+#: Bytes of a body that are looked at on the event loop; longer ones are in a thread.
+_SHORT = 65536
 
 
 @seam("app.init_entrypoints_middleware")
@@ -61,7 +61,7 @@ class PredictionMiddleware:
 
     Other paths pass untouched, as does everything on servers that do not draft from predictions. A body in which
     nothing can be ours is not parsed, and goes to vLLM as it came. One that is refused is read to its end, because
-    some clients read the answer only after they have sent everything; one that is too large is not kept.
+    some clients read the answer only after they have sent everything.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -78,9 +78,6 @@ class PredictionMiddleware:
             messages.append(await receive())
             if messages[-1]["type"] != "http.request":  # the client has gone
                 return await self._app(scope, _replay(messages, receive), send)
-            await body.look_at(messages[-1].get("body", b""))
-            if body.is_too_large:
-                messages = [{**messages[-1], "body": b""}]
         request = None
         try:
             request, rest = await body.take(b"".join(message.get("body", b"") for message in messages))
@@ -116,8 +113,8 @@ def _to_be_read(scope: Scope) -> _Body | None:
     engine_client = getattr(scope["app"].state, "engine_client", None)
     if not endpoint or engine_client is None or not drafts_predictions(engine_client.vllm_config):
         return None
-    template = Template.of(scope["app"].state)
-    return _Body(Settings.here(), endpoint, dict(scope["headers"]), engine_client, template)
+    switch = dict(scope["headers"]).get(HEADER)
+    return _Body(Settings.here(), endpoint, engine_client, switch, Template.of(scope["app"].state))
 
 
 #: Keys that bring a prediction.
@@ -135,133 +132,76 @@ def _pattern(*keys: bytes) -> re.Pattern[bytes]:
 _KEY, _OPTIONS_KEY = _pattern(*_KEYS), _pattern(b"vllm_xargs")
 #: Keys that a client may have meant.
 _MISSPELT = re.compile(rb'"[\w-]{0,8}predict[\w-]{0,8}"[ \t\n\r]*:')
-#: Without one of these a chunk has no such key.
+#: Without one of these a body has no such key.
 _MAY_BE = (b"predict", b"vllm_xargs", rb"\u")
-#: The longest of the keys: six bytes a letter, and the quotation marks.
-_LONGEST = 6 * max(map(len, _KEYS)) + 2
 
 
-class BodyScan:
-    """A scan of one body of JSON: `feed` it the chunks.
+def scan(body: bytes, most_items: int) -> tuple[bool, bool, int]:
+    """Of a body of JSON: whether one of `_KEYS` is a key of an object in it, however written; whether there may be
+    anything that `take` looks at; and of one with a prediction and maybe more than `most_items`, its keys, arrays and
+    objects, and a quarter of the commas between their values.
 
-    size: bytes so far. brings_prediction: whether one of `_KEYS` is a key of an object in it, however written.
-    may_be_ours: whether there may be anything that `requests.take` looks at.
-
-    A quotation mark that no backslash precedes begins or ends a string, also where a chunk ends: what lies in
-    strings is no structure. JSON may also be UTF-16 or UTF-32, which then have bytes of zero, as no UTF-8 of JSON
-    has; what is structure is not told apart there, and all is counted.
-    """
-
-    def __init__(self) -> None:
-        self.size = 0
-        self.brings_prediction = self.may_be_ours = False
-        self._structures = 0
-        self._commas = 0
-        self._in_string = False
-        self._is_wide = False
-        self._tail = b""  # of what was searched for a key, which may go on in the next chunk
-        self._backslash = b""  # the last byte, where what it escapes has not arrived
-
-    @property
-    def items(self) -> int:
-        """Keys, arrays and objects so far, and a quarter of the commas between their values."""
-        return self._structures + self._commas // VALUES_PER_ITEM
-
-    def feed(self, chunk: bytes, *, counts: bool = True) -> None:
-        """The next bytes of the body. counts: whether `items` is asked for."""
-        self.size += len(chunk)
-        if not counts:
-            self._look_for_keys(chunk.replace(b"\0", b""))
-            return
-        if self._is_wide or b"\0" in chunk:
-            self._is_wide = True
-            chunk = structure = chunk.replace(b"\0", b"")
-        else:
-            structure = self._outside_strings(chunk)
-        self._look_for_keys(chunk)
-        self._structures += structure.count(b"{") + structure.count(b"[") + structure.count(b":")
-        self._commas += structure.count(b",")
-
-    def _look_for_keys(self, chunk: bytes) -> None:
-        window = self._tail + chunk
-        # Any amount of white space may lie between a key and its colon.
-        self._tail = window.rstrip(b" \t\n\r")[-_LONGEST:]
-        if not self.brings_prediction and any(part in window for part in _MAY_BE):
-            self.brings_prediction = _KEY.search(window) is not None
-            patterns = () if self.may_be_ours else (_OPTIONS_KEY, _MISSPELT)
-            self.may_be_ours |= self.brings_prediction or any(each.search(window) for each in patterns)
-
-    def _outside_strings(self, chunk: bytes) -> bytes:
-        chunk = self._backslash + chunk
-        end = len(chunk) - (len(chunk) - len(chunk.rstrip(b"\\"))) % 2
-        self._backslash = chunk[end:]
-        parts = chunk[:end].replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
-        outside = parts[self._in_string :: 2]
-        self._in_string ^= len(parts) % 2 == 0  # an odd number of quotation marks
-        return b"".join(outside)
+    What lies in strings is no structure. JSON may also be UTF-16 or UTF-32, which then have bytes of zero, as no
+    UTF-8 of JSON has; what is structure is not told apart there, and all is counted."""
+    is_wide = b"\0" in body
+    if is_wide:
+        body = body.replace(b"\0", b"")
+    if not any(part in body for part in _MAY_BE):
+        return False, False, 0
+    if _KEY.search(body) is None:
+        return False, any(each.search(body) for each in (_OPTIONS_KEY, _MISSPELT)), 0
+    if len(body) <= most_items:
+        return True, True, 0
+    if not is_wide:
+        body = b"".join(body.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
+    return True, True, sum(map(body.count, (b"{", b"[", b":"))) + body.count(b",") // VALUES_PER_ITEM
 
 
 class _Body:
-    """One request's body on its way in. is_too_large: it is over a limit and brings a prediction."""
+    """One request's body on its way in. switch: what its header says of drafts, if anything."""
 
     def __init__(
         self,
         settings: Settings,
         endpoint: str,
-        headers: dict[bytes, bytes],
         client: Any,
+        switch: bytes | None = None,
         template: Template = Template(),  # noqa: B008 (it does not change)
     ) -> None:
-        self.is_too_large, self.endpoint, self._is_limited = False, endpoint, endpoint in ENDPOINTS
+        self.endpoint, self._is_limited = endpoint, endpoint in ENDPOINTS
         self._settings, self._client, self._template = settings, client, template
-        self._switch = headers[HEADER].decode("latin-1") if HEADER in headers else None
-        length, limit = (
-            headers.get(b"content-length", b""),
-            min(settings.max_body_bytes, settings.max_body_items),
-        )
-        self._may_be_long = not length.isdigit() or int(length) > limit
-        self._scan, self._can_be_read = BodyScan(), True
+        self._switch = None if switch is None else switch.decode("latin-1")
 
-    async def look_at(self, chunk: bytes) -> None:
-        for start in range(0, len(chunk), _SLICE):
-            if start:
-                await asyncio.sleep(0)
-            if self._can_be_read:  # what has been refused by then stays refused
-                self._can_be_read = bool(reading.run(self._feed, chunk[start : start + _SLICE]))
-
-    def _feed(self, part: bytes) -> bool:
-        scan, settings = self._scan, self._settings
-        scan.feed(part, counts=self._may_be_long)
-        is_over = scan.size > settings.max_body_bytes or scan.items > settings.max_body_items
-        self.is_too_large |= self._is_limited and is_over and scan.brings_prediction
-        return True
-
-    def _too_large(self) -> FieldError:
-        scan, settings = self._scan, self._settings
-        reason, most, found = (
-            "bytes",
-            f"{settings.max_body_bytes} bytes (GPU_ALIGN_MAX_BODY_BYTES)",
-            scan.size,
-        )
-        if scan.size <= settings.max_body_bytes:
+    def _check_size(self, size: int, items: int) -> None:
+        settings = self._settings
+        if size > settings.max_body_bytes:
+            reason, most, found = "bytes", f"{settings.max_body_bytes} bytes (GPU_ALIGN_MAX_BODY_BYTES)", size
+        elif items > settings.max_body_items:
             counted = f"keys, arrays and objects, {VALUES_PER_ITEM} plain values counting as one"
             most = f"{settings.max_body_items} {counted} (GPU_ALIGN_MAX_BODY_ITEMS)"
-            reason, found = "items", scan.items
+            reason, found = "items", items
+        else:
+            return
         expected = f"{FIELD}: expected a request body of at most {most}, got {found}"
-        return FieldError(expected, reason, code=413)
+        raise FieldError(expected, reason, code=413)
 
     async def take(self, body: bytes) -> tuple[HttpRequest | None, bytes | None]:
         """What the request brings and chooses, and its body without that; None for what does not change. Raises
         `FieldError`."""
-        if self.is_too_large:
-            raise self._too_large()
         vllm_config, renderer = self._client.vllm_config, self._client.renderer
         run = functools.partial(asyncio.get_running_loop().run_in_executor, renderer._executor)
+        look = functools.partial(reading.run, scan, body, self._settings.max_body_items)
+        found = look() if len(body) <= _SHORT else await run(look)
+        if found is None:  # a fault of ours
+            return None, None
+        brings_prediction, may_be_ours, items = found
+        if brings_prediction and self._is_limited:
+            self._check_size(len(body), items)
         settings = self._settings
         always = settings.conversation or settings.draft_without_prediction
         is_asked = self._is_limited and (self._switch is not None or always)
         prediction = rest = None
-        if self._can_be_read and (self._scan.may_be_ours or is_asked):
+        if may_be_ours or is_asked:
             taken = await run(take, body, self.endpoint, self._switch, vllm_config, renderer)
             prediction, rest = taken.prediction, taken.body
             try:
@@ -284,10 +224,9 @@ async def run_request(
         return await original(serve, request, *args, **kwargs)
 
     async def served(asked: Any) -> Any:
-        body, http = _Body(Settings.here(), request.url, {}, engine_client), None
+        body, http = _Body(Settings.here(), request.url, engine_client), None
         try:
             whole = asked.model_dump_json(exclude={"messages"}, exclude_unset=True).encode()
-            await body.look_at(whole)
             http, rest = await body.take(whole)
             if rest is not None:
                 asked.vllm_xargs = json.loads(rest).get("vllm_xargs")

@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import triton
-import triton.language as tl
 from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
@@ -253,46 +251,19 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         """Put `models` into the rows of `drafts` whose requests are not ours, and with `GPU_ALIGN_DRAFTER_FILLS`
         into those that are empty. length, source: [num_reqs] of the drafts, which are told of it."""
         num_reqs, width = models.shape
-        _put_models[(num_reqs,)](
-            drafts,
-            models,
-            input_batch.idx_mapping,
-            self._is_ours,
-            length,
-            source,
-            width,
-            *(*drafts.stride(), *models.stride()),
-            SOURCE=DRAFT_MODEL,
-            FILLS=self.settings.drafter_fills,
-            BLOCK=triton.next_power_of_2(width),
-        )
+        is_theirs = ~self._is_ours[input_batch.idx_mapping[:num_reqs].long()]
+        if length is not None and source is not None:
+            if self.settings.drafter_fills:
+                is_theirs |= length == 0
+            length.masked_fill_(is_theirs, width)
+            source.masked_fill_(is_theirs, DRAFT_MODEL)
+        drafts[:, :width] = torch.where(is_theirs[:, None], models, drafts[:, :width])
 
     def _no_drafts(self, num_reqs: int) -> torch.Tensor:
         if self.enable_adaptive_verification:
             self.draft_token_confidence_probs[:num_reqs].zero_()
         # The runner may have written -1 into what it was given.
         return self._nothing[:num_reqs].zero_()
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _put_models(  # type: ignore[no-untyped-def]
-    drafts_ptr, models_ptr, rows_ptr, is_ours_ptr, length_ptr, source_ptr,
-    width, draft_row, draft_column, model_row, model_column,
-    SOURCE: tl.constexpr, FILLS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The drafts of the model's own drafter, where the request of a batch position is not ours; `FILLS`: also
-    where ours is empty. length_ptr, source_ptr: [B] or None."""
-    b = tl.program_id(0)
-    is_theirs = tl.load(is_ours_ptr + tl.load(rows_ptr + b)) == 0
-    if length_ptr is not None:
-        if FILLS:
-            is_theirs |= tl.load(length_ptr + b) == 0
-        tl.store(length_ptr + b, width, mask=is_theirs)
-        tl.store(source_ptr + b, SOURCE, mask=is_theirs)
-    k = tl.arange(0, BLOCK)
-    taken = k < tl.where(is_theirs, width, 0)
-    tokens = tl.load(models_ptr + b * model_row + k * model_column, mask=taken)
-    tl.store(drafts_ptr + b * draft_row + k * draft_column, tokens, mask=taken)
 
 
 def _settle(
@@ -354,35 +325,24 @@ def _with_predictions(base: Hashable) -> Any:
 
         def propose(
             self,
-            input_batch: Any,
-            attn_metadata: Any,
-            slot_mappings: Any,
-            last_hidden_states: Any,
-            aux_hidden_states: Any,
-            num_sampled: Any,
             *args: Any,
+            dummy_run: bool = False,
             num_speculative_tokens: int | None = None,
             **kwargs: Any,
         ) -> torch.Tensor:
-            hidden = last_hidden_states, aux_hidden_states
-            given = input_batch, attn_metadata, slot_mappings, *hidden, num_sampled, *args
-            dummy_run = bool(kwargs.get("dummy_run"))
             models: torch.Tensor | None = None
             if not self.predicted.inner.is_off:
+                more = {"dummy_run": dummy_run, **kwargs}
                 if num_speculative_tokens is not None:  # ours; 0 where no request can use a draft
-                    kwargs["num_speculative_tokens"] = min(num_speculative_tokens, self.num_speculative_steps)
+                    more["num_speculative_tokens"] = min(num_speculative_tokens, self.num_speculative_steps)
                 try:
-                    models = super().propose(*given, **kwargs)
+                    models = super().propose(*args, **more)
                 except Exception as error:
                     if dummy_run or self.predicted.num_ranks > 1:
                         raise  # a start, or ranks that would part
                     self.predicted.inner.end(error)
-            return self.predicted.propose(
-                input_batch,
-                num_sampled=num_sampled,
-                dummy_run=dummy_run,
-                models=None if num_speculative_tokens == 0 else models,
-            )
+            chosen = None if num_speculative_tokens == 0 else models
+            return self.predicted.propose(*args, dummy_run=dummy_run, models=chosen, **kwargs)
 
     return WithPredictions
 
