@@ -18,11 +18,9 @@ from gpu_align.tools.doctor import (
     version_of,
 )
 
-from .config.in_use import RUN, RUN_BESIDE
 from .seams import source_probe
 from .seams.install import namesakes
 from .seams.table import GROUPS, SeamStatus
-from .wire.reports import GRAPHS
 
 #: Missing names that the summary lists.
 _SHOWN = 5
@@ -52,12 +50,6 @@ def examine(has_gpu: bool) -> Iterator[Finding]:
     else:
         yield Finding(name, version, ok=True)
     yield plugin()
-    run = f"{RUN}; a start with others is refused" if has_gpu else "a start with any is refused on a CPU"
-    yield Finding("recurrent layers", run)
-    beside = f"beside ours (GPU_ALIGN_DRAFTER, V2) were run on a CPU: {RUN_BESIDE}"
-    yield Finding("drafters of vLLM's", beside)
-    if has_gpu:
-        yield from graphs()
     try:
         statuses = source_probe.probe_sources()
     except Exception as error:  # a probe that fails is a name that would fail too
@@ -78,23 +70,6 @@ def plugin() -> Finding:
         return Finding("vllm plugin", found, ok=True)
     fix = install_extra(options="--no-deps")
     return Finding("vllm plugin", f"{found} is not installed", ok=False, fix=fix)
-
-
-#: Major compute capability → vLLM's choice of attention for it whose CUDA graphs take drafts of any length.
-_ANY_LENGTH = {9: "FlashAttention 3", 10: "FlashInfer"}
-
-
-def graphs() -> Iterator[Finding]:
-    """The steps that vLLM's choice of attention lets a server run with FULL CUDA graphs, for a model without MLA;
-    a server's own choice is in its status."""
-    import torch
-
-    if torch.version.cuda is None or not torch.cuda.is_available():
-        return
-    attention = _ANY_LENGTH.get(torch.cuda.get_device_capability(0)[0])
-    full, others = GRAPHS["decode" if attention else "backend"]
-    found = f"FULL for {full}, with {attention or 'FlashAttention 2'}, vLLM's choice here"
-    yield Finding("CUDA graphs", f"{found}; others not: {others}" if others else found)
 
 
 def start_line(has_gpu: bool) -> str:

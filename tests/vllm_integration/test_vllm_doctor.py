@@ -7,11 +7,9 @@ import shlex
 import sys
 from collections.abc import Sequence
 from importlib import metadata
-from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("typer")
 from gpu_align.tools import doctor as library
@@ -51,56 +49,12 @@ def test_which_vllm(
     assert bool(fix) == bool(finding.fix)
 
 
-@pytest.mark.parametrize(
-    ("has_gpu", "words"), [(True, "Mamba-2 and Qwen's GDN on the V2"), (False, "with any")]
-)
-def test_which_recurrent_layers_are_refused(
-    monkeypatch: pytest.MonkeyPatch, has_gpu: bool, words: str
-) -> None:
-    monkeypatch.setattr(doctor, "version_of", {"vllm": "0.32.0"}.get)
-    (found,) = (f for f in doctor.examine(has_gpu) if f.what == "recurrent layers")
-    assert words in found.found
-    assert "is refused" in found.found
-
-
 def test_the_plugin_is_wanted_where_vllm_is(monkeypatch: pytest.MonkeyPatch) -> None:
     for found, ok in (([], False), ([metadata.EntryPoint("gpu_align", "a:b", "vllm.general_plugins")], True)):
         monkeypatch.setattr(doctor, "entry_points", lambda group, found=found: found)
         finding = doctor.plugin()
         assert finding.ok is ok
         assert ok or ("pip install" in finding.fix and finding.fix.endswith(" --no-deps"))
-
-
-@pytest.mark.parametrize(
-    ("major", "chosen", "words"),
-    [
-        (
-            8,
-            "FLASH_ATTN",
-            "steps without drafts and steps with K drafts for every request, with FlashAttention 2",
-        ),
-        (9, "FLASH_ATTN", "all decode steps, with FlashAttention 3"),
-        (10, "FLASHINFER", "all decode steps, with FlashInfer"),
-        (12, "FLASH_ATTN", "others not: graphs of the attention backend"),
-    ],
-)
-def test_which_graphs_vllms_choice_of_attention_allows(
-    monkeypatch: pytest.MonkeyPatch, major: int, chosen: str, words: str
-) -> None:
-    interface = pytest.importorskip("vllm.platforms.interface")
-    # A build for CPUs does not have it.
-    monkeypatch.setitem(sys.modules, "vllm._C_stable_libtorch", ModuleType("none"))
-    platform = pytest.importorskip("vllm.platforms.cuda")
-    first = platform._get_backend_priorities(False, interface.DeviceCapability(major, 0))[0]
-    assert first.name == chosen
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (major, 0))
-    (finding,) = doctor.graphs()
-    assert words in finding.found
-    assert finding.ok is None
-    monkeypatch.setattr(torch.version, "cuda", None)
-    assert [*doctor.graphs()] == []
 
 
 def test_a_probe_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -42,6 +41,9 @@ class WordTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         start = [0] if add_special_tokens else []
         return start + [self.ids.setdefault(word, len(self.ids) + 1) for word in self._words_of(text)]
+
+    def __call__(self, texts: list[str], add_special_tokens: bool = True) -> dict[str, list[list[int]]]:
+        return {"input_ids": [self.encode(text, add_special_tokens) for text in texts]}
 
     def decode(self, ids: list[int]) -> str:
         words = {number: word for word, number in self.ids.items()}
@@ -102,15 +104,6 @@ def test_a_pack_becomes_recipes_and_one_line_says_so(
     assert f"{len(made)} recipes (GPU_ALIGN_RECIPES={pack}), made in 0." in text
 
 
-@pytest.fixture
-def base(pack: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], Recipes | None]:
-    """The recipes of the pack that comes with the library, which is a short one."""
-    monkeypatch.setattr("gpu_align.recipes.pack.SHIPPED", pack)
-    monkeypatch.setattr(recipes, "SHIPPED", pack)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return lambda: load_recipes(Settings(recipes="base"), configuration(get_vocab_size=lambda: 10**6))
-
-
 def arrays_of(recipes: Recipes) -> dict[str, Any]:
     return {name: value for name, value in vars(recipes).items() if isinstance(value, np.ndarray)}
 
@@ -121,75 +114,6 @@ def same_recipes(one: Recipes | None, other: Recipes | None) -> bool:
     arrays = arrays_of(one)
     same = (np.array_equal(arrays[name], value) for name, value in arrays_of(other).items())
     return all(same) and one.names == other.names
-
-
-def test_base_recipes_are_kept_for_the_next_start(
-    base: Callable[[], Recipes | None], tokenizer: WordTokenizer, info_log: list[str],
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-) -> None:  # fmt: skip
-    """Tokenised at every start, they took 3 s of processor time."""
-    made = base()
-    [file] = (tmp_path / "cache" / "gpu_align").iterdir()
-    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
-    monkeypatch.setattr(recipes, "load_pack", lambda *_: pytest.fail("nothing is to be made"))
-    assert same_recipes(base(), made)
-    without_time = [line.partition(", made in ")[0] + line.partition(" s: ")[2] for line in info_log]
-    assert without_time[0] == without_time[1]
-
-
-def test_what_is_kept_is_for_one_tokenizer(
-    base: Callable[[], Recipes | None], tokenizer: WordTokenizer, tmp_path: Path
-) -> None:
-    assert base() is not None
-    tokenizer.unk_token_id = 3
-    assert base() is not None
-    tokenizer.ids = {word: number + 1 for word, number in tokenizer.ids.items()}
-    moved = base()
-    assert len(list((tmp_path / "cache" / "gpu_align").iterdir())) == 3
-    assert moved is not None
-    assert tokenizer.ids[" width"] in moved.token_ids
-
-
-@pytest.mark.parametrize(
-    "what", ["torn", "changed", "link", "pipe", "open to others", "another's", "no directory"]
-)
-def test_what_is_kept_and_cannot_be_trusted_is_made_again(
-    what: str, base: Callable[[], Recipes | None], tokenizer: WordTokenizer, plugin_log: list[str],
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-) -> None:  # fmt: skip
-    made, loaded = base(), []
-    [file] = (tmp_path / "cache" / "gpu_align").iterdir()
-    content = file.read_bytes()
-    if what == "torn":
-        file.write_bytes(content[:-9])
-    elif what == "changed":
-        file.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
-    elif what == "link":
-        file.symlink_to(file.rename(tmp_path / "elsewhere"))
-    elif what == "pipe":
-        file.unlink()
-        os.mkfifo(file)
-    elif what == "open to others":
-        file.chmod(0o620)
-    elif what == "another's":
-        monkeypatch.setattr(os, "geteuid", lambda: file.stat().st_uid + 1)
-    else:
-        shutil.rmtree(tmp_path / "cache")
-        (tmp_path / "cache").write_text("")
-    load_pack = recipes.load_pack
-    monkeypatch.setattr(recipes, "load_pack", lambda *given: loaded.append(given) or load_pack(*given))
-    assert same_recipes(base(), made)
-    assert len(loaded) == 1
-    assert plugin_log == []
-    if what != "no directory":
-        assert (file.read_bytes(), file.is_symlink(), file.stat().st_mode & 0o777) == (content, False, 0o600)
-
-
-def test_a_pack_of_one_s_own_is_not_kept(
-    base: Callable[[], Recipes | None], pack: Path, tokenizer: WordTokenizer, tmp_path: Path
-) -> None:
-    assert load_recipes(Settings(recipes=str(pack)), configuration()) is not None
-    assert not (tmp_path / "cache").exists()
 
 
 def test_off_is_off(monkeypatch: pytest.MonkeyPatch, info_log: list[str]) -> None:

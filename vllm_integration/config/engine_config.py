@@ -19,7 +19,7 @@ from ..seams import source_probe
 from ..seams.guard import shown_reason, strict
 from ..seams.install import SeamError, install, missing, seam
 from ..seams.table import CONFIG
-from .in_use import INNER, RUN, drafts_predictions, inner_tokens, names_ours, note_engine
+from .in_use import INNER, drafts_predictions, inner_tokens, names_ours, note_engine
 from .settings import Settings, warn_of_unknown_names
 
 logger = logging.getLogger("vllm.gpu_align")
@@ -36,7 +36,8 @@ def do_without(vllm_config: Any, reason: object) -> None:
     )
 
 
-#: Architectures with the recurrent layers of `RUN`.
+#: Recurrent layers that drafts were run with, and architectures that have them.
+RUN = "Mamba-2 and Qwen's GDN on the V2 model runner"
 _RUN = ("FalconH1", "GraniteMoeHybrid", "Mamba2", "NemotronH", "Qwen3Next", "Qwen3_5", "Zamba2")
 
 _OURS = "vllm_integration.scheduler.schedulers.PredictedOutputs"

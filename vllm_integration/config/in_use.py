@@ -11,13 +11,6 @@ OUR_CLASSES = frozenset(
     {"vllm_integration.PredictedOutputs", "vllm_integration.worker.proposer_v1.PredictedOutputs"}
 )
 
-
-#: Recurrent layers that drafts were run with.
-RUN = "Mamba-2 and Qwen's GDN on the V2 model runner"
-
-#: Drafters of vLLM's that ours was run beside.
-RUN_BESIDE = "draft_model, eagle, eagle3, mtp and ngram_gpu"
-
 #: Attribute of a `SpeculativeConfig` of vLLM's own drafter, beside which ours drafts: how many tokens that drafts.
 INNER = "gpu_align_inner_tokens"
 

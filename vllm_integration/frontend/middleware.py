@@ -138,8 +138,8 @@ _MAY_BE = (b"predict", b"vllm_xargs", rb"\u")
 
 def scan(body: bytes, most_items: int) -> tuple[bool, bool, int]:
     """Of a body of JSON: whether one of `_KEYS` is a key of an object in it, however written; whether there may be
-    anything that `take` looks at; and of one with a prediction and maybe more than `most_items`, its keys, arrays and
-    objects, and a quarter of the commas between their values.
+    anything that `take` looks at; and, where there may be more than `most_items` beside a prediction, its keys,
+    arrays and objects, and a quarter of the commas between their values.
 
     What lies in strings is no structure. JSON may also be UTF-16 or UTF-32, which then have bytes of zero, as no
     UTF-8 of JSON has; what is structure is not told apart there, and all is counted."""

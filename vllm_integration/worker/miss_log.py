@@ -11,9 +11,9 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain
 from multiprocessing import util
 from pathlib import Path
 from typing import Any
@@ -25,20 +25,18 @@ from gpu_align import Recipes, Source
 from gpu_align.files import MAX_BYTES, write_at_once
 from gpu_align.ops.recipes import SHAPE_WINDOW
 from gpu_align.recipes import Misses, count_misses, fingerprint
-from gpu_align.tools.recipes.misses import Miss, line_of
+from gpu_align.tools.recipes.misses import line_of
 
 from ..config.settings import Settings
 from ..seams.guard import guarded
 from ..wire.reports import Ints
-from .startup import WorkerLog, encoder_of, logs_here, tokenizer_of
+from .startup import WorkerLog, append, encoder_of, logs_here, tokenizer_of
 
 #: Seconds between two writes of the file, and seconds without a count after which it is written at once. vLLM may
 #: end a worker without warning, so this is also what can be lost.
 EVERY, IDLE = 30.0, 1.0
 #: Tokens before a draft that a context, literal or a shape, can depend on.
 _BEFORE = SHAPE_WINDOW + 1
-#: Misses that are written at a time, and seconds until the next ones.
-_PORTION, _PAUSE = 50, 0.002
 #: Accepted tokens are counted of one draft in so many, as that many: it takes time, and there are many.
 ACCEPTED_OF = 8
 #: Requests that are followed; the oldest are forgotten.
@@ -80,7 +78,6 @@ class MissLog(WorkerLog):
         super().__init__(
             "recipe misses", "counts no recipe misses", setting, path.parent, then=self._requests.clear
         )
-        self.guard.run(self._open)
         if self.on:
             threading.Thread(target=self._keep_writing, name="gpu_align-misses", daemon=True).start()
         # vLLM's workers are children of multiprocessing, which do not run what `atexit` knows.
@@ -144,10 +141,6 @@ class MissLog(WorkerLog):
                 written = time.monotonic()
             seen = self._drafts
 
-    def _open(self) -> None:
-        if not os.access(self._path.parent, os.W_OK):
-            raise PermissionError(f"cannot write to {self._path.parent}")
-
     def _compare(self, request: _FollowedMisses, total: int, tail: Ints) -> None:
         written = total - request.position
         if not 0 < written <= len(tail) - _BEFORE:
@@ -173,26 +166,13 @@ class MissLog(WorkerLog):
                 new, self._new = self._new.counts, self._none()
             if not new:
                 return
-            added = list(self._lines(new, self._misses.count))
-            try:
-                size = self._path.stat().st_size
-            except FileNotFoundError:
-                size = MAX_BYTES
-            if size + sum(map(len, added)) > MAX_BYTES:
-                # It is not there, or what is counted again and again would make it longer than a reader takes.
-                whole = chain([self._misses.head()], self._lines(self._misses.counts, lambda *_: True))
-                write_at_once(self._path, whole, 0o600)
-                return
-            with os.fdopen(os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW), "ab", 0) as file:
-                for lines in added:
-                    file.write(lines)
-
-    def _lines(self, counts: Mapping[Miss, int], is_held: Callable[[Miss, int], bool]) -> Iterator[bytes]:
-        """The lines of those that are held. Between a few of them whatever else this process does has its turn."""
-        rows = iter(counts.items())
-        while part := list(islice(rows, _PORTION)):
-            yield b"".join(line_of(miss, count) for miss, count in part if is_held(miss, count))
-            self._closed.wait(_PAUSE)
+            held = (miss for miss in new.items() if self._misses.count(*miss))
+            added = b"".join(line_of(*miss) for miss in held)
+            if self._path.exists() and self._path.stat().st_size + len(added) <= MAX_BYTES:
+                append(self._path, added)
+            else:  # what is counted again and again would make it longer than a reader takes
+                whole = (line_of(*miss) for miss in self._misses.counts.items())
+                write_at_once(self._path, chain([self._misses.head()], whole), 0o600)
 
 
 def open_miss_log(
@@ -206,7 +186,6 @@ def open_miss_log(
     directory, shapes_only = settings.recipe_misses, settings.recipe_misses_shapes
     if not directory or recipes is None or not logs_here(vllm_config):
         return None
-
     path = Path(directory) / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.misses.json"
     tokenizer = fingerprint(encoder_of(tokenizer_of(vllm_config.model_config)))
     misses = Misses(tokenizer, shapes_only=shapes_only)

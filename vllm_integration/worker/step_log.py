@@ -23,7 +23,7 @@ from ..seams.install import install
 from ..wire import request as wire
 from ..wire.steps import count_verified
 from .requests import StopRule, stop_rule
-from .startup import WorkerLog, logs_here, tokenizer_of
+from .startup import WorkerLog, append, logs_here, tokenizer_of
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -210,7 +210,7 @@ class DebugLog(WorkerLog):
         if request.texts is not None:
             steps = [request.texts.of(step) for step in steps]
         request.written = len(request.steps)
-        _append(path, os.O_APPEND | os.O_NOFOLLOW, "".join(map(step_log.dump_live_step, steps)))
+        append(path, "".join(map(step_log.dump_live_step, steps)).encode())
 
     def _begin(self, request: LoggedRequest, path: Path) -> None:
         log = self._log_of(request)
@@ -219,7 +219,7 @@ class DebugLog(WorkerLog):
             log = replace(log, steps=[]).with_texts(self._decode)
         request.written = 0
         path.unlink(missing_ok=True)  # of an earlier request of that id; and never follow a link
-        _append(path, os.O_CREAT | os.O_EXCL, step_log.dump_live_head(log))
+        append(path, step_log.dump_live_head(log).encode(), os.O_CREAT | os.O_EXCL)
 
     def _path_of(self, request: LoggedRequest) -> Path:
         return self._directory / safe_name(request.req_id)
@@ -242,15 +242,6 @@ class DebugLog(WorkerLog):
         if self._decode is not None:
             log = log.with_texts(self._decode, request.tokens[: request.prompt_len])
         write_at_once(self._path_of(request), [step_log.dump(log).encode()], 0o600)
-
-
-def _append(path: Path, how: int, text: str) -> None:
-    """Write behind what the file has, all of it in one call: of a process that is killed, whole lines
-    stay."""
-    with open(os.open(path, os.O_WRONLY | how, 0o600), "wb", buffering=0) as file:
-        rest = memoryview(text.encode())
-        while rest:
-            rest = rest[file.write(rest) :]
 
 
 def _decoder_of(model_config: Any) -> step_log.Decode | None:
