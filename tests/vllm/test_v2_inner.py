@@ -250,7 +250,7 @@ def test_vllms_drafter_hears_how_many_of_its_drafts_can_be_used(asked: int | Non
     class Drafts:
         num_speculative_steps = INNER
 
-        def propose(self, *_: Any, num_speculative_tokens: int | None = None) -> torch.Tensor:
+        def propose(self, *_: Any, num_speculative_tokens: int | None = None, **__: Any) -> torch.Tensor:
             heard.append(num_speculative_tokens)
             return models
 

@@ -273,9 +273,10 @@ def set_up(server: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Engine:
     rest = {"limit": 64, **server}
     monkeypatch.setenv("GPU_ALIGN_STRICT_LIMITS", rest.pop("strict", "0"))
     monkeypatch.setattr(compat, "_off_reason", rest.pop("off", None))
-    tokenizer = rest.pop("tokenizer", "a tokenizer")
+    has_tokenizer = rest.pop("tokenizer", True)
     engine = Engine(**rest)
-    engine.renderer.tokenizer = tokenizer
+    if not has_tokenizer:
+        engine.renderer.tokenizer = None
     return engine
 
 

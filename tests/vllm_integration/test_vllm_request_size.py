@@ -276,7 +276,6 @@ def broken(*_: Any, **__: Any) -> Any:
         (middleware, "drafts_predictions"),
         (middleware.Settings, "here"),
         (middleware, "_to_be_read"),
-        (middleware, "scan"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
@@ -303,3 +302,14 @@ def test_a_body_that_cannot_be_read_goes_to_vllm(
     monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
     with pytest.raises(RuntimeError, match="injected"):
         ask(app_with_more, path, body)
+
+
+def test_a_scan_that_fails_costs_the_limit_alone(
+    request_app: Any, monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
+) -> None:
+    monkeypatch.setattr(middleware, "scan", broken)
+    monkeypatch.setenv("GPU_ALIGN_MAX_BODY_BYTES", "20")
+    for path, status in (("/v1/completions", 200), (UNSUPPORTED_ENDPOINTS[0], 400)):
+        assert ask(request_app, path, json.dumps(with_prediction()).encode())[0] == status
+    (line,) = plugin_log
+    assert line.startswith("gpu_align does not limit request bodies in this step: RuntimeError at ")

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.in_use import drafts_predictions
 from ..config.settings import Settings, drafts_without_prediction
+from ..seams.guard import Guard
 from ..seams.install import seam
 from ..wire import request as wire
-from . import conversation, status
+from . import conversation, metrics, status
 from .prediction import (
     ENDPOINTS,
     FIELD,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _MESSAGES = "/v1/messages"
 #: Bytes of a body that are looked at on the event loop; longer ones are in a thread.
 _SHORT = 65536
+_limiting = Guard("body limit", "does not limit request bodies", core=True, then=metrics.show_faults)
 
 
 @seam("app.init_entrypoints_middleware")
@@ -49,7 +51,7 @@ def init_entrypoints_middleware(
     from starlette.middleware import Middleware
 
     app.user_middleware.append(Middleware(PredictionMiddleware))
-    reading.run(status.announce)
+    Guard("status", "does not say what this server is", then=metrics.show_faults).run(status.announce)
     return original(args, app, *more, **kwargs)
 
 
@@ -190,11 +192,9 @@ class _Body:
         `FieldError`."""
         vllm_config, renderer = self._client.vllm_config, self._client.renderer
         run = functools.partial(asyncio.get_running_loop().run_in_executor, renderer._executor)
-        look = functools.partial(reading.run, scan, body, self._settings.max_body_items)
+        look = functools.partial(_limiting.run, scan, body, self._settings.max_body_items)
         found = look() if len(body) <= _SHORT else await run(look)
-        if found is None:  # a fault of ours
-            return None, None
-        brings_prediction, may_be_ours, items = found
+        brings_prediction, may_be_ours, items = found or (False, True, 0)
         if brings_prediction and self._is_limited:
             self._check_size(len(body), items)
         settings = self._settings

@@ -266,21 +266,17 @@ def _method(bases: list[_Found], name: str) -> _Function | None:
 def _has(node: ast.stmt, name: str) -> bool:
     """Whether a class declares the attribute, or one of its methods sets it on its first argument."""
     for member in _body(node):
-        if name in _assigned(member) or (isinstance(member, _Function) and member.name == name):
+        if name in _assigned(member):
             return True
-        if not isinstance(member, _Function) or not member.args.args:
-            continue
-        own = member.args.args[0].arg
-        for inner in ast.walk(member):
-            if (
-                isinstance(inner, ast.Attribute)
-                and inner.attr == name
-                and isinstance(inner.ctx, ast.Store)
-                and isinstance(inner.value, ast.Name)
-                and inner.value.id == own
-            ):
-                return True
+        if isinstance(member, _Function) and (member.name == name or _sets(member, name)):
+            return True
     return False
+
+
+def _sets(method: _Function, name: str) -> bool:
+    own = method.args.args[0].arg if method.args.args else ""
+    stored = (n for n in ast.walk(method) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
+    return any(n.attr == name and isinstance(n.value, ast.Name) and n.value.id == own for n in stored)
 
 
 def _body(node: ast.stmt) -> list[ast.stmt]:

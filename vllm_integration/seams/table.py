@@ -52,7 +52,6 @@ class SeamStatus:
     body: str = ""
 
 
-@dataclass(frozen=True)
 class Group:
     """Seams that are installed together: all of them or none.
 
@@ -60,63 +59,47 @@ class Group:
         vLLM serves as without it. All others are extras: each costs itself alone.
     after: the vLLM module after whose import the group is installed; empty where somebody installs it by name, as
         the drafter does, so that an engine that does not draft from predictions never sees it.
-    modules: ours that define the wrappers, imported when the group is installed.
+    modules: those of this package that define the wrappers, imported when the group is installed.
     """
 
-    costs: str = ""
-    after: str = ""
-    modules: tuple[str, ...] = ()
+    def __init__(self, costs: str = "", after: str = "", *modules: str) -> None:
+        self.costs, self.after = costs, after
+        self.modules = tuple(f"vllm_integration.{module}" for module in modules)
 
 
 CONFIG = "vllm.config.vllm"
-
-_INPUTS = ("vllm_integration.frontend.inputs",)
-_MIDDLEWARE = ("vllm_integration.frontend.middleware",)
-_STREAMS = ("vllm_integration.frontend.streams",)
-_USAGE = ("vllm_integration.frontend.usage",)
-_ENGINE_CONFIG = ("vllm_integration.config.engine_config",)
-_SCHEDULERS = ("vllm_integration.scheduler.schedulers",)
-_SPECULATOR = ("vllm_integration.worker.speculator",)
-_DRAFTER = ("vllm_integration.worker.request_drafter",)
+_PROCESSOR, _LAUNCHERS = "vllm.v1.engine.input_processor", "vllm.entrypoints.launchers"
 
 GROUPS: dict[str, Group] = {
     # The core: drafts and their lengths.
-    "config": Group("", CONFIG, _ENGINE_CONFIG),
-    "inputs": Group("", "vllm.v1.engine.input_processor", _INPUTS),
-    "app": Group("", "vllm.entrypoints.launchers.app", _MIDDLEWARE),
-    "v1": Group("", "", ("vllm_integration.worker.proposer_v1",)),
-    "v2_start": Group("", "vllm.v1.worker.gpu.model_runner", ("vllm_integration.plugin",)),
-    "v2": Group("", "", _SPECULATOR + _DRAFTER),
+    "config": Group("", CONFIG, "config.engine_config"),
+    "inputs": Group("", _PROCESSOR, "frontend.inputs"),
+    "app": Group("", f"{_LAUNCHERS}.app", "frontend.middleware"),
+    "v1": Group("", "", "worker.proposer_v1"),
+    "v2_start": Group("", "vllm.v1.worker.gpu.model_runner", "plugin"),
+    "v2": Group("", "", "worker.speculator", "worker.request_drafter"),
     "scheduler": Group(),
     # Extras.
     "run_batch": Group(
-        "reads no predictions of `vllm run-batch`", "vllm.entrypoints.launchers.run_batch", _MIDDLEWARE
+        "reads no predictions of `vllm run-batch`", f"{_LAUNCHERS}.run_batch", "frontend.middleware"
     ),
     "streams": Group(
-        "leaves streamed tool calls to parsers that expect one token a step",
-        "vllm.parser.abstract_parser",
-        _STREAMS,
+        "leaves tokens of a step together in streams", "vllm.parser.abstract_parser", "frontend.streams"
     ),
-    "usage": Group("reports no usage", "vllm.v1.engine.output_processor", _USAGE),
-    "usage_v1": Group("reports no usage with the V1 model runner", "", _DRAFTER),
-    "graph_modes": Group("does not count steps by CUDA graph mode", "", _USAGE),
+    "usage": Group("reports no usage", "vllm.v1.engine.output_processor", "frontend.usage"),
+    "usage_v1": Group("reports no usage with the V1 model runner", "", "worker.request_drafter"),
+    "graph_modes": Group("does not count steps by CUDA graph mode", "", "frontend.usage"),
     "step_log": Group("writes no step logs"),
     "memory": Group("remembers no answers"),
     "dump": Group(
-        "does not keep draft tokens out of vLLM's crash dump", "vllm.logging_utils.dump_input", _SCHEDULERS
+        "prints draft tokens in vLLM's crash dump", "vllm.logging_utils.dump_input", "scheduler.schedulers"
     ),
     "parameters": Group(
-        "leaves min_p and logit_bias to vLLM, which refuses them",
-        "vllm.v1.engine.input_processor",
-        _INPUTS,
+        "leaves min_p and logit_bias to vLLM, which refuses them", _PROCESSOR, "frontend.inputs"
     ),
-    "parameters_v1": Group(
-        "does not serve min_p and logit_bias with the V1 model runner",
-        "",
-        ("vllm_integration.worker.proposer_v1",),
-    ),
-    "seeds": Group("leaves seeds beside long prompts to vLLM", "", ("vllm_integration.worker.proposer_v1",)),
-    "graphs": Group("leaves CUDA graphs to vLLM", "", ("vllm_integration.worker.graphs",)),
+    "parameters_v1": Group("does not serve min_p and logit_bias on V1", "", "worker.proposer_v1"),
+    "seeds": Group("leaves seeds beside long prompts to vLLM", "", "worker.proposer_v1"),
+    "graphs": Group("leaves CUDA graphs to vLLM", "", "worker.graphs"),
     "adaptive": Group("schedules draft slots without adaptive verification"),
     "inner": Group("drafts without GPU_ALIGN_DRAFTER"),
     "recipes": Group("drafts without recipes"),

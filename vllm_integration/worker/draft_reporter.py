@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..seams.guard import faults
+from ..seams.guard import Guard, faults
 from ..wire.reports import DraftReport, Ints, StepDrafts, attach, survival_levels
 from .miss_log import MissLog
 
@@ -101,6 +101,7 @@ class DraftReporter:
         self.free = [StepCopies(columns, device) for _ in range(batches_in_flight + _SPARE)]
         self.in_flight: deque[StepCopies] = deque()  # the oldest first
         self._misses, self._device, self._lock = misses, device, threading.Lock()
+        self._trimming = Guard("trimmed drafts", "counts drafts that the device trimmed as rejected")
         self._side: Any = None
         if device.type == "cuda":
             self._side, self._drafted = torch.cuda.Stream(device), torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -181,15 +182,19 @@ class DraftReporter:
                     break
                 drafts.append(_read(step, now))
                 if step.step == now and trims:
-                    # A request has one verified position more than drafts.
-                    widths = np.diff(step.columns["query_ends"][: len(step.req_ids) + 1].numpy()) - 1
-                    trimmed = dict(zip(step.req_ids, widths.tolist(), strict=True))
+                    trimmed = self._trimming.run(_slots_left, step) or {}
                 if self._misses is not None and "tails" in step.copied:
                     made, more = drafts[-1], (step.host("token_ids"), step.host("tails"))
                     columns = made.position, made.source, made.length, *more
                     self._misses.take(step.req_ids, *columns)
                 self._release()
         return drafts, trimmed
+
+
+def _slots_left(step: StepCopies) -> dict[str, int]:
+    """A request has one verified position more than drafts."""
+    widths = np.diff(step.columns["query_ends"][: len(step.req_ids) + 1].numpy()) - 1
+    return dict(zip(step.req_ids, widths.tolist(), strict=True))
 
 
 def _read(step: StepCopies, now: int) -> StepDrafts:
