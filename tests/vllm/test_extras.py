@@ -1,5 +1,6 @@
-"""Each extra of the plugin raises, in a step and at the start of a real engine, and costs itself: the log has one
-line, drafts go on, the tokens are the model's own. Drafting itself raises, and goes on after a pause."""
+"""Each extra of the plugin raises, in a step and at the start of a real engine, or lacks a name of vLLM, and costs
+itself: the log has one line, drafts go on, the tokens are the model's own. Drafting itself raises, and goes on
+after a pause."""
 
 from __future__ import annotations
 
@@ -11,8 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tiny_llama import build_bytes, greedy_by_transformers
+from request_server import serve
+from tiny_llama import build, build_bytes, greedy_by_transformers
+from usage_harness import ask_all, chat, scrape
 from v2_harness import Request, Run, V2Engine, prompt_of
+
+from vllm_integration.seams.table import GROUPS
 
 pytestmark = pytest.mark.vllm
 
@@ -20,7 +25,7 @@ K, N = 4, 24
 WORKER, SCHEDULER = "vllm_integration.worker", "vllm_integration.scheduler"
 FRONT_END = "vllm_integration.frontend"
 RUNNERS = pytest.mark.parametrize("runner", ["V1", "V2"])
-#: Starts an engine for each of the faults at the start, and not one for all of them.
+#: Starts an engine for each of the faults at the start and of the missing names, and not one for all of them.
 EACH = "GPU_ALIGN_TEST_EACH_START"
 
 
@@ -163,6 +168,20 @@ def raise_at(place, calls):
     setattr(owner, leaf, faulty)
     return lambda: setattr(owner, leaf, original)
 """
+#: A crash dump of vLLM's, of a step that holds nothing.
+DUMP = """
+from vllm.logging_utils import dump_input
+config = engine.core.scheduler.vllm_config
+dump_input._dump_engine_exception(config, engine.core.scheduler.schedule(), None)
+"""
+LOSE = """
+from dataclasses import replace
+from vllm_integration.seams import install
+gone = dict((each.groups, each) for each in install.SEAMS if each.groups in [(name,) for name in {groups}])
+assert len(gone) == len({groups}), gone.keys()
+lost = lambda each: replace(each, attribute=each.attribute + "_") if each in gone.values() else each
+install.SEAMS = tuple(map(lost, install.SEAMS))
+"""
 RESET = """
 import gc
 from vllm_integration.seams import guard
@@ -190,7 +209,9 @@ class Bench:
         ]
 
     @contextmanager
-    def engine(self, runner: str, name: str, faults: tuple[Fault, ...] = ()) -> Iterator[V2Engine]:
+    def engine(
+        self, runner: str, name: str, faults: tuple[Fault, ...] = (), before: str = "", **environment: str
+    ) -> Iterator[V2Engine]:
         at_start = "".join(f"raise_at({fault.place!r}, 1000)\n" for fault in faults)
         directory = self.folder / f"{runner}-{name}"
         with V2Engine(
@@ -205,8 +226,9 @@ class Bench:
                 "GPU_ALIGN_RECIPE_MISSES": str(directory / "misses"),
                 "GPU_ALIGN_MEMORY_TOKENS": "1000",
                 "GPU_ALIGN_MAX_PREDICTION_TOKENS": "64",
+                **environment,
             },
-            before=FAULTY + at_start if faults else "",
+            before=before + (FAULTY + at_start if faults else ""),
         ) as engine:
             yield engine
 
@@ -246,6 +268,24 @@ def test_a_step_that_fails_costs_its_part_alone(runner: str, bench: Bench) -> No
                 assert accepted == verbatim if fault.drafts else accepted <= 3 * 3 * K, (fault, accepted)
         # And all is as it was.
         assert bench.accepted(engine.run(bench.requests)) == verbatim
+        engine.execute(f"{FAULTY}\nraise_at('{SCHEDULER}.schedulers:_without_predictions', 1)\n{DUMP}")
+        assert "not printed: RuntimeError" in engine.log.read_text()
+        assert bench.accepted(engine.run(bench.requests)) == verbatim
+        if runner == "V2":
+            trimmed_drafts_are_counted_as_rejected(bench, engine)
+
+
+def trimmed_drafts_are_counted_as_rejected(bench: Bench, engine: V2Engine) -> None:
+    """Where what the device has trimmed cannot be read: drafts and their lengths go on."""
+    engine.trim(0.02)
+    trimmed = bench.accepted(engine.run(bench.requests))
+    before = len(engine.warnings())
+    engine.execute(f"{FAULTY}\nengine.undo = raise_at('{WORKER}.draft_reporter:_slots_left', 1000)")
+    assert bench.accepted(engine.run(bench.requests)) == trimmed
+    engine.execute("engine.undo()")
+    assert engine.execute(RESET) == ["trimmed drafts"]
+    check_lines(engine.warnings()[before:], ("counts drafts that the device trimmed as rejected any more",))
+    engine.trim(None)
 
 
 def check_lines(lines: list[str], says: tuple[str, ...]) -> None:
@@ -273,3 +313,72 @@ def test_what_fails_at_the_start_costs_itself_alone(runner: str, bench: Bench) -
             for fault in faults:
                 check_lines([line for line in lines if fault.says[0] in line], fault.says)
             assert accepted >= 3 * (N - 1 - N // (K + 1) - 2)
+
+
+#: Groups of extras that an engine installs, those of one runner apart; and what has to be asked for.
+MISSING = {
+    "": ("usage", "step_log", "memory", "dump", "parameters", "recipes"),
+    "V1": ("usage_v1", "parameters_v1", "seeds"),
+    "V2": ("graphs",),
+}
+#: Installed in a server that is asked for it, or with another drafter.
+NOT_HERE = {"run_batch", "graph_modes", "streams", "adaptive", "inner"}
+
+
+def test_each_group_of_extras_is_lost_somewhere() -> None:
+    extras = {name for name, group in GROUPS.items() if group.costs}
+    assert extras == NOT_HERE.union(*MISSING.values())
+
+
+@RUNNERS
+def test_a_missing_name_costs_its_group_alone(runner: str, bench: Bench) -> None:
+    own = (*MISSING[""], *MISSING[runner])
+    for groups in [(group,) for group in own] if os.environ.get(EACH) else [own]:
+        with bench.engine(runner, f"without-{groups[0]}", before=LOSE.format(groups=groups)) as engine:
+            lines = engine.warnings()
+            installed = engine.seams()
+            accepted = bench.accepted(engine.run(bench.requests))
+            print(f"{runner:4}{', '.join(groups):36} missing {accepted:4} {lines[-1:]}")
+            assert not {*groups} & {*installed}
+            for group in groups:  # usage is missed by the scheduler, too
+                assert any(f"gpu_align {GROUPS[group].costs}: " in line for line in lines), (group, lines)
+            assert accepted >= 3 * (N - 1 - N // (K + 1) - 2)
+
+
+@pytest.mark.parametrize("group", ["config", "inputs", "v1"])
+def test_a_missing_name_of_the_core_costs_drafts_and_no_answer(group: str, bench: Bench) -> None:
+    with bench.engine("V1", f"no-{group}", before=LOSE.format(groups=(group,))) as engine:
+        assert bench.accepted(engine.run(bench.requests)) == 0
+        (line,) = [line for line in engine.warnings() if "gpu_align is off" in line]
+        print(f"V1  {group:36} missing    0 {line[-200:]}")
+
+
+#: Extras of the API server: the function that raises, and the words of its line.
+FRONT = {
+    "vllm_integration.frontend.status:server_facts": "does not say what this server is any more",
+    "vllm_integration.frontend.metrics:count_graph": "does not count steps by CUDA graph mode any more",
+    "vllm_integration.frontend.middleware:scan": "does not limit request bodies in this step",
+}
+
+
+@RUNNERS
+def test_extras_of_the_api_server_cost_themselves(runner: str, tmp_path: Path) -> None:
+    """All of them raise, each time."""
+    model = build(tmp_path / "model")
+    environment = {"GPU_ALIGN_STRICT": "0", "GPU_ALIGN_RECIPES": "off", "VLLM_PLUGINS": "gpu_align"}
+    faults = FAULTY + "".join(f"raise_at({place!r}, 1000)\n" for place in FRONT)
+    counts = []
+    for name, before in (("without", ""), ("with", faults)):
+        (directory := tmp_path / name).mkdir()
+        flags = ("--cudagraph-metrics",)
+        with serve(model, directory, *flags, environment=environment, runner=runner, before=before) as server:
+            (plain,) = ask_all(server.url, [chat(1, N)])
+            (answer,) = ask_all(server.url, [chat(1, N, plain.texts[0])])
+            assert answer.texts == plain.texts
+            counts.append((answer.accepted_rejected, scrape(server.url)["gpu_align_requests_total"]))
+            lines = [line for line in server.output.read_text().splitlines() if " ERROR " in line]
+    assert counts[0] == counts[1]
+    assert counts[0][0][0] >= N - 4
+    for words in FRONT.values():
+        assert sum(words in line for line in lines) == 1, lines
+    assert not any("a secret" in line for line in lines)

@@ -21,7 +21,7 @@ from gpu_align.tools.step_log import SOURCES
 
 from ..config.in_use import engine_here
 from ..config.settings import Settings
-from ..seams.guard import shown_id
+from ..seams.guard import Guard, shown_id
 from ..seams.install import seam
 from ..wire import request as wire
 from ..wire.reports import REFUSALS
@@ -238,6 +238,7 @@ class Collector:
 
 #: The collector of this process.
 collector = Collector()
+_graph_modes = Guard("graph modes", "does not count steps by CUDA graph mode", then=metrics.show_faults)
 
 
 @seam("graph_modes.update_scheduler_stats")
@@ -247,7 +248,7 @@ def update_scheduler_stats(
     """`OutputProcessor.update_scheduler_stats`, once a step; wrapped only with `--cudagraph-metrics`."""
     original(self, scheduler_stats, *args, **kwargs)
     if (stats := getattr(scheduler_stats, "cudagraph_stats", None)) is not None:
-        counting.run(metrics.count_graph, stats.runtime_mode)
+        _graph_modes.run(metrics.count_graph, stats.runtime_mode)
 
 
 @seam("usage.add_request")
