@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from usage_harness import Step, message
+from vllm_fakes import engine_of
 
 from vllm_integration.config import in_use
 from vllm_integration.config.settings import Settings
@@ -251,7 +252,7 @@ class FrontEnd:
 @pytest.fixture
 def front(monkeypatch: pytest.MonkeyPatch) -> FrontEnd:
     monkeypatch.setattr(frontend, "collector", frontend.Collector())
-    monkeypatch.setattr(in_use, "_facts", in_use.EngineFacts(8, "V2", 4))
+    monkeypatch.setattr(in_use, "_engine", engine_of())
     monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
     monkeypatch.setattr(frontend, "_settings", Settings)
     return FrontEnd()

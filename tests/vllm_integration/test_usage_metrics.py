@@ -12,6 +12,7 @@ import numpy as np
 import prometheus_client
 import pytest
 from usage_harness import Step, count, message
+from vllm_fakes import engine_of
 
 from vllm_integration.config import in_use
 from vllm_integration.config.settings import Settings
@@ -53,8 +54,8 @@ def test_graph_modes_are_asked_for_only_where_vllm_tells_them(
     pytest.importorskip("vllm")
     monkeypatch.setattr(status, "install", installed.append)
     monkeypatch.setattr(metrics, "_metrics", metrics._metrics)
-    for facts, made in ((None, []), (in_use.EngineFacts(8, "V2", 4, counts), ["graph_modes"] * counts)):
-        monkeypatch.setattr(in_use, "_facts", facts)
+    for engine, made in ((None, []), (engine_of(counts=counts), ["graph_modes"] * counts)):
+        monkeypatch.setattr(in_use, "_engine", engine)
         status.announce()
         assert installed == made
 

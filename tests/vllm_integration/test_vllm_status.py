@@ -17,10 +17,10 @@ import prometheus_client
 import pytest
 from prometheus_client import multiprocess
 from usage_harness import Step, message
+from vllm_fakes import engine_of
 
 import gpu_align
 from vllm_integration.config import in_use
-from vllm_integration.config.in_use import EngineFacts
 from vllm_integration.frontend import metrics, prediction, status
 from vllm_integration.frontend import usage as usage_collector
 from vllm_integration.frontend.usage import _BY_THE_WORKER, Collector
@@ -38,7 +38,7 @@ def defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("GPU_ALIGN_") or name == "VLLM_API_KEY"]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("GPU_ALIGN_RECIPES", "off")
-    monkeypatch.setattr(in_use, "_facts", EngineFacts(32, "V2", 64))
+    monkeypatch.setattr(in_use, "_engine", engine_of(32, max_num_seqs=64))
 
 
 def models() -> dict[str, str]:
@@ -101,13 +101,7 @@ def test_a_setting_cannot_break_the_line_that_says_what_the_server_is(
 def test_the_models_own_drafter_is_in_the_line_and_in_the_status(
     info_log: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    speculative = SimpleNamespace(method="mtp", num_speculative_tokens=32, **{in_use.INNER: 3})
-    config = SimpleNamespace(
-        speculative_config=speculative,
-        use_v2_model_runner=True,
-        scheduler_config=SimpleNamespace(max_num_seqs=64),
-    )
-    in_use.note_engine(config)
+    in_use.note_engine(engine_of(32, method="mtp", **{in_use.INNER: 3}))
     app = app_with()
     (line,) = info_log
     assert "K=32; other requests by mtp, 3 tokens; `prediction` on" in line
@@ -190,7 +184,7 @@ def test_without_its_name_and_without_our_drafter_there_is_no_status(
 ) -> None:
     assert get(app_with(plugins="another")).status_code == 404
     assert len(info_log) == 1
-    monkeypatch.setattr(in_use, "_facts", None)
+    monkeypatch.setattr(in_use, "_engine", None)
     assert get(app_with()).status_code == 404
     assert len(info_log) == 1
 

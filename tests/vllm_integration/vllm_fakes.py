@@ -183,6 +183,16 @@ class FakeEngine:
         return sampled[: sampled.index(eos) + 1] if eos in sampled else sampled
 
 
+def engine_of(K: int = 8, *, max_num_seqs: int = 4, counts: bool = False, **speculative: Any) -> Any:
+    """The configuration of a V2 engine, as far as the status shows it."""
+    return SimpleNamespace(
+        speculative_config=SimpleNamespace(num_speculative_tokens=K, **speculative),
+        use_v2_model_runner=True,
+        scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs),
+        observability_config=SimpleNamespace(cudagraph_metrics=counts),
+    )
+
+
 def request_of(req_id: str, *, predicted: bool = True, max_tokens: int = 100, written: int = 0) -> Any:
     """As much of a vLLM request as the draft budget reads."""
     params = SimpleNamespace(extra_args={wire.KEY: [1, 2]} if predicted else None, max_tokens=max_tokens)

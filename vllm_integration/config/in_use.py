@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..seams.install import off_reason
 
@@ -15,18 +15,7 @@ OUR_CLASSES = frozenset(
 INNER = "gpu_align_inner_tokens"
 
 
-class EngineFacts(NamedTuple):
-    """Of an engine that drafts from predictions. num_draft_tokens: K. runner: "V1" or "V2". counts_graph_modes:
-    whether vLLM tells each step's CUDA graph mode. drafter: the model's own beside ours, or empty."""
-
-    num_draft_tokens: int
-    runner: str
-    max_num_seqs: int
-    counts_graph_modes: bool = False
-    drafter: str = ""
-
-
-_facts: EngineFacts | None = None
+_engine: Any = None
 
 
 def drafts_predictions(vllm_config: Any, *, even_if_off: bool = False) -> bool:
@@ -51,15 +40,10 @@ def inner_tokens(vllm_config: Any) -> int:
 
 def note_engine(vllm_config: Any) -> None:
     """This configuration of an engine that drafts from predictions is complete."""
-    global _facts
-    runner = "V2" if vllm_config.use_v2_model_runner else "V1"
-    speculative, inner = vllm_config.speculative_config, inner_tokens(vllm_config)
-    drafter = f"{speculative.method}, {inner} tokens" if inner else ""
-    counts = bool(getattr(getattr(vllm_config, "observability_config", None), "cudagraph_metrics", False))
-    sizes = int(speculative.num_speculative_tokens), runner, int(vllm_config.scheduler_config.max_num_seqs)
-    _facts = EngineFacts(*sizes, counts, drafter)
+    global _engine
+    _engine = vllm_config
 
 
-def engine_here() -> EngineFacts | None:
-    """What `note_engine` was last told in this process."""
-    return _facts
+def engine_here() -> Any:
+    """What `note_engine` was last told in this process, or None."""
+    return _engine

@@ -11,7 +11,7 @@ from typing import Any
 
 import gpu_align
 
-from ..config.in_use import EngineFacts, engine_here
+from ..config.in_use import engine_here, inner_tokens
 from ..config.settings import SHOWN_HASH, Settings, packs_of
 from ..seams.guard import shown_reason
 from ..seams.install import install, off_reason
@@ -24,19 +24,20 @@ logger = logging.getLogger("vllm.gpu_align")
 PATH = "/gpu_align/status"
 
 
-def server_facts(engine: EngineFacts) -> dict[str, Any]:
+def server_facts(vllm_config: Any) -> dict[str, Any]:
     """What does not change while the server of this process runs, as docs/metrics.md shows it. Reads the packs,
     which may take a second; one that cannot be read here has no hash. settings: those not at their defaults."""
     import vllm
 
-    settings = Settings.here()
+    settings, speculative = Settings.here(), vllm_config.speculative_config
+    inner = inner_tokens(vllm_config)
     return {
         "version": gpu_align.__version__,
         "vllm": str(vllm.__version__),
-        "runner": engine.runner,
-        "num_draft_tokens": engine.num_draft_tokens,
-        "drafter": engine.drafter or None,
-        "max_num_seqs": engine.max_num_seqs,
+        "runner": "V2" if vllm_config.use_v2_model_runner else "V1",
+        "num_draft_tokens": int(speculative.num_speculative_tokens),
+        "drafter": f"{speculative.method}, {inner} tokens" if inner else None,
+        "max_num_seqs": int(vllm_config.scheduler_config.max_num_seqs),
         "endpoints": list(ENDPOINTS[:-1]),
         "recipes": [{"name": name, "hash": found} for name, found in packs_of(settings)],
         "memory_tokens": settings.memory_tokens,
@@ -70,7 +71,7 @@ def announce() -> None:
     if engine is None:
         return
     metrics.create()
-    if engine.counts_graph_modes:
+    if engine.observability_config.cudagraph_metrics:
         install("graph_modes")
     facts = server_facts(engine)
     packs = [f"{pack['name']}@{(pack['hash'] or '')[7:SHOWN_HASH]}".rstrip("@") for pack in facts["recipes"]]

@@ -150,12 +150,13 @@ def _probe_one(sources: Sources, seam: Seam) -> SeamStatus:
         if any(_has(base.node, member) for base in bases):
             return SeamStatus(seam, "found")
         return SeamStatus(seam, "missing", f"{name} has no {member}")
-    function = _method(bases, member) if member else found.node if isinstance(found.node, _Function) else None
-    body = digest(function) if function is not None and seam.kind in ("wrap", "implement") else ""
-    parameters = _of_function(function) if function is not None else None if member else _of_class(bases)
-    if parameters is None:
+    is_function = isinstance(found.node, _Function)
+    function = found.node if is_function else _method(bases, member or "__init__")
+    if function is None:
         return SeamStatus(seam, "missing", f"no callable {member or name}")
-    names, needed = parameters
+    body = digest(function) if seam.kind in ("wrap", "implement") else ""
+    names, needed = _of_function(function)
+    names = names[not (is_function or member) :]  # of a class its first argument is left out
     known, more = names[: len(seam.parameters)], names[len(seam.parameters) :]
     if tuple(known) != seam.parameters:
         expected = ", ".join(seam.parameters)
@@ -230,22 +231,8 @@ def difference(statuses: Sequence[SeamStatus] | None = None) -> str:
     )
 
 
-def _of_class(bases: list[_Found]) -> tuple[list[str], set[str]] | None:
-    """Names of all parameters of a class's call, and of those that need an argument; None without a class."""
-    if not bases:
-        return None
-    init = _method(bases, "__init__")
-    if init is not None:
-        names, needed = _of_function(init)
-        return names[1:], needed - {names[0]}
-    fields = [
-        node for base in reversed(bases) for node in _body(base.node) if isinstance(node, ast.AnnAssign)
-    ]
-    named = {node.target.id: node.value is None for node in fields if isinstance(node.target, ast.Name)}
-    return list(named), {name for name, required in named.items() if required}
-
-
 def _of_function(function: _Function) -> tuple[list[str], set[str]]:
+    """Names of all parameters, and of those that need an argument."""
     arguments = function.args
     positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
     keywords = [argument.arg for argument in arguments.kwonlyargs]
