@@ -150,13 +150,12 @@ def _probe_one(sources: Sources, seam: Seam) -> SeamStatus:
         if any(_has(base.node, member) for base in bases):
             return SeamStatus(seam, "found")
         return SeamStatus(seam, "missing", f"{name} has no {member}")
-    is_function = isinstance(found.node, _Function)
-    function = found.node if is_function else _method(bases, member or "__init__")
+    function = found.node if isinstance(found.node, _Function) else _method(bases, member or "__init__")
     if function is None:
         return SeamStatus(seam, "missing", f"no callable {member or name}")
     body = digest(function) if seam.kind in ("wrap", "implement") else ""
     names, needed = _of_function(function)
-    names = names[not (is_function or member) :]  # of a class its first argument is left out
+    names = names[function is not found.node and not member :]  # of a class its first argument is left out
     known, more = names[: len(seam.parameters)], names[len(seam.parameters) :]
     if tuple(known) != seam.parameters:
         expected = ", ".join(seam.parameters)
