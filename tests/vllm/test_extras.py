@@ -175,12 +175,14 @@ config = engine.core.scheduler.vllm_config
 dump_input._dump_engine_exception(config, engine.core.scheduler.schedule(), None)
 """
 LOSE = """
-from dataclasses import replace
-from vllm_integration.seams import install
-gone = dict((each.groups, each) for each in install.SEAMS if each.groups in [(name,) for name in {groups}])
-assert len(gone) == len({groups}), gone.keys()
-lost = lambda each: replace(each, attribute=each.attribute + "_") if each in gone.values() else each
-install.SEAMS = tuple(map(lost, install.SEAMS))
+def lose(groups):
+    from dataclasses import replace
+    from vllm_integration.seams import install
+    gone = dict((each.groups, each) for each in install.SEAMS if each.groups in [(name,) for name in groups])
+    assert len(gone) == len(groups), gone.keys()
+    rest = [each for each in install.SEAMS if each not in gone.values()]
+    install.SEAMS = (*rest, *(replace(each, attribute=each.attribute + "_") for each in gone.values()))
+lose({groups})
 """
 RESET = """
 import gc
@@ -335,22 +337,51 @@ def test_a_missing_name_costs_its_group_alone(runner: str, bench: Bench) -> None
     own = (*MISSING[""], *MISSING[runner])
     for groups in [(group,) for group in own] if os.environ.get(EACH) else [own]:
         with bench.engine(runner, f"without-{groups[0]}", before=LOSE.format(groups=groups)) as engine:
-            lines = engine.warnings()
-            installed = engine.seams()
+            lines, installed = engine.log.read_text().splitlines(), engine.seams()
             accepted = bench.accepted(engine.run(bench.requests))
-            print(f"{runner:4}{', '.join(groups):36} missing {accepted:4} {lines[-1:]}")
+            print(f"{runner:4}{', '.join(groups):36} missing {accepted:4}")
             assert not {*groups} & {*installed}
             for group in groups:  # usage is missed by the scheduler, too
                 assert any(f"gpu_align {GROUPS[group].costs}: " in line for line in lines), (group, lines)
             assert accepted >= 3 * (N - 1 - N // (K + 1) - 2)
 
 
-@pytest.mark.parametrize("group", ["config", "inputs", "v1"])
-def test_a_missing_name_of_the_core_costs_drafts_and_no_answer(group: str, bench: Bench) -> None:
-    with bench.engine("V1", f"no-{group}", before=LOSE.format(groups=(group,))) as engine:
-        assert bench.accepted(engine.run(bench.requests)) == 0
-        (line,) = [line for line in engine.warnings() if "gpu_align is off" in line]
-        print(f"V1  {group:36} missing    0 {line[-200:]}")
+VERSION = "from vllm_integration.seams import source_probe\nsource_probe.version_of = lambda *_: {!r}"
+#: A file of vLLM's that cannot be found.
+NO_FILE = """
+from vllm_integration.seams.source_probe import Sources
+Sources.text = lambda self, module, text=Sources.text: None if module == {!r} else text(self, module)
+"""
+TWO = """
+from importlib.metadata import EntryPoint
+from vllm_integration.seams import install
+points = [EntryPoint("gpu_align", "a:b", "vllm.x"), EntryPoint("gpu_align", "c:d", "vllm.x")]
+install.entry_points = lambda points=points, **_: points
+"""
+CORE = ("config", "inputs", "v1")
+OFF = "gpu_align is off, vLLM serves without predicted outputs: "
+#: A vLLM that is not as known: code before the start, the line that the log has, whether requests are drafted for.
+OTHERS = {
+    "an older version": (VERSION.format("0.31.2"), f"{OFF}vLLM 0.31.2 is older than 0.32.0", False),
+    "a newer version": (VERSION.format("0.99.0"), "gpu_align: not run with this version, 0.99.0, but with ", True),
+    "a file of an extra missing": (
+        NO_FILE.format("vllm.logging_utils.dump_input"), f"gpu_align {GROUPS['dump'].costs}: ", True,
+    ),
+    "a file of the core missing": (NO_FILE.format("vllm.v1.engine.input_processor"), OFF, False),
+    "two plugins": (TWO, "2 plugins are called gpu_align, vLLM loads the last one: ", True),
+    **{f"a name of {name} missing": (LOSE.format(groups=(name,)), OFF, False) for name in CORE},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_vllm_costs_one_line_and_no_answer(other: str, bench: Bench) -> None:
+    before, says, drafts = OTHERS[other]
+    with bench.engine("V1", other.replace(" ", "-"), before=before) as engine:
+        accepted, lines = bench.accepted(engine.run(bench.requests)), engine.log.read_text().splitlines()
+        told = [line for line in lines if says in line]
+        print(f"V1  {other:36} {accepted:4} {told}")
+        assert len(told) == 1, lines
+        assert bool(accepted) is drafts
 
 
 #: Extras of the API server: the function that raises, and the words of its line.
