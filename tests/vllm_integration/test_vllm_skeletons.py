@@ -25,6 +25,11 @@ class Tokenizer:
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
+        self.read: list[str] = []
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        self.read.append(text)
+        return [*map(ord, text)]
 
     def apply_chat_template(self, messages: list[dict[str, Any]], **more: Any) -> str:
         self.asked.append(more)
@@ -40,7 +45,8 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     monkeypatch.setattr(conversation, "kept", conversation.Views())
     monkeypatch.setenv("GPU_ALIGN_CONVERSATION", "1")
     engine = Engine(limit=2000)
-    engine.renderer.tokenizer = Tokenizer()
+    engine.renderer.tokenizer = tokenizer = Tokenizer()
+    engine.renderer.read = tokenizer.read
     return engine
 
 
