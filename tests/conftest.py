@@ -4,9 +4,10 @@ import gc
 import os
 from typing import Any
 
-import fast_interpreter
 import pytest
 import torch
+
+from tests import fast_interpreter
 
 # Triton decides at decoration time, so this must come before any kernel module is imported.
 if not torch.cuda.is_available():
@@ -22,22 +23,35 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 # Two workers on two cores: each test process keeps to itself.
 torch.set_num_threads(1)
 
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--campaign-count",
+        type=int,
+        default=1,
+        metavar="N",
+        help="tests/campaign checks N times as many cases, drawn from another seed",
+    )
+
+
 gc.disable()  # until all tests are imported: what they import stays
 
 #: Tests that share an engine or a server run on one worker, so that it starts once: group → parts of their ids.
 #: The longest come first, so that the workers end together. The rest uses vLLM in the test process.
 ENGINES = {
-    "campaign": ["small_counts[greedy]", "small_counts[distribution]", "small_counts[aborts]"],
+    "campaign": ["campaign/test_greedy", "campaign/test_distribution"],
     "inner": ["test_v2_inner"],
+    "extras": ["vllm/test_extras"],
     "bench": ["test_vllm_server_bench", "test_gpu_check"],
-    "campaign-server": ["small_counts["],
+    "campaign-server": ["campaign/"],
     "hybrid": ["test_v2_hybrid"],
     "upstream": ["test_v2_upstream"],
     "real": ["test_real_model"],
     "server": ["test_usage_server", "test_vllm_request_endpoints", "test_vllm_request_clients"],
     "v2": ["test_v2_output"],
     "v2-server": ["test_v2_server"],
-    "ranks": ["small_counts[processes]"],
+    "ranks": ["campaign/test_ranks"],
+    "faults": ["vllm/test_faults"],
     "recipes": ["test_v2_recipes"],
     "in-process": [""],
 }

@@ -13,7 +13,6 @@ import runpy
 import shlex
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -213,56 +212,3 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
         text = page.read_text(encoding="utf-8")
         assert not loads.findall(text), page.name
         assert 'data-md-component="source"' not in text, f"{page.name} asks api.github.com"
-
-
-# --- stability.md names what is stable; the rest of each reference is provisional ---
-
-STABILITY = (ROOT / "docs" / "stability.md").read_text(encoding="utf-8")
-
-
-def listed(pattern: str, section: str) -> Counter[str]:
-    """Names of a section, in whole code spans."""
-    text = STABILITY.split(f"## {section}")[1].split("\n## ")[0]
-    return Counter(re.findall(rf"`({pattern})`", text))
-
-
-def rows_of(page: str, pattern: str) -> set[str]:
-    return set(re.findall(rf"^\| `({pattern})`", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE))
-
-
-def test_every_stable_name_of_python_is_in_the_reference() -> None:
-    found = listed(r"gpu_align\.[\w.]+", "Python")
-    assert len(found) >= 4
-    assert set(found) <= {f"gpu_align.{name}" for name in gpu_align.__all__} | set(REFERENCE)
-
-
-def test_every_setting_metric_and_command_is_documented_and_the_stable_ones_exist() -> None:
-    pytest.importorskip("pydantic")
-    from typer.main import get_command
-
-    from gpu_align.tools.cli import app
-    from gpu_align.tools.step_log import FORMAT
-    from vllm_integration.config.settings import PREFIX, Settings
-    from vllm_integration.frontend.metrics import SPECS
-
-    settings = {PREFIX + name.upper() for name in Settings.model_fields}
-    page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
-    documented = set(re.findall(r"^- `(GPU_ALIGN_\w+)`", page, re.MULTILINE))
-    assert documented == settings
-    assert set() < set(listed(r"GPU_ALIGN_\w+", "Settings")) <= settings
-    metrics = {spec.name + ("_total" if spec.kind == "Counter" else "") for spec in SPECS.values()}
-    assert rows_of("docs/metrics.md", r"gpu_align_\w+") == metrics
-    assert set() < set(listed(r"gpu_align_\w+", "Metrics")) <= metrics
-
-    def commands(command: object, words: str) -> set[str]:
-        inner = getattr(command, "commands", {})
-        found = {found for name, member in inner.items() for found in commands(member, f"{words} {name}")}
-        return found or {words}
-
-    known = commands(get_command(app), "gpu-align")
-    assert set() < set(listed(r"gpu-align [a-z ]+", "Command line")) <= known
-    paths = rows_of("docs/clients.md", r"/v1/[\w/]+")
-    assert len(paths) >= 4
-    fields = "accepted_prediction_tokens", "rejected_prediction_tokens", "vllm_xargs.gpu_align_prediction"
-    assert {*paths, *fields} <= set(listed(r"[\w/.]+", "HTTP"))
-    assert f"`{FORMAT}`" in STABILITY

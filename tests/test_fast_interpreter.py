@@ -82,10 +82,10 @@ def every_operation() -> list[float]:
 
 
 def test_every_operation_is_tritons_own() -> None:
-    code = "import test_fast_interpreter as module; print(module.every_operation())"
+    code = "from tests import test_fast_interpreter as module; print(module.every_operation())"
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code],
-        cwd=Path(__file__).parent,
+        cwd=Path(__file__).parents[1],
         capture_output=True,
         text=True,
     )

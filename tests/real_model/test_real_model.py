@@ -14,10 +14,9 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from v2_harness import Request, V2Engine
-
 from benchmarks.real_model.model import FOLDER, ModelError, locked, model_folder
 from gpu_align import hf
+from tests.vllm.engines import Request, V2Engine
 
 pytestmark = pytest.mark.real
 

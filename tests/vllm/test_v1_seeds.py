@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from v2_harness import Request, V2Engine, prompt_of
+
+from tests.vllm.engines import Request, V2Engine, prompt_of
 
 pytestmark = pytest.mark.vllm
 

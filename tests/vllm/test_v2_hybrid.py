@@ -3,7 +3,6 @@ that come and go leave no trace in their states. Their step kernels are vLLM's o
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,15 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_llama import greedy_by_transformers
-from v2_harness import SHORT, Request, Run, V2Engine, copy_vllm, edited, prompt_of
+
+from tests.vllm.engines import SHORT, Request, Run, V2Engine, edited, prompt_of
+from tests.vllm.tiny_llama import greedy_by_transformers
 
 pytestmark = pytest.mark.vllm
 
 Greedy = Callable[[list[int], int], list[int]]
 N = 16
-#: Requests of an engine: a multiple of 6, more to be surer.
-NUM_REQUESTS = int(os.environ.get("HYBRID_REQUESTS", "12"))
 SIZES: dict[str, Any] = {
     "vocab_size": 404,
     "hidden_size": 64,
@@ -130,7 +128,7 @@ def start(family: str, hybrid: Path, tmp_path_factory: pytest.TempPathFactory) -
     return start
 
 
-def wrong(engine: V2Engine, greedy: Greedy, count: int = NUM_REQUESTS) -> tuple[list[int], Run]:
+def wrong(engine: V2Engine, greedy: Greedy, count: int = 12) -> tuple[list[int], Run]:
     """Requests with other answers than transformers gives. Predictions are right, right at first, wrong at first,
     and none: rows with accepted, rejected and no drafts stand beside and follow each other."""
     draw = random.Random(5)
@@ -161,61 +159,16 @@ def test_a_recurrent_model_writes_what_it_writes_without_drafts(
 ) -> None:
     with start() as engine:
         others, run = wrong(engine, greedy)
-    print(f"{len(run.outputs)} requests, {run.accepted} accepted, {run.preemptions} preemptions")
     assert others == []
     assert run.preemptions
 
 
-#: File of vLLM → what stands there, and what stood there before its fix. The last: as V1 decided.
-UNFIXED = {
-    "vllm/v1/attention/backends/gdn_attn.py": [
-        (
-            "if num_spec_decodes == 0:",
-            "if num_decode_draft_tokens_cpu[spec_sequence_masks_cpu].sum().item() == 0:",
-        ),
-    ],
-    "vllm/v1/worker/gpu/model_states/mamba_hybrid.py": [
-        (
-            "is_decode, num_draft_tokens_per_req",
-            "is_decode & (num_draft_tokens_per_req > 0), num_draft_tokens_per_req",
-        ),
-        (
-            "if not for_capture and self.vllm_config.num_speculative_tokens > 0:",
-            "if not for_capture and input_batch.num_draft_tokens > 0:",
-        ),
-    ],
-}
-
-
-@pytest.fixture(scope="module")
-def unfixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A search path with vLLM as it was before its fix."""
-    return unfixed_in(tmp_path_factory.mktemp("unfixed"))
-
-
-def unfixed_in(directory: Path) -> Path:
-    copy = directory / "site"
-    copy_vllm(copy, list(UNFIXED))
-    for name, changes in UNFIXED.items():
-        for now, before in changes:
-            text = (copy / name).read_text()
-            assert text.count(now) == 1
-            (copy / name).write_text(text.replace(now, before))
-    return copy
-
-
 @pytest.mark.parametrize("family", ["Mamba2", "Qwen3Next"], indirect=True, scope="module")
-@pytest.mark.parametrize("is_fixed", [True, False])
-def test_and_does_not_without_vllms_fix(
-    start: Callable[..., V2Engine], greedy: Greedy, unfixed: Path, is_fixed: bool
+def test_a_step_without_drafts_goes_on_from_the_states_after_those_with_them(
+    start: Callable[..., V2Engine], greedy: Greedy
 ) -> None:
-    """A step in which no row has drafts, planned as without speculation, goes on from the state before the drafts.
-    (With prefix caching vLLM copies states after each step.)"""
-    environment = {"VLLM_ENABLE_FLA_PACKED_RECURRENT_DECODE": "0"}  # by a kernel that can be interpreted
-    settings = {"enable_prefix_caching": False, "asynchronous": False, "delay_counts": 0}
-    if not is_fixed:
-        here = Path(__file__).parent
-        environment["PYTHONPATH"] = os.pathsep.join(map(str, [unfixed, here.parents[1], here]))
-    with start("", environment, **settings) as engine:
+    """Where nothing else copies states after a step: without prefix caching, in synchronous scheduling."""
+    packed = {"VLLM_ENABLE_FLA_PACKED_RECURRENT_DECODE": "0"}  # by a kernel that can be interpreted
+    with start("", packed, enable_prefix_caching=False, asynchronous=False, delay_counts=0) as engine:
         others, _ = wrong(engine, greedy, 12)
-    assert bool(others) is not is_fixed
+    assert others == []

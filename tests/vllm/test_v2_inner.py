@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from v2_harness import SHORT, Request, Run, V2Engine, edited, prompt_of
 
 from gpu_align.tools.step_log import read_step_log
-from tests.campaign.distribution import MOST_ERRORS, Draws, judge, written
-from tests.campaign.sampling_oracle import Filters, Oracle
+from tests.campaign.sampling_oracle import Filters, Oracle, judge, written
+from tests.vllm.engines import SHORT, Request, Run, V2Engine, edited, prompt_of
 from vllm_integration.seams.guard import Guard
 
 pytestmark = pytest.mark.vllm
@@ -107,12 +106,12 @@ EACH_DRAFTER = pytest.mark.parametrize(
     ("method", "asynchronous"),
     [
         ("draft_model", False),
-        ("draft_model", True),
         ("eagle", False),
         ("eagle3", True),
         ("mtp", False),
         ("ngram_gpu", True),
     ],
+    ids=lambda value: {False: "synchronous", True: "asynchronous"}.get(value, value),
 )
 
 
@@ -190,13 +189,11 @@ def test_sampled_tokens_have_the_distribution_of_the_model(
     ]
     run = start_beside("draft_model-False", "draft_model", **TIGHT).run(requests)
     for ours in (0, 1):
-        draws = Draws(undrafted=False)
-        for each in written(requests, run)[ours::2]:
-            draws.add(each)
-        verdict = judge(Oracle(tiny_model), Filters(1.0), draws, seed=0)
-        assert draws.count > 200
-        assert verdict.holds()
-        assert abs(verdict.tilt) < MOST_ERRORS * verdict.error < 0.2
+        answers = written(requests, run)[ours::2]
+        verdict = judge(Oracle(tiny_model), Filters(1.0), answers, seed=0)
+        assert sum(sum(answer.drafted) for answer in answers) > 200
+        assert verdict.holds(limit=2e-4)
+        assert abs(verdict.tilt) < 4 * verdict.error < 0.2
 
 
 def test_steps_in_which_ours_is_empty_can_have_the_models(start_beside: Start, greedy: Greedy) -> None:
@@ -221,7 +218,9 @@ def test_steps_in_which_ours_is_empty_can_have_the_models(start_beside: Start, g
 
 
 @pytest.mark.parametrize(("num_ranks", "dummy_run"), [(2, False), (1, True), (1, False)])
-def test_where_ranks_could_part_the_engine_ends_as_without_us(num_ranks: int, dummy_run: bool) -> None:
+def test_an_inner_drafter_that_fails_on_several_ranks_ends_the_engine(
+    num_ranks: int, dummy_run: bool
+) -> None:
     """And at its start. On one rank requests go on without the model's drafts."""
     from vllm_integration.worker.speculator import with_predictions
 

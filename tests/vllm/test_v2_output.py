@@ -1,5 +1,5 @@
 """The V2 model runner of a real engine: the output is the model's own, in fewer steps. (Whatever is
-predicted: the campaign's `greedy` and `aborts`.)"""
+predicted: `tests/campaign`.)"""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from tiny_llama import greedy_by_transformers
-from v2_harness import SHORT, Request, Run, V2Engine, edited, good_and_bad, prompt_of
+
+from tests.vllm.engines import SHORT, Request, Run, V2Engine, edited, good_and_bad, prompt_of
+from tests.vllm.tiny_llama import greedy_by_transformers
 
 pytestmark = pytest.mark.vllm
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import pytest
 import yaml
-from v2_harness import SHORT, Request, V2Engine, prompt_of
 
 from gpu_align.recipes import Misses, learn
+from tests.vllm.engines import SHORT, Request, V2Engine, prompt_of
 
 pytestmark = pytest.mark.vllm
 

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from request_server import serve
-from usage_harness import ask_all, chat, moved, scrape, variants
 
-from tests.campaign.recount import Logs, of_prediction, recount
+from tests.vllm.clients import Logs, ask_all, chat, moved, of_prediction, recount, scrape, variants
+from tests.vllm.engines import serve
 
 pytestmark = pytest.mark.vllm
 

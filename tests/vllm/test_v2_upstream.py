@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from v2_harness import (
+
+from tests.vllm.engines import (
     MAX_MODEL_LEN,
     SHORT,
     Request,
@@ -21,7 +22,6 @@ from v2_harness import (
     prompt_of,
     vllm_version,
 )
-
 from vllm_integration.seams.table import SEAMS
 
 PATCH = Path(__file__).with_name("upstream.patch")

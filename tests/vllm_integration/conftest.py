@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_llama import build, build_bytes
-from vllm_harness import Server
 
+from tests.vllm.engines import Server
+from tests.vllm.tiny_llama import build, build_bytes
 from vllm_integration.config import settings
 from vllm_integration.frontend import prediction, streams
 from vllm_integration.seams import guard
@@ -77,7 +77,7 @@ def info_log() -> Iterator[list[str]]:
 @pytest.fixture(scope="module")
 def request_app() -> Iterator[Any]:
     """vLLM's HTTP application around a fake serving, with the plugin on and its settings at their defaults."""
-    from request_app import make_app
+    from tests.vllm_integration.fakes import make_app
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compat, "_off_reason", None)
@@ -89,7 +89,7 @@ def request_app() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def byte_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server whose model can write any text, JSON too; stopped at the end."""
-    from request_server import serve
+    from tests.vllm.engines import serve
 
     model = build_bytes(tmp_path_factory.mktemp("byte-llama"))
     no_free_space = ("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}')
@@ -111,7 +111,7 @@ def server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """The OpenAI server in its own process, without recipes; stopped at the end.
 
     Its step logs grow with each step, which a log that has ended does not show, and it tells of each request."""
-    from request_server import serve
+    from tests.vllm.engines import serve
 
     if not any(point.name == "gpu_align" for point in entry_points(group="vllm.general_plugins")):
         pytest.fail("vLLM finds the plugin by its entry point: run `pip install -e .` first")

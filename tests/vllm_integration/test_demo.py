@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import base64
 import hashlib
 import json
@@ -18,10 +17,9 @@ pytest.importorskip("typer")
 pytest.importorskip("httpx")
 from typer.testing import CliRunner
 
-from benchmarks.corpus.mix import ByteTokenizer
 from gpu_align.tools.bench import command as bench
 from gpu_align.tools.bench.client import Answer, BenchError, Counts
-from gpu_align.tools.bench.measure import FIELDS, Result, Sample, Turn
+from gpu_align.tools.bench.measure import Result, Sample, Turn
 from gpu_align.tools.cli import app
 from gpu_align.tools.console import print_table
 from gpu_align.tools.simulate.tokenizers import TextTokenizer, load_tokenizer, token_texts
@@ -48,20 +46,6 @@ def spelling(tok: Any, tmp_path_factory: pytest.TempPathFactory) -> TextTokenize
     return load_tokenizer(str(folder))
 
 
-# --- the task -------------------------------------------------------------------------------------------
-
-
-def test_edits_turn_the_original_into_the_answer() -> None:
-    for text in (task.ORIGINAL, task.EDITED):
-        ast.parse(text)
-    gone = {"DRY = 0.30": 1, "export": 1, "pick": 3}
-    come = {"DRY = 0.35\n": 1, "driest(": 3, "def days_left(self, daily):": 1, "days_left(daily=4)": 1}
-    for words, count in gone.items():
-        assert (task.ORIGINAL.count(words), task.EDITED.count(words)) == (count, 0)
-    for words, count in come.items():
-        assert (task.ORIGINAL.count(words), task.EDITED.count(words)) == (0, count)
-
-
 # --- the tokenizer --------------------------------------------------------------------------------------
 
 
@@ -73,12 +57,6 @@ def test_the_tokenizer_and_the_page_spell_every_text(spelling: TextTokenizer, to
     assert tok.decode(ids) == text
     if "\0" not in text:
         assert "".join(token_texts(spelling, ids)) == text
-
-
-def test_a_character_of_several_tokens_shows_once(spelling: TextTokenizer, tok: Any) -> None:
-    ids = model.encode(tok, "a🌱b")
-    assert len(ids) == 6  # four bytes that training has never seen together
-    assert token_texts(spelling, ids) == ["a", "", "", "", "🌱", "b"]
 
 
 def test_chat_template_and_files_on_disk(tok: Any, tmp_path: Path) -> None:
@@ -109,13 +87,6 @@ SMALL = model.ModelSpec(
     prompts=tuple(f'[{{"role": "user", "content": "{verb} it"}}]' for verb in ("say", "call")),
     answers=("abc abd abc abe", "{abd abe}"),
 )
-
-
-def test_cache_key_follows_the_spec() -> None:
-    changes: list[dict[str, Any]] = [{}, {"seed": 1}, {"layers": 5}]
-    changes += [{name: ("x",)} for name in ("answers", "prompts")]
-    assert len({replace(model.ModelSpec(), **change).key() for change in changes}) == len(changes)
-    assert model.ModelSpec().key() == model.ModelSpec().key()
 
 
 def test_training_makes_a_folder_that_generates_the_answer(
@@ -178,19 +149,17 @@ def test_the_model_comes_from_the_option_or_the_environment(
 
 
 @pytest.mark.parametrize(
-    ("model", "ngram", "timeout_s", "failure", "code"),
+    ("name", "ngram", "failure", "code"),
     [
-        (None, True, 300.0, BenchError("it ended", log="its log"), 2),
-        ("org/name", False, 3600.0, KeyboardInterrupt(), 130),
+        (None, True, BenchError("it ended", log="its log"), 2),
+        ("org/name", False, KeyboardInterrupt(), 130),
     ],
 )
-def test_what_bench_is_given(
+def test_the_demo_measures_servers_with_the_same_model(
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
-    model: str | None,
+    name: str | None,
     ngram: bool,
-    timeout_s: float,
     failure: BaseException,
     code: int,
 ) -> None:
@@ -198,27 +167,12 @@ def test_what_bench_is_given(
     monkeypatch.setattr(bench, "measure_servers", lambda *given: seen.extend(given) or failure)
     monkeypatch.setattr(demo_run, "problems", list)
     monkeypatch.setattr(demo_run, "_tiny_model", lambda console: tmp_path / "tiny")
-    monkeypatch.setenv("DEMO_DTYPE", "bfloat16")
-    (tmp_path / "steps").mkdir()
-    (tmp_path / "steps" / "old.yaml").write_text("")
-    assert demo.run_demo(model, tmp_path, ngram) == code
+    assert demo.run_demo(name, tmp_path, ngram) == code
     served, session = seen
-    settings = session.settings
-    assert (served.model, served.timeout_s) == (model or str(tmp_path / "tiny"), timeout_s)
+    assert served.model == (name or str(tmp_path / "tiny"))
     methods = [kind.speculation["method"] for kind in served.kinds.values()]
     assert methods == ["custom_class", "ngram"][: 1 + ngram]
-    options = dict(zip(served.arguments[-4::2], served.arguments[-3::2], strict=True))
-    name, dtype = ("tiny-editor", "float32") if model is None else (model, "bfloat16")
-    assert options == {"--served-model-name": name, "--dtype": dtype}
-    assert served.env["GPU_ALIGN_DEBUG_DIR"] == str(tmp_path / "steps")
-    assert ("HF_HUB_OFFLINE" in served.env) == (model is None)
-    assert (served.logs, served.together) == (tmp_path, model is None)
-    assert served.body == {"return_token_ids": True}
-    assert list((tmp_path / "steps").iterdir()) == []
-    calls = tuple(f"call, {name}" for name in ("none", "context", "edited"))
-    ours = ("none", "context", "verbatim", "edited", *calls)
-    assert settings.modes == (*ours, *("n-gram", "call, n-gram")[: 2 * ngram])
-    assert (settings.concurrency, settings.rounds, settings.requests_at(1, 1)) == ((1,), 3, 1)
+    assert ("HF_HUB_OFFLINE" in served.env) == (name is None)
     assert [pair.messages() for pair in session.pairs] == [task.MESSAGES, task.CALL_MESSAGES]
     sent = session.predict(session.pairs, ["an output", "a call"])
     assert sent.texts == {
@@ -226,25 +180,6 @@ def test_what_bench_is_given(
         "edited": [task.ORIGINAL],
         "call, edited": ["", {"type": "content", "content": task.ORIGINAL, "views": ["json"]}],
     }
-    assert sent.pair_of == {mode: int(mode.startswith("call")) for mode in settings.modes}
-    assert sent.fields == dict.fromkeys(("context", "call, context"), FIELDS["context"])
-    shown = capsys.readouterr().out
-    assert ("demo: it ended\nits log" if code == 2 else "demo: interrupted") in shown
-
-
-def test_what_stands_in_the_way_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    real = demo_run.find_spec
-    monkeypatch.setattr(demo_run, "find_spec", lambda name: None if name == "httpx" else real(name))
-    assert demo.run_demo(out_dir=tmp_path / "out") == 2
-    assert "not installed: httpx. Run: pip install -e '.[cpu,demo]'" in capsys.readouterr().out
-    assert not (tmp_path / "out").exists()
-    monkeypatch.setattr(demo_run, "problems", list)
-    (tmp_path / "out").symlink_to(tmp_path / "nowhere" / "at" / "all")
-    assert demo.run_demo(out_dir=tmp_path / "out") == 2
-    (said,) = capsys.readouterr().out.splitlines()
-    assert said.startswith("demo: ")
 
 
 # --- what is measured, the table and the page -----------------------------------------------------------
@@ -264,7 +199,9 @@ def _row(name: str = "none", steps: int = 40, seconds: float = 2.0, identical: b
         (40, 3.0, False, ["output differs", "fewer verification steps", "expected less than 2.00 s"]),
     ],
 )
-def test_what_the_demo_promises(steps: int, seconds: float, identical: bool, expected: list[str]) -> None:
+def test_a_slower_or_different_answer_fails_the_demo(
+    steps: int, seconds: float, identical: bool, expected: list[str]
+) -> None:
     found = demo_run.failures([_row(), _row("verbatim", steps, seconds, identical)], "verbatim")
     assert len(found) == len(expected)
     assert all(part in line for part, line in zip(expected, found, strict=True))
@@ -332,6 +269,18 @@ def test_rows_are_what_bench_has_measured(tmp_path: Path) -> None:
 
 
 # --- the page and the table --------------------------------------------------------------------------
+
+
+class ByteTokenizer:
+    """One token a byte of UTF-8."""
+
+    name, vocab_size = "bytes", 256
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id])
 
 
 def _page_rows() -> list[page.Row]:

@@ -1,6 +1,6 @@
 """The ledger and the collector: how the parts of a step meet, and every way in which a request can end.
 
-What responses of each endpoint then show is recounted by the campaign's `counts`.
+What responses of each endpoint then show is recounted by `tests/campaign/test_counts.py`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from usage_harness import Step, message
-from vllm_fakes import engine_of
 
+from tests.vllm_integration.fakes import Step, engine_of, message
 from vllm_integration.config import in_use
 from vllm_integration.config.settings import Settings
 from vllm_integration.frontend import usage as frontend
@@ -321,7 +320,7 @@ def test_ten_thousand_requests_leave_nothing(front: FrontEnd) -> None:
     assert not alive
 
 
-def test_what_an_aborted_request_does_is_counted_nowhere(
+def test_steps_of_an_aborted_request_are_not_counted(
     front: FrontEnd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     front.start("a")

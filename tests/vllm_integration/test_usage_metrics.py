@@ -11,9 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import prometheus_client
 import pytest
-from usage_harness import Step, count, message
-from vllm_fakes import engine_of
 
+from tests.vllm_integration.fakes import Step, count, engine_of, message
 from vllm_integration.config import in_use
 from vllm_integration.config.settings import Settings
 from vllm_integration.frontend import metrics, status, usage
@@ -152,27 +151,20 @@ def test_values_are_observed_together_as_they_are_one_by_one() -> None:
     assert found[0] == found[1]
 
 
-# GPU_ALIGN_VERBOSE: ids and counts alone.
-ENDED = (
-    "gpu_align: request a ended: 20 tokens in 4 steps, 5.0 a step; prediction of 30 tokens; "
-    "draft tokens accepted of verified: prediction 13 of 16, context 1 of 2"
-)
-ABORTED = (
-    r"gpu_align: request c\nERROR d aborted: 0 tokens in 0 steps, 0.0 a step; prediction of 0 tokens; "
-    "draft tokens accepted of verified: none verified"
-)
-STEPS = [
-    "gpu_align: request a step 0: no draft",
-    "gpu_align: request a step 1: 16 proposed from prediction, 16 verified, 13 accepted",
-    "gpu_align: request a step 2: 4 proposed from prediction, 0 verified, 0 accepted",
-    "gpu_align: request a step 3: 2 proposed from context, 2 verified, 1 accepted",
-]
+def test_the_dashboard_shows_every_metric_and_no_other() -> None:
+    found = json.loads(DASHBOARD.read_text())
+    queries = [target["expr"] for panel in found["panels"] for target in panel["targets"]]
+    queries += [variable["query"]["query"] for variable in found["templating"]["list"][1:]]
+    shown = {name for query in queries for name in re.findall(r"\bgpu_align_\w+", query)}
+    assert shown <= set(SAMPLES)
+    assert {SAMPLES[name].name for name in shown} == {spec.name for spec in metrics.SPECS.values()}
 
 
-@pytest.mark.parametrize(("level", "told"), [(0, []), (1, [ENDED]), (2, [*STEPS, ENDED])])
-def test_what_is_told_at_each_level(
-    info_log: list[str], monkeypatch: pytest.MonkeyPatch, level: int, told: list[str]
+@pytest.mark.parametrize(("level", "lines"), [(0, 0), (1, 2), (2, 6)])
+def test_a_line_for_each_request_or_step_by_level(
+    info_log: list[str], monkeypatch: pytest.MonkeyPatch, level: int, lines: int
 ) -> None:
+    """GPU_ALIGN_VERBOSE: ids, escaped, and counts."""
     monkeypatch.setattr(usage, "_settings", lambda: Settings(verbose=level))
     collector = Collector()
     collector.follow("a", wire.Prediction(token_ids=b"\1\0\0\0" * 30))
@@ -181,16 +173,9 @@ def test_what_is_told_at_each_level(
     for some, kept in ((steps[:3], 18), (steps[3:], 2)):
         count(collector, "a", message(some), kept)
     collector.follow("c\nERROR d", wire.Prediction(token_ids=b""))
-    collector.end("a")
-    collector.end("a")
-    collector.end("c\nERROR d", aborted=True)  # an id that a client chose
-    assert info_log == [*told, *[ABORTED] * (level > 0)]
-
-
-def test_the_dashboard_shows_every_metric_and_no_other() -> None:
-    found = json.loads(DASHBOARD.read_text())
-    queries = [target["expr"] for panel in found["panels"] for target in panel["targets"]]
-    queries += [variable["query"]["query"] for variable in found["templating"]["list"][1:]]
-    shown = {name for query in queries for name in re.findall(r"\bgpu_align_\w+", query)}
-    assert shown <= set(SAMPLES)
-    assert {SAMPLES[name].name for name in shown} == {spec.name for spec in metrics.SPECS.values()}
+    for req_id in ("a", "a", "c\nERROR d"):  # an id that a client chose
+        collector.end(req_id, aborted="d" in req_id)
+    assert len(info_log) == lines
+    assert all(line.isprintable() for line in info_log)
+    assert not level or "20 tokens in 4 steps" in info_log[-2]
+    assert not level or r"c\nERROR d aborted" in info_log[-1]

@@ -1,6 +1,6 @@
 """What a running server tells beside the usage of its answers: step logs, lines, metrics and the status.
 
-Usage and counters themselves are recounted by the campaign's `counts`.
+Usage and counters themselves are recounted by `tests/campaign/test_counts.py`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
-from usage_harness import ask_all, chat, moved, scrape, variants
-from vllm_harness import K, Server
 
-from tests.campaign.http_client import Answer
-from tests.campaign.recount import Logs
+from tests.vllm.clients import Answer, Logs, ask_all, chat, moved, scrape, variants
+from tests.vllm.engines import SERVER_K as K
+from tests.vllm.engines import Server
 
 pytestmark = pytest.mark.vllm
 

@@ -87,7 +87,7 @@ def test_recurrent_layers_that_were_not_run_are_refused(
     assert bool(engine_config.refused_layers(config)) is not served
 
 
-def test_v1_does_without(plugin_log: list[str]) -> None:
+def test_v1_turns_adaptive_verification_off(plugin_log: list[str]) -> None:
     V1Config().post_init()
     (line,) = plugin_log
     assert "V1" in line

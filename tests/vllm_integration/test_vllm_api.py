@@ -10,11 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from request_app import Engine, Renderer, taken
-from usage_harness import refused
-from vllm_fakes import config
 
-from tests.campaign.wire_bodies import is_taken, predictions
+from tests.vllm_integration.fakes import Engine, Renderer, config, refused, taken
 from vllm_integration.config.in_use import drafts_predictions
 from vllm_integration.config.settings import Settings
 from vllm_integration.frontend import conversation, middleware
@@ -99,23 +96,6 @@ def test_a_malformed_prediction_is_named_and_not_repeated(value: Any, message: s
     assert len(str(caught.value)) < 200
 
 
-def check(value: Any, *, plain_text: bool) -> None:
-    """What the documentation says of a value is what becomes of it."""
-    if is_taken(value, plain_text=plain_text, characters=1000, parts=50):
-        parse_prediction(value, LIMITS, plain_text=plain_text)
-        return
-    with pytest.raises(FieldError, match=r"^prediction") as caught:
-        parse_prediction(value, LIMITS, plain_text=plain_text)
-    assert len(str(caught.value)) < 200
-
-
-@pytest.mark.parametrize("plain_text", [False, True])
-def test_every_value_is_taken_or_refused_as_documented(plain_text: bool) -> None:
-    for value in predictions():
-        if value is not None:
-            check(value, plain_text=plain_text)
-
-
 @pytest.mark.parametrize(
     ("reason", "value", "text"),
     [
@@ -130,7 +110,7 @@ def test_every_value_is_taken_or_refused_as_documented(plain_text: bool) -> None
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_what_is_over_a_limit_is_cut_and_counted_or_refused(
+def test_a_prediction_over_a_limit_is_cut_and_counted_or_refused(
     reason: str, value: Any, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[Any] = []
@@ -252,7 +232,7 @@ SERVED: list[tuple[dict[str, Any], Any, dict[str, Any], dict[str, Any] | None, P
 
 
 @pytest.mark.parametrize(("server", "prediction", "fields", "xargs", "known"), SERVED)
-def test_what_is_served(
+def test_a_request_reaches_vllm_without_the_plugins_fields(
     server: dict[str, Any],
     prediction: Any,
     fields: dict[str, Any],
@@ -320,7 +300,7 @@ XARGS = f"vllm_xargs.{KEY}"
         ],
     ],
 )
-def test_what_is_refused_is_named_and_not_repeated(
+def test_a_refusal_names_the_field_and_repeats_no_value(
     server: dict[str, Any],
     prediction: Any,
     fields: dict[str, Any],
@@ -360,7 +340,7 @@ def test_a_view_that_is_cut_or_fails_is_counted(
     assert plugin_log == ["A prediction is used without its views: RuntimeError"]
 
 
-def test_what_is_refused_is_counted() -> None:
+def test_refused_predictions_are_counted() -> None:
     before = [refused(reason) for reason in ("malformed", "unsupported")]
     call(Engine(), content(5))
     call(Engine(), content("ab"), use_beam_search=True)
@@ -492,7 +472,7 @@ def test_an_unforeseen_error_serves_the_request_without(
         ("ngram", "ngram", False),
     ],
 )
-def test_whose_engine_it_is(method: str, model: str, ours: bool) -> None:
+def test_the_drafter_is_known_by_its_class(method: str, model: str, ours: bool) -> None:
     vllm_config = config()
     vllm_config.speculative_config.method = method
     vllm_config.speculative_config.model = model

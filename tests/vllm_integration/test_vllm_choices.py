@@ -7,11 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from usage_harness import refused
-from vllm_fakes import config
 
 from gpu_align import RecipePack
 from gpu_align.recipes import Recipe
+from tests.vllm_integration.fakes import config, refused
 from vllm_integration.config import settings as packs
 from vllm_integration.config.settings import Settings
 from vllm_integration.frontend import inputs
@@ -51,7 +50,7 @@ def two_packs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         *[({"gpu_align": on}, {"drafts": True}) for on in ("on", "On", 1, 1.0, True)],
     ],
 )
-def test_what_is_chosen(
+def test_choices_of_a_request_are_read(
     given: dict[str, Any], chosen: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fields, "known_names", lambda _: None)
@@ -72,7 +71,7 @@ def test_what_is_chosen(
         ({"memory": []}, "memory: expected a boolean, got something else"),
     ],
 )
-def test_what_is_refused(given: dict[str, Any], message: str) -> None:
+def test_a_bad_choice_is_refused_with_its_place(given: dict[str, Any], message: str) -> None:
     with pytest.raises(FieldError) as caught:
         choices_of(given, Settings())
     assert str(caught.value) == message
@@ -203,7 +202,7 @@ ONE = {KEY: Prediction(token_ids=IDS)}
     ],
     ids=str,
 )
-def test_what_the_engine_gets(
+def test_predictions_and_choices_travel_to_the_engine(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], given: Any, found: Any
 ) -> None:
     """Every request on its way into the engine, of the offline API and of HTTP."""

@@ -1,4 +1,4 @@
-"""Seams: probed, wrapped once, all or none. (One that is missing or changed: the campaign's `seams`.)"""
+"""Seams: probed, wrapped once, all or none. (One that is missing or changed: `tests/campaign/test_seams.py`.)"""
 
 from __future__ import annotations
 

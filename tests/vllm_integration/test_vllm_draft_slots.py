@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vllm_fakes import report_of, request_of
 
+from tests.vllm_integration.fakes import report_of, request_of
 from vllm_integration.scheduler import draft_budget as rule
 from vllm_integration.scheduler.draft_budget import FEW, DraftBudget, DraftedRequests
 from vllm_integration.wire import request as wire

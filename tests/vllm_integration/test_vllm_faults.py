@@ -10,11 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_vllm_speculator import K, params_of, propose, runner_of, speculators, write
-from usage_harness import Step, message
-from vllm_fakes import FakeEngine, config, sampling, v1_alone
 
 from gpu_align import Drafter
+from tests.vllm_integration.fakes import FakeEngine, Step, config, message, sampling, v1_alone
+from tests.vllm_integration.test_vllm_speculator import K, params_of, propose, speculators, write
 from vllm_integration.frontend import inputs, middleware, prediction, usage
 from vllm_integration.seams import guard
 from vllm_integration.seams.install import wrapped_by
@@ -22,7 +21,7 @@ from vllm_integration.wire import reports
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import DRAFTING
 from vllm_integration.wire.request import PredictedOutputParams
-from vllm_integration.worker import draft_reporter, proposer_v1, request_drafter
+from vllm_integration.worker import proposer_v1, request_drafter
 from vllm_integration.worker import requests as request_state
 from vllm_integration.worker import step_log as debug_log
 from vllm_integration.worker.proposer_v1 import PredictedOutputs
@@ -170,73 +169,6 @@ def test_v1_an_output_leaves_without_its_report(
     assert " reports no drafts for 60 s: RuntimeError at " in plugin_log[1]
 
 
-# "module" is `worker.speculator`, which imports vLLM.
-V2: list[tuple[tuple[Any, str], str]] = [
-    *[(("module", name), "start") for name in ("_make_dense", "DraftReporter")],
-    ((request_drafter, "Drafter"), "start"),
-    (("Drafter", "warm_up"), "start"),
-    ((request_drafter, "open_log"), ""),
-    ((request_drafter, "open_request"), "request"),
-    (("Drafter", "add"), "request"),
-    (("Drafter", "remove"), ""),
-    (("Drafter", "propose"), "pause"),
-    *[((draft_reporter.DraftReporter, name), "pause") for name in ("begin_step", "copy")],
-    *[((draft_reporter.DraftReporter, name), "reports") for name in ("attach", "_arrived_by")],
-    *[((debug_log, name), "") for name in ("stop_rule", "Proposal")],
-    *[(place, "") for place in LOG],
-]
-
-
-@pytest.mark.parametrize(("place", "costs"), V2, ids=named)
-def test_v2_goes_on(
-    place: tuple[Any, str],
-    costs: str,
-    monkeypatch: pytest.MonkeyPatch,
-    plugin_log: list[str],
-    tmp_path: Path,
-) -> None:
-    from vllm_integration.worker import speculator as module
-
-    monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path / "logs"))
-    make = speculators(monkeypatch)
-    monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path / "logs"))
-    monkeypatch.setenv("GPU_ALIGN_DEBUG_LIVE", str(int("live" in place[1] or place[1] == "_begin")))
-    names = {"module": module, "Drafter": request_drafter.Drafter}
-    owner, name = names.get(place[0], place[0]) if isinstance(place[0], str) else place[0], place[1]
-    if name != "propose":  # which the start runs, too: see "warm_up"
-        break_at(monkeypatch, owner, name)
-    runner = runner_of(make())
-    speculator = runner.speculator
-    speculator.init_cudagraph_manager(None)
-    if name == "propose":
-        break_at(monkeypatch, owner, name)
-    texts = {0: list(range(100, 130)), 1: list(range(300, 330))}
-    params = {row: SimpleNamespace(**vars(params_of(text)), **STOP) for row, text in texts.items()}
-    new = [SimpleNamespace(req_id=f"r{row}", row=row, sampling_params=params[row]) for row in texts]
-    plan = SimpleNamespace(scheduled_new_reqs=new, finished_req_ids=set())
-    assert runner.add_requests(plan) == "added"
-    for length in (1, 5, 9, 13):
-        for row, text in texts.items():
-            write(speculator, row, [7, 8, *text[:length]])
-        drafts = propose(speculator, [0, 1])
-        assert drafts.shape == (2, K)
-        assert 0 <= int(drafts.min()) <= int(drafts.max()) < 1000
-        output = SimpleNamespace()
-        assert runner.sample_tokens(output) is output
-    found = reports.take(output)
-    assert (found is not None and DRAFTING in found.faults) == (costs in ("start", "pause"))
-    assert (found is not None and "draft reports" in found.faults) == (costs == "reports")
-    if costs in ("", "reports"):
-        assert [draft[0] for draft in drafts.tolist()] == [113, 313], "drafts go on"
-    else:
-        assert drafts.tolist() == [[0] * K] * 2
-        assert not bool(speculator.draft_token_confidence_probs[:2].any())
-    plan = SimpleNamespace(scheduled_new_reqs=[], finished_req_ids={f"r{row}" for row in texts})
-    assert runner.add_requests(plan) == "added"
-    assert not speculator._held
-    check_log(plugin_log, place, "pause" if costs == "reports" else costs)
-
-
 def test_v2_drafts_again_from_what_it_held(monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]) -> None:
     """On ranks that draft alike the minute is counted in steps."""
     from vllm_integration.worker import speculator as module
@@ -260,9 +192,6 @@ def test_v2_drafts_again_from_what_it_held(monkeypatch: pytest.MonkeyPatch, plug
     assert found == [False] * 7 + [True] * 4
     assert propose(speculator, [1]).tolist()[0][0] == 301
     assert guard.faults() == {}
-
-
-STOP = {"stop_token_ids": [], "eos_token_id": None, "max_tokens": None, "min_tokens": 0}
 
 
 @pytest.mark.parametrize("name", ["add", "propose"])
@@ -353,7 +282,7 @@ def test_responses_go_on(name: str, monkeypatch: pytest.MonkeyPatch, plugin_log:
 def test_endpoints_go_on(
     owner: Any, name: str, monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
 ) -> None:
-    from request_app import Engine, taken
+    from tests.vllm_integration.fakes import Engine, taken
 
     break_at(monkeypatch, owner, name)
     document = {"vllm_xargs": {wire.KEY: [1], "memory": 0, "other": 1}}

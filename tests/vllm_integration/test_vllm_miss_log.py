@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vllm_fakes import FakeEngine, config, sampling, v1_alone
 
 from gpu_align import Recipes, Source
 from gpu_align.ops.recipes import SHAPE_WINDOW
 from gpu_align.recipes import Misses
 from gpu_align.tools.recipes.misses import Miss
+from tests.vllm_integration.fakes import FakeEngine, config, sampling, v1_alone
 from vllm_integration.config.settings import Settings
 from vllm_integration.wire.request import KEY, Prediction
 from vllm_integration.worker import miss_log, request_drafter
@@ -213,7 +213,9 @@ def make_proposer(monkeypatch: pytest.MonkeyPatch) -> Callable[[], PredictedOutp
     return lambda: PredictedOutputs(config())
 
 
-def test_who_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]) -> None:
+def test_one_rank_counts_misses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
+) -> None:
     monkeypatch.setattr(miss_log, "tokenizer_of", lambda _: None)
     monkeypatch.setattr(miss_log, "fingerprint", lambda _: "sha256:0")
     asked = Settings(recipe_misses=str(tmp_path / "m"), recipe_misses_shapes=True)

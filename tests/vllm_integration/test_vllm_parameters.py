@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from vllm_fakes import FakeEngine, config, sampling, v1_alone
 
+from tests.vllm_integration.fakes import FakeEngine, config, sampling, v1_alone
 from vllm_integration import PredictedOutputParams
 from vllm_integration.config import engine_config
 from vllm_integration.frontend.inputs import engine_of_request, process_inputs
@@ -112,7 +112,7 @@ PARAMETERS = [{"min_p": 0.2}, {"logit_bias": {3: 5.0}}, {"min_p": 0.2, "logit_bi
     ],
     ids=["V1", "V2", "another scheduler", "another drafter", "the plugin off"],
 )
-def test_what_vllm_refuses_is_served_where_it_can_be(
+def test_parameters_that_vllm_refuses_are_served_if_drafts_can_be_left_out(
     verify: Callable[[Any, Any], Any],
     given: dict[str, Any],
     settings: dict[str, Any],

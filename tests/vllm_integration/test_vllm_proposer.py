@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
-from vllm_fakes import FakeEngine, config, sampling, v1_alone
 
+from tests.vllm_integration.fakes import FakeEngine, config, sampling, v1_alone
 from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire.request import PredictedOutputParams
 from vllm_integration.worker import proposer_v1

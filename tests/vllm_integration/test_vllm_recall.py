@@ -6,8 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm_fakes import FakeEngine, config, sampling, v1_alone
 
+pytest.importorskip("vllm")
+
+from tests.vllm_integration.fakes import FakeEngine, config, sampling, v1_alone
 from vllm_integration.scheduler.schedulers import Recall
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.request import KEY, PredictedOutputParams, Prediction
@@ -46,7 +48,7 @@ def test_the_newest_answers_come_first_and_each_is_whole() -> None:
     assert given_to(recall, request_of()) == [8, 9, 4, 5, 6, 7]
 
 
-def test_what_is_given_is_marked_and_travels_as_a_size() -> None:
+def test_earlier_answers_are_marked_and_print_as_a_size() -> None:
     recall = Recall(max_tokens=100, most=100)
     recall.keep(request_of(output=[1, 2, 3], salt="a"))
     request = request_of({**vars(EMPTY), "recipes": ["x"]}, salt="a", other=5)
@@ -76,7 +78,7 @@ def test_what_is_given_is_marked_and_travels_as_a_size() -> None:
         5,
     ],
 )
-def test_who_brings_a_prediction_or_stays_out_is_given_nothing(given: Any) -> None:
+def test_requests_with_a_prediction_or_without_memory_get_no_answers(given: Any) -> None:
     recall = Recall(max_tokens=100, most=100)
     recall.keep(request_of(output=[1, 2, 3]))
     request = request_of(given)
@@ -103,7 +105,7 @@ def test_answers_to_like_prompts_go_before_newer_ones() -> None:
         assert request.sampling_params.extra_args[KEY].kind == content.kind == kind
 
 
-def test_who_stays_out_leaves_nothing_behind() -> None:
+def test_requests_without_memory_leave_no_answer() -> None:
     recall = Recall(max_tokens=100, most=100)
     recall.keep(request_of(Prediction(token_ids=b"", memory=False), output=[1, 2, 3]))
     apart = request_of(None, output=[1, 2, 3])

@@ -1,27 +1,20 @@
-"""Recipes in a worker: made with the model's tokenizer, or not at all; drafted from, explained, counted (V1)."""
+"""Recipes in a worker: made with the model's tokenizer, or not at all. (Drafts from them: tests/vllm.)"""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import yaml
-from vllm_fakes import FakeEngine, config, sampling, v1_alone
 
 from gpu_align import RecipePack, Recipes
 from gpu_align.recipes import Recipe, learn, observe
 from vllm_integration.config.settings import Settings
 from vllm_integration.seams import install as compat
-from vllm_integration.wire.request import PredictedOutputParams
-from vllm_integration.worker import request_drafter
 from vllm_integration.worker import startup as recipes
-from vllm_integration.worker.proposer_v1 import PredictedOutputs
 from vllm_integration.worker.startup import in_tokens, load_recipes
 
 TEXT = "def width(self): return self.width\n" * 4
@@ -116,7 +109,7 @@ def same_recipes(one: Recipes | None, other: Recipes | None) -> bool:
     return all(same) and one.names == other.names
 
 
-def test_off_is_off(monkeypatch: pytest.MonkeyPatch, info_log: list[str]) -> None:
+def test_recipes_off_looks_nothing_up(monkeypatch: pytest.MonkeyPatch, info_log: list[str]) -> None:
     monkeypatch.setattr(recipes, "install", lambda _: pytest.fail("nothing is to be looked up"))
     assert load_recipes(Settings(recipes="off"), None) is None
     assert not info_log
@@ -137,25 +130,6 @@ def test_an_engine_without_what_is_needed_says_so(
     assert load_recipes(Settings(recipes=str(pack)), given) is None
     assert reason in the_warning(info_log)
     assert plugin_log == info_log
-
-
-@pytest.mark.parametrize("strict", [False, True])
-def test_a_missing_seam_costs_the_recipes_only(
-    pack: Path, info_log: list[str], monkeypatch: pytest.MonkeyPatch, strict: bool
-) -> None:
-    seams = [replace(seam, module="no_such_tokenizers") for seam in compat.SEAMS if "recipes" in seam.groups]
-    monkeypatch.setattr(compat, "SEAMS", tuple(seams))
-    if strict:
-        monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
-        with pytest.raises(compat.SeamError):
-            load_recipes(Settings(recipes=str(pack)), configuration())
-        return
-    assert load_recipes(Settings(recipes=str(pack)), configuration()) is None
-    (line,) = info_log
-    assert line.startswith(
-        "gpu_align drafts without recipes: no_such_tokenizers.cached_tokenizer_from_config is missing"
-    )
-    assert compat.off_reason() is None
 
 
 def test_tokens_that_the_model_or_the_tokenizer_does_not_know_are_in_no_recipe() -> None:
@@ -374,64 +348,3 @@ def test_tokenizers_of_mistral(
         places = [i for i in range(len(tokens)) if tokens[: i + 1][-len(context) :] == context]
         reached += any(tokens[i + 1 : i + 1 + len(after)] == after for i in places)
     assert reached > len(made) // 2  # as the tokens of a text, and not only as those of single words
-
-
-# --- drafts from recipes on V1, as the proposer and the step log see them ---------------------------------
-
-
-@pytest.fixture
-def make_proposer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Recipes | None], PredictedOutputs]:
-    """A proposer with the real drafter and these recipes."""
-    v1_alone(monkeypatch)
-
-    def make(given: Recipes | None) -> PredictedOutputs:
-        monkeypatch.setattr(request_drafter, "load_recipes", lambda settings, vllm_config: given)
-        return PredictedOutputs(config())
-
-    return make
-
-
-def serve(ours: PredictedOutputs, output: list[int], prediction: list[int] | None) -> list[int]:
-    """Write `output` to its end; a request without a prediction runs beside it. Sources of all reported drafts."""
-    engine = FakeEngine(ours)
-    extra = None if prediction is None else PredictedOutputParams(token_ids=prediction).to_extra_args()
-    engine.submit("r", [1, 2, 3], output, sampling(extra, max_tokens=len(output)))
-    engine.submit("plain", [1, 2, 3], output, sampling(max_tokens=len(output)))
-    sources = []
-    while len(engine.written["r"]) < len(output):
-        engine.step()
-        assert engine.drafts["plain"] == []
-        sources += [
-            source for made in engine.report.drafts for source in made.source[made.length > 0].tolist()
-        ]
-    assert engine.written["r"] == output
-    engine.step(finished=("r",))
-    return sources
-
-
-def test_recipe_drafts_are_verified_counted_and_explained(
-    make_proposer: Callable[[Recipes | None], PredictedOutputs],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path))
-    output = list(range(10, 30))
-    ours = make_proposer(
-        Recipes.from_lists(
-            [([10], [11, 12, 13], [0.9, 0.9, 0.9]), ([13, 14], [15, 99], [0.9, 0.8]), ([20], [50], [0.5])]
-        )
-    )
-    assert set(serve(ours, output, prediction=[70, 71, 72])) == {3}
-    log = yaml.safe_load((tmp_path / "r.yaml").read_text())
-    assert log["usage"]["by_source"] == {"recipe": {"drafted": 6, "accepted": 4}}
-    assert [t for step in log["steps"] for t in step["new"]] == output
-    drafted = [step for step in log["steps"] if step["proposed"]]
-    assert [(step["source"], step["proposed"], step["accepted"]) for step in drafted] == [
-        ("recipe", [11, 12, 13], 3),
-        ("recipe", [15, 99], 1),
-        ("recipe", [50], 0),
-    ]
-    for step in drafted:
-        assert step["candidate"]["source"] == "recipe"
-        assert "often go on like this" in step["candidate"]["why"]
-    assert [step["candidate"]["matched"] for step in drafted] == [1, 2, 1]

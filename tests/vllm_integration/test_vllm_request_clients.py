@@ -14,9 +14,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from vllm_harness import K, Server
 
-from tests.campaign.recount import Logs
+from tests.vllm.clients import Logs
+from tests.vllm.engines import SERVER_K as K
+from tests.vllm.engines import Server
 
 pytestmark = pytest.mark.vllm
 

@@ -1,4 +1,4 @@
-"""Each endpoint of a real server with what a request says to us. (Usage: the campaign's `counts`.)"""
+"""Each endpoint of a real server with what a request says to us. (Usage: `tests/campaign`.)"""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
-from usage_harness import ask_all, question, scrape
-from usage_harness import moved as moved_at_all
-from vllm_harness import Server
 
-from tests.campaign.http_client import Answer
+from tests.vllm.clients import Answer, ask_all, question, scrape
+from tests.vllm.clients import moved as moved_at_all
+from tests.vllm.engines import Server
 
 pytestmark = pytest.mark.vllm
 

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from request_app import ENDPOINTS, Serving, make_app, send
 
+from tests.vllm_integration.fakes import ENDPOINTS, Serving, make_app, send
 from vllm_integration.seams import install as compat
 
 pytestmark = pytest.mark.vllm

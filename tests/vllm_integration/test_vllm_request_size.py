@@ -8,9 +8,8 @@ import random
 from typing import Any
 
 import pytest
-from request_app import ENDPOINTS, Engine, Serving, make_app, send
-from usage_harness import refused
 
+from tests.vllm_integration.fakes import ENDPOINTS, Engine, Serving, make_app, refused, send
 from vllm_integration.frontend import middleware
 from vllm_integration.frontend.prediction import UNSUPPORTED_ENDPOINTS
 from vllm_integration.seams import install as compat
@@ -148,7 +147,7 @@ def test_with_the_plugin_off_and_without_a_client_it_is_vllms_business(
     assert post(request_app, chunked(long_body(5000)))[0] == 200
 
 
-def test_nobody_waits_for_a_body_that_does_not_end(request_app: Any) -> None:
+def test_other_requests_do_not_wait_for_a_body_that_does_not_end(request_app: Any) -> None:
     begun, more = b'{"prediction": "w1 ', {"type": "http.request", "body": b"w2", "more_body": True}
 
     async def both() -> tuple[int, bytes, int]:
@@ -240,12 +239,12 @@ def test_a_prediction_out_of_place_is_a_400_that_names_the_field(app_with_more: 
         b'\xff{"prediction": 7}',
     ],
 )
-def test_what_brings_none_passes_whole(app_with_more: Any, body: bytes) -> None:
+def test_a_body_without_a_prediction_passes_whole(app_with_more: Any, body: bytes) -> None:
     for path in UNSUPPORTED_ENDPOINTS[:2]:
         assert ask(app_with_more, path, body) == (200, str(len(body)).encode())
 
 
-def test_who_takes_a_prediction_and_who_does_not_look_for_one(
+def test_predictions_are_looked_for_on_our_endpoints_alone(
     app_with_more: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from starlette.requests import ClientDisconnect

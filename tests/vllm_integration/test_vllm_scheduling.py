@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from types import SimpleNamespace
 from typing import Any
@@ -10,13 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from vllm_fakes import config, report_of, request_of
 
+from tests.vllm_integration.fakes import config, report_of, request_of
 from vllm_integration.config.settings import Settings
-from vllm_integration.seams import guard
 from vllm_integration.wire import reports
 from vllm_integration.wire.reports import DraftReport, survival_levels
-from vllm_integration.wire.steps import FAULTS
 from vllm_integration.worker import draft_reporter
 from vllm_integration.worker.draft_reporter import DraftReporter, StepCopies
 
@@ -273,68 +270,6 @@ def test_no_slots_while_the_worker_drafts_nothing(name: str, monkeypatch: pytest
     scheduler._take(DraftReport(), None)
     plan()
     assert len(request.spec_token_ids) == K
-
-
-BREAKING = "begin settle take grant keep_only forget report short _settle _cut_to_slots"
-
-
-@pytest.mark.parametrize("broken", BREAKING.split())
-def test_a_failure_of_ours_costs_usage_or_slots_and_never_the_engine(
-    broken: str, monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
-) -> None:
-    """Usage for good; slots for a step, after three in a row for a minute. The front end hears of it."""
-    sync = pytest.importorskip("vllm.v1.core.sched.scheduler")
-    clock = [0.0]
-    monkeypatch.setattr(guard.time, "monotonic", lambda: clock[0])
-    request = running("a", [])
-    scheduler = scheduler_of("PredictedOutputsScheduler", request)
-    request.num_tokens = 10
-
-    def update_from_output(self: Any, scheduler_output: Any, output: Any) -> Any:
-        sent = SimpleNamespace(request_id="a", new_token_ids=[5], trace_headers=None)
-        return {0: SimpleNamespace(outputs=[sent])}
-
-    def update_draft_token_ids(self: Any, draft_token_ids: Any) -> None:
-        request.spec_token_ids = [-1] * K
-
-    monkeypatch.setattr(sync.Scheduler, "update_from_output", update_from_output)
-    monkeypatch.setattr(sync.Scheduler, "update_draft_token_ids", update_draft_token_ids)
-    parts = {"grant": scheduler.draft_budget, "take": scheduler.drafted_requests}
-    parts |= {"keep_only": scheduler.drafted_requests, "_settle": scheduler, "_cut_to_slots": scheduler}
-    scheduled = SimpleNamespace(scheduled_spec_decode_tokens={}, num_invalid_spec_tokens=None)
-
-    def step() -> tuple[int, dict[str, str]]:
-        """The slots of the request, and the headers of its output."""
-        output = SimpleNamespace(req_ids=["a"], req_id_to_index={"a": 0}, sampled_token_ids=[[5]])
-        reports.attach(output, report_of({"a": (0.99, 0.98)}))
-        (client,) = scheduler.update_from_output(scheduled, output).values()
-        scheduler.update_draft_token_ids(None)
-        return len(request.spec_token_ids), client.outputs[0].trace_headers or {}
-
-    with monkeypatch.context() as patch:
-        if broken == "report":
-            scheduling = pytest.importorskip("vllm_integration.scheduler.schedulers")
-            patch.setattr(scheduling.reports, "take", lambda _: {}["gone"])
-        elif broken == "short":  # slots of another number of requests than there are
-            patch.setattr(scheduler.draft_budget, "grant", lambda *_, **__: [])
-        else:
-            patch.setattr(parts.get(broken, scheduler.ledger), broken, lambda *_, **__: 1 / 0)
-        is_usage = broken in ("begin", "settle", "forget", "_settle")
-        found = [step() for _ in range(4)]
-        assert [slots for slots, _ in found] == [2 if is_usage else 0] * 4
-        told = [json.loads(headers[FAULTS]) for _, headers in found if FAULTS in headers]
-        (fault,) = told
-        assert list(fault) == ["usage" if is_usage else "draft slots"]
-        assert " at " in str(fault)
-        assert "division" not in str(fault)
-        assert len(plugin_log) == (1 if is_usage else 2), "one of the step, and one for the minute"
-        assert (" any more: " if is_usage else " for 60 s: ") in plugin_log[-1]
-    clock[0] = 61.0
-    slots, headers = [step() for _ in range(2)][-1]
-    assert slots == 2
-    if not is_usage:
-        assert json.loads(headers[FAULTS]) == {}
-        assert "works again" in plugin_log[-1]
 
 
 def test_a_scheduler_that_cannot_be_set_up_schedules_as_vllm_without_drafts(

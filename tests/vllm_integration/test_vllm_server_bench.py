@@ -17,9 +17,9 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from vllm_harness import ENVIRONMENT
 
 from gpu_align.tools.bench.client import Counts
+from tests.vllm.engines import SERVER_ENVIRONMENT as ENVIRONMENT
 
 pytestmark = pytest.mark.vllm
 

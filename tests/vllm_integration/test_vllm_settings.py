@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vllm_fakes import config
 
 from gpu_align import DrafterConfig
 from gpu_align.ops.choose import NUM_CLASSES
 from gpu_align.ops.choose.survival import KNOTS
 from gpu_align.tools.tune.tuning import make_table, write_table
+from tests.vllm_integration.fakes import config
 from vllm_integration.config import engine_config
 from vllm_integration.config.settings import Settings, drafts_without_prediction, warn_of_unknown_names
 from vllm_integration.worker.startup import drafter_config
@@ -79,7 +79,7 @@ def test_more_packs_than_a_drafter_tells_apart_are_refused() -> None:
         ({"DRAFT_WITHOUT_PREDICTION": "1"}, (), False, True),
     ],
 )
-def test_who_is_drafted_for_without_a_prediction(
+def test_settings_decide_whether_requests_without_a_prediction_are_drafted_for(
     monkeypatch: pytest.MonkeyPatch,
     given: dict[str, str],
     recipes: tuple[str, ...] | None,
@@ -120,7 +120,7 @@ def test_unreadable_settings_are_named(name: str, value: str) -> None:
         Settings.from_env({name: value})
 
 
-def test_a_file_that_is_no_pack_asks_for_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_invalid_pack_drafts_for_no_request(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It costs its recipes and no more; what this process does not find, the worker may."""
     broken = tmp_path / "broken.json"
     broken.write_text("[]")
@@ -214,7 +214,7 @@ def test_the_server_drafts_with_the_table_and_its_settings(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("content", [None, "", "{", '{"a": 1}'], ids=["missing", "empty", "torn", "foreign"])
-def test_a_file_that_is_none_costs_one_warning(
+def test_an_invalid_table_costs_one_warning(
     content: str | None, tmp_path: Path, plugin_log: list[str]
 ) -> None:
     path = tmp_path / "t.json"

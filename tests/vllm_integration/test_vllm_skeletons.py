@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from request_app import Engine, Renderer, taken
 
 from gpu_align.ops.layout import FIRST_GAP
+from tests.vllm_integration.fakes import Engine, Renderer, taken
 from vllm_integration.frontend import conversation, metrics, skeletons
 from vllm_integration.frontend.skeletons import Template
 from vllm_integration.wire import request as wire

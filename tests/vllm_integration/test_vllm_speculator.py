@@ -17,7 +17,6 @@ import torch
 from gpu_align import Recipes
 from vllm_integration.seams import install as compat
 from vllm_integration.seams.guard import Guard
-from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import DRAFT_MODEL, take
 from vllm_integration.worker import request_drafter
@@ -119,35 +118,6 @@ def reported_by(speculator: Any) -> dict[str, tuple[int, int, int]]:
     (drafts,) = found.drafts
     columns = (column.tolist() for column in (drafts.length, drafts.source, drafts.position))
     return dict(zip(drafts.req_ids, zip(*columns, strict=True), strict=True))
-
-
-def runner_of(speculator: Any) -> Any:
-    """As much of the V2 model runner as is wrapped."""
-    from vllm_integration.worker import speculator as module
-
-    class Runner:
-        def __init__(self) -> None:
-            self.speculator, self.req_states = speculator, speculator.req_states
-
-        @wrapped_by(module.add_requests)
-        def add_requests(self, scheduler_output: Any) -> str:
-            for req_id in scheduler_output.finished_req_ids:
-                self._remove_request(req_id)
-            for new in scheduler_output.scheduled_new_reqs:
-                self._remove_request(new.req_id)
-                self.req_states.req_id_to_index[new.req_id] = new.row
-                self.req_states.prompt_len.np[new.row] = self.req_states.prefill_len.np[new.row] = 2
-            return "added"
-
-        @wrapped_by(module.remove_request)
-        def _remove_request(self, req_id: str) -> bool:
-            return self.req_states.req_id_to_index.pop(req_id, None) is not None
-
-        @wrapped_by(request_drafter.sample_tokens)
-        def sample_tokens(self, output: Any) -> Any:
-            return output
-
-    return Runner()
 
 
 def test_the_hosts_table_of_tokens_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:

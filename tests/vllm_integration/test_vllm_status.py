@@ -16,10 +16,9 @@ from typing import Any
 import prometheus_client
 import pytest
 from prometheus_client import multiprocess
-from usage_harness import Step, message
-from vllm_fakes import engine_of
 
 import gpu_align
+from tests.vllm_integration.fakes import Step, engine_of, message
 from vllm_integration.config import in_use
 from vllm_integration.frontend import metrics, prediction, status
 from vllm_integration.frontend import usage as usage_collector

@@ -18,10 +18,10 @@ import pytest
 import torch
 import yaml
 from torch.utils._python_dispatch import TorchDispatchMode
-from vllm_fakes import config, sampling
 
 from gpu_align.tools.explain import Explainer
 from gpu_align.tools.step_log import Step, StepLog, read_step_log
+from tests.vllm_integration.fakes import config, sampling
 from vllm_integration.config.settings import Settings
 from vllm_integration.wire.request import RequestContent
 from vllm_integration.worker.requests import StopRule
@@ -124,7 +124,7 @@ def test_only_the_servers_user_reads_the_log(
 
 
 @pytest.mark.parametrize("broken", ["the directory", "the disk, at the end", "the disk, live"])
-def test_what_cannot_be_written_turns_the_log_off_and_leaves_no_half_file(
+def test_a_failed_write_turns_the_log_off_and_leaves_no_half_file(
     tmp_path: Path, plugin_log: list[str], monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     def full(*_: Any) -> None:
@@ -204,7 +204,7 @@ def test_a_file_grows_and_ends_as_one_that_was_written_at_the_end(tmp_path: Path
     assert read(tmp_path / "live") == replace(found, finished=True)
 
 
-def test_what_was_written_outlives_a_killed_process(tmp_path: Path) -> None:
+def test_written_steps_outlive_a_killed_process(tmp_path: Path) -> None:
     child = os.fork()
     if not child:
         follow = Followed(DebugLog(str(tmp_path), 4, decode, live=True))

@@ -11,9 +11,16 @@ from typing import Any
 
 import httpx
 import pytest
-from parser_answers import ELSEWHERE, SINGLE, Call, format_of, make_tokenizer, thought_of
-from vllm_harness import Server
 
+from tests.vllm.engines import Server
+from tests.vllm_integration.parser_answers import (
+    ELSEWHERE,
+    SINGLE,
+    Call,
+    format_of,
+    make_tokenizer,
+    thought_of,
+)
 from vllm_integration.frontend import streams
 
 pytest.importorskip("vllm")
@@ -248,7 +255,7 @@ def test_text_that_may_begin_a_stop_string_is_held_back() -> None:
     assert texts.split("not what was written", [5, 6], finished=False) == []
 
 
-def test_what_cannot_be_split_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_delta_that_cannot_be_split_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 
     seen: list[Any] = []

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_fakes import FakeEngine, config, sampling, v1_alone
 
 from gpu_align.ops import jit as _jit
 from gpu_align.ops.step import StepLaunch
 from gpu_align.ops.step import reference as step_reference
 from gpu_align.tools import explain as step_view
+from tests.vllm_integration.fakes import FakeEngine, config, sampling, v1_alone
 from vllm_integration.wire.request import PredictedOutputParams
 from vllm_integration.worker.proposer_v1 import PredictedOutputs
 
@@ -64,7 +64,7 @@ def test_the_first_request_of_v2_compiles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compilations: Counter[str]
 ) -> None:
     pytest.importorskip("vllm")
-    from test_vllm_speculator import params_of, propose, speculators, write
+    from tests.vllm_integration.test_vllm_speculator import params_of, propose, speculators, write
 
     launches: list[StepLaunch] = []
     launch = StepLaunch.__call__
@@ -93,7 +93,7 @@ def test_the_first_request_of_v2_compiles_nothing(
 
 
 @compiled_only
-def test_who_needs_what_is_being_compiled_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_wait_for_a_compilation_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = _jit.Entry(lambda value: value)
     counts: list[bool] = []
 

@@ -105,7 +105,7 @@ FULL = Prediction(TWO, ("a", "b"), False, None, b"k", TextKind.MEMORY)
     ],
     ids=lambda value: re.sub(r" at 0x\w+", "", str(value)),  # alike in all workers
 )
-def test_what_is_read(value: Any, prediction: Prediction) -> None:
+def test_every_form_of_a_prediction_is_read(value: Any, prediction: Prediction) -> None:
     assert wire.read(value) == prediction
 
 
@@ -144,7 +144,7 @@ def test_anything_else_is_refused_in_words_that_a_log_may_show(value: Any) -> No
     assert str(2**31) not in str(caught.value).replace("2**31", "")
 
 
-def test_what_is_none_becomes_one_that_shows_nothing() -> None:
+def test_a_malformed_prediction_becomes_one_that_shows_nothing() -> None:
     request = SimpleNamespace(sampling_params=SimpleNamespace(extra_args={KEY: {"x": 1}, "x": None}))
     wire.put_back(request)
     assert request.sampling_params.extra_args == {KEY: Prediction(None, sharing_key=b""), "x": None}

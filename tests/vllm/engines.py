@@ -1,4 +1,8 @@
-"""The tests' side of `engine_process`: starts it, sends it requests, reads answers and traces."""
+"""Real engines and servers for tests: `V2Engine`, in a process that speaks JSON lines, and `serve`, over HTTP.
+
+Both fork a process that has imported vLLM (`engine_process`). Without `runner`, `serve` spawns a server as users
+do.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +18,17 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from subprocess import Popen
 from typing import IO, Any
 
+import psutil
 import pytest
 
 from vllm_integration.seams.source_probe import installed_root
@@ -283,7 +290,7 @@ class V2Engine:
         return dict(self._call("held", {}, 30))
 
     def audited(self) -> dict[str, Any]:
-        """What the campaign's `slot_audit` has found."""
+        """What `slot_audit` of the campaign has found."""
         return dict(self._call("audited", {}, 30))
 
     def _call(self, name: str, arguments: dict[str, Any], seconds: float) -> Any:
@@ -356,3 +363,123 @@ def edited(tokens: list[int], seed: int) -> list[int]:
 def good_and_bad(outputs: list[list[int]]) -> list[list[int] | None]:
     """Predictions of six outputs: none, the output, edited, backwards, the output, edited."""
     return [None, outputs[1], edited(outputs[2], 2), outputs[3][::-1], outputs[4], edited(outputs[5], 5)]
+
+
+# --- servers ---
+
+SERVER_K = 16  # draft tokens a step
+SERVER_MAX_LEN = 512
+SERVER_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "TORCH_COMPILE_DISABLE": "1",  # vLLM compiles a few functions for requests with log probabilities or penalties
+    "OMP_NUM_THREADS": "1",
+    "GPU_ALIGN_STRICT": "1",
+}
+
+
+def is_live(path: Path) -> bool:
+    """Whether the request of a step log has not ended."""
+    return "\nlive: true\n" in path.read_text()[:60]
+
+
+@dataclass
+class Server:
+    """A running server: where it listens, where it writes step logs and its output, its process."""
+
+    url: str
+    logs: Path
+    output: Path
+    pid: int
+
+    def has_ended(self, seconds: float = 0) -> bool:
+        """Within so many."""
+        deadline = time.monotonic() + seconds
+        while psutil.pid_exists(self.pid) and psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.05)
+        return True
+
+    def engine_processes(self) -> list[psutil.Process]:
+        """Its engine cores and their workers."""
+        children = psutil.Process(self.pid).children(recursive=True)
+        return [child for child in children if "resource_tracker" not in "".join(child.cmdline())]
+
+    def forks(self) -> bool:
+        """Whether its engine cores are forked, not spawned: a spawned one is a program with new variables."""
+        variables = [Path(f"/proc/{child.pid}/environ").read_bytes() for child in self.engine_processes()]
+        return bool(variables) and not any(b"MULTIPROC_METHOD=spawn" in each for each in variables)
+
+
+@contextmanager
+def serve(
+    model: Path,
+    directory: Path,
+    *flags: str,
+    environment: Mapping[str, str] | None = None,
+    runner: str = "",
+    before: str = "",
+    program: str = "",
+    plugin: bool = True,
+) -> Iterator[Server]:
+    """The OpenAI server in its own process, stopped at the end; its output and step logs in `directory`.
+
+    runner: "V1" or "V2" of a server that is forked from a process that has imported vLLM, and forks its engine
+    core, as on a GPU; before: code that it runs first, program: code instead of the server's. plugin: False leaves
+    the plugin and its drafter out.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    speculation = {"method": "custom_class", "model": "vllm_integration.PredictedOutputs"}
+    argv = ["--model", str(model)]
+    argv += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)]
+    argv += ["--dtype", "float32", "--enforce-eager", "--max-model-len", str(SERVER_MAX_LEN)]
+    argv += ["--max-num-seqs", "8", "--num-gpu-blocks-override", "64"]
+    if plugin:
+        argv += ["--speculative-config", json.dumps({**speculation, "num_speculative_tokens": SERVER_K})]
+    argv += flags
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("GPU_ALIGN_")}
+    variables |= {} if plugin else {"VLLM_PLUGINS": ""}
+    if runner:
+        variables |= {**ENVIRONMENT, **SEVERAL_PROCESSES, **RUNNERS[runner]}
+        variables |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "INFO"}
+        before = f"fork_workers()\n{before}"
+    logs, output = directory / "steps", directory / "server.log"
+    variables |= {**SERVER_ENVIRONMENT, "GPU_ALIGN_DEBUG_DIR": str(logs), **(environment or {})}
+    process: subprocess.Popen[bytes] | Forked
+    with output.open("w") as sink:
+        if runner:
+            settings = {"argv": argv, "before": before, "program": program}
+            process = Forked(settings, variables, sink, runner)
+        else:
+            command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *argv]
+            process = subprocess.Popen(command, env=variables, stdout=sink, stderr=subprocess.STDOUT)
+    server = Server(f"http://127.0.0.1:{port}", logs, output, process.pid)
+    children: list[psutil.Process] = []
+    try:
+        _wait_until_ready(server)
+        children = server.engine_processes()
+        yield server
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        for child in psutil.wait_procs(children, timeout=10)[1]:  # a server that is killed does not end them
+            child.kill()
+
+
+def _wait_until_ready(server: Server, seconds: float = 300) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not server.has_ended():
+        try:
+            with urllib.request.urlopen(f"{server.url}/health", timeout=2):
+                return
+        except OSError:
+            time.sleep(0.3)
+    raise RuntimeError(f"the server is not there:\n{server.output.read_text()[-4000:]}")

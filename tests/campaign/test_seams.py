@@ -17,11 +17,14 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from tests.campaign.campaign import Campaign, Row, Tally, main
+import pytest
+
 from vllm_integration.seams import guard, source_probe
 from vllm_integration.seams import install as installer
 from vllm_integration.seams.table import GROUPS, SEAMS, Seam
@@ -31,76 +34,84 @@ OFF = "gpu_align is off, vLLM serves without predicted outputs: "
 OTHER = "spelt_differently"
 #: What has an attribute, and its name.
 Place = tuple[Any, str]
-#: A short run takes every n-th.
+#: `make test` takes every n-th.
 EVERY = 8
 #: Those of the installed vLLM, parsed once.
 SOURCES = source_probe.Sources(source_probe.installed_root() or Path())
 
 
-def run(c: Campaign) -> Iterator[Row]:
-    changes = [
+def changes(every: int) -> list[tuple[Seam, str]]:
+    """Each seam renamed, and where it has a signature changed; every n-th of these."""
+    how = [
         (seam, how) for seam in SEAMS for how in ("renamed", "changed") if how == "renamed" or seam.parameters
     ]
-    chosen = changes[:: c.size(1, EVERY)]
-    what = "every seam renamed or changed, in process"
-    if source_probe.installed_root() is None:
-        yield c.not_run(what, len(changes), "vLLM is not installed")
-        return
-    tally = c.tally(what, len(changes), len(chosen))
-    _in_process(tally, chosen)
-    yield tally.row(
-        f"{len(SEAMS)} names, {len(changes) - len(SEAMS)} of them with a signature, {len(GROUPS)} groups"
-    )
+    return how[::every]
 
 
-def _in_process(tally: Tally, changes: list[tuple[Seam, str]]) -> None:
+def wrong_of(chosen: list[tuple[Seam, str]]) -> list[str]:
+    """What is otherwise than expected after each of these changes, in this process."""
     for group in GROUPS.values():
         for module in group.modules:
             importlib.import_module(module)
     places = {seam: _owner(seam) for seam in SEAMS}
     originals = {seam: inspect.getattr_static(*places[seam]) for seam in SEAMS if seam.kind == "wrap"}
-
-    def is_wrapped(seam: Seam) -> bool:
-        owner, leaf = places[seam]
-        return hasattr(inspect.getattr_static(owner, leaf, None), installer.MARK)
-
-    reads, source_probe.Sources = source_probe.Sources, lambda _: SOURCES  # type: ignore[assignment,misc]
+    source_probe.Sources = lambda _: SOURCES  # type: ignore[assignment,misc]
     lines: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     installer.logger.addHandler(handler)
     installer.logger.propagate = False
-    for seam, how in changes:
-        wrong = []
-        own = seam.groups[0]
+    found = []
+    for seam, how in chosen:
         with _as_it_was(originals, places), _edited(seam, how, places) as touched:
             lines.clear()
-            reason = installer.install(own)
-            state = "missing" if how == "renamed" else "changed"
-            same_place = [s for s in SEAMS if own in s.groups and touched(s)]
-            reported = re.findall(r"(vllm[\w.]*) is (missing|changed): ", reason)
-            expected = [(s.place, state) for s in same_place]
-            if (
-                not reported
-                or reported != expected[: len(reported) if reason.endswith(" characters") else None]
-            ):
-                wrong.append(f"reported {reported}")
-            if any(is_wrapped(s) for s in originals if own in s.groups):
-                wrong.append("something of the group is wrapped")
-            costs = GROUPS[own].costs
-            if [line.startswith(f"gpu_align {costs}: " if costs else OFF) for line in lines] != [True]:
-                wrong.append(f"lines {lines}")
-            if (installer.off_reason() is not None) != (not costs):
-                wrong.append(f"off: {installer.off_reason()}")
-            for name in GROUPS:
-                if any(touched(s) for s in SEAMS if name in s.groups):
-                    continue
-                wrapped = [s for s in originals if name in s.groups]
-                if installer.install(name) or not all(map(is_wrapped, wrapped)):
-                    wrong.append(f"{name} is not whole")
-        tally.check(not wrong, case={"seam": seam.name, "how": how, "wrong": wrong, "reason": reason})
-    installer.logger.removeHandler(handler)
-    source_probe.Sources = reads  # type: ignore[misc]
+            wrong = [*_differs(seam, how, originals, places, touched, lines)]
+        found += [f"{seam.name} {how}: {each}" for each in wrong]
+    return found
+
+
+def _differs(
+    seam: Seam,
+    how: str,
+    originals: dict[Seam, Any],
+    places: dict[Seam, Place],
+    touched: Callable[[Seam], bool],
+    lines: list[str],
+) -> Iterator[str]:
+    def is_wrapped(seam: Seam) -> bool:
+        owner, leaf = places[seam]
+        return hasattr(inspect.getattr_static(owner, leaf, None), installer.MARK)
+
+    own = seam.groups[0]
+    reason = installer.install(own)
+    state = "missing" if how == "renamed" else "changed"
+    reported = re.findall(r"(vllm[\w.]*) is (missing|changed): ", reason)
+    expected = [(s.place, state) for s in SEAMS if own in s.groups and touched(s)]
+    if not reported or reported != expected[: len(reported) if reason.endswith(" characters") else None]:
+        yield f"reported {reported}"
+    if any(is_wrapped(s) for s in originals if own in s.groups):
+        yield "something of the group is wrapped"
+    costs = GROUPS[own].costs
+    if [line.startswith(f"gpu_align {costs}: " if costs else OFF) for line in lines] != [True]:
+        yield f"lines {lines}"
+    if (installer.off_reason() is not None) != (not costs):
+        yield f"off: {installer.off_reason()}"
+    for name in GROUPS:
+        if any(touched(s) for s in SEAMS if name in s.groups):
+            continue
+        wrapped = [s for s in originals if name in s.groups]
+        if installer.install(name) or not all(map(is_wrapped, wrapped)):
+            yield f"{name} is not whole"
+
+
+def test_a_changed_name_costs_its_group_alone_and_is_reported(count: Callable[[int], int]) -> None:
+    """In a process of its own, whose vLLM is changed."""
+    if source_probe.installed_root() is None:
+        pytest.skip("vLLM is not installed")
+    chosen = changes(max(1, EVERY // count(1)))
+    assert len(chosen) >= len(SEAMS) // EVERY
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        assert pool.submit(wrong_of, chosen).result(600) == []
 
 
 @contextmanager
@@ -193,7 +204,3 @@ class Edit(ast.NodeTransformer):
                 node = copy.copy(node)
                 setattr(node, "asname" if isinstance(node, ast.alias) else field, OTHER)
         return self.generic_visit(node)
-
-
-if __name__ == "__main__":
-    main(run)

@@ -1,18 +1,17 @@
 """Slots that go from request to request, with canary tokens: nothing of one request is in what another one gets.
 
-The V1 runner's drafter (V2's slots: `greedy`). Each request's prompt, prediction and output are token ids that no
-other request has, unless both bring the same prediction, the other one has answered the same tenant, or both use a
-pack of recipes. No other token may be in a draft (its padding included), a step log or its texts. Equal
-predictions lie in one place of memory exactly where their tenants are equal. Usage is what a recount says.
+The V1 runner's drafter (V2's slots: `test_greedy`). Each request's prompt, prediction and output are token ids
+that no other request has, unless both bring the same prediction, the other one has answered the same tenant, or
+both use a pack of recipes. No other token may be in a draft (its padding included), a step log or its texts.
+Equal predictions lie in one place of memory exactly where their tenants are equal. Usage is what a recount says.
 """
 
 from __future__ import annotations
 
 import random
 import re
-import tempfile
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -22,13 +21,12 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-import vllm_fakes
 
 from gpu_align import Recipes
 from gpu_align.ops import layout
 from gpu_align.tools.step_log import SOURCES, read_step_log
-from tests.campaign.campaign import Campaign, Row, Tally, main
 from tests.gpu_align.step_harness import edited
+from tests.vllm_integration.fakes import FakeEngine, config, sampling
 from vllm_integration.frontend.usage import RequestUsage
 from vllm_integration.scheduler.schedulers import Recall
 from vllm_integration.seams import install
@@ -38,7 +36,7 @@ from vllm_integration.worker import proposer_v1, request_drafter
 torch.set_num_threads(1)
 
 #: Turnovers of one drafter, before another one takes its place.
-ONE_DRAFTER = 200
+ONE_DRAFTER = 50
 #: Ids of a range, and the first of the first range. All have as many digits, more than any other number in a log.
 SPAN, FIRST = 64, 10_000_000
 VOCABULARY = 99_000_000
@@ -185,7 +183,7 @@ def held_wrongly(drafter: Any, holders: Mapping[int, tuple[Request, Any]]) -> st
     return "texts overlap" if overlap else ""
 
 
-class RecountedEngine(vllm_fakes.FakeEngine):
+class RecountedEngine(FakeEngine):
     """Counts on its own what each request was given to verify, and what it accepted."""
 
     def step(self, finished: tuple[str, ...] = (), prefilling: tuple[str, ...] = ()) -> dict[str, list[int]]:
@@ -220,7 +218,7 @@ def v1_drafter(logs: Path, rng: random.Random) -> Iterator[Any]:
             "max_num_seqs": rng.randint(1, 8),
             "max_model_len": MAX_MODEL_LEN,
         }
-        proposer = proposer_v1.PredictedOutputs(vllm_fakes.config(vocab_size=VOCABULARY, **sizes))
+        proposer = proposer_v1.PredictedOutputs(config(vocab_size=VOCABULARY, **sizes))
         proposer.load_model()
         proposer.log._decode = lambda ids: "".join(f"<{token}>" for token in ids)
         yield proposer
@@ -243,7 +241,7 @@ class V1Slots:
         request = self.canaries.request()
         extra = None if request.extra is None else {wire.KEY: request.extra}
         scheduled = SimpleNamespace(
-            sampling_params=vllm_fakes.sampling(extra, max_tokens=len(request.output)),
+            sampling_params=sampling(extra, max_tokens=len(request.output)),
             cache_salt=request.tenant,
             prompt_token_ids=request.prompt,
         )
@@ -327,38 +325,19 @@ class V1Slots:
         return ""
 
 
-def in_v1(seed: int, tally: Tally, turnovers: int, logs: Path) -> Counter[str]:
-    """Turnovers of the V1 runner's slots; one counts when its request has left the slot, and its log and usage are
-    audited where it has ended."""
-    rng = random.Random(seed)
-    with v1_drafter(logs, rng) as proposer:
-        slots = V1Slots(rng, proposer, logs)
-        while slots.kinds["turnovers"] < turnovers:
-            for name, wrong, left in slots.step():
-                request = slots.requests.get(name)
-                slots.kinds["turnovers"] += left
-                case = {"v1": seed, "request": request and vars(request), "wrong": wrong}
-                tally.check(not wrong, case, count=int(left))
-        stats = proposer.drafter.prediction_stats
-    return slots.kinds + Counter(refused=stats.refused, evicted=stats.evicted, shared=stats.reused)
-
-
-def run(c: Campaign) -> Iterator[Row]:
-    tally = c.tally(
-        "slot turnovers with canary tokens: nothing foreign in drafts, logs, usage",
-        at_least=20_000,
-        quick=200,
-    )
-    found: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as logs:
-        while tally.goes_on():
-            seed = c.rng.randrange(2**32)
-            most = min(tally.at_least - tally.count, c.size(ONE_DRAFTER, 50))
-            found += in_v1(seed, tally, most, Path(logs) / str(seed))
-    kinds = "preempted", "aborted", "drafts", "logs", "refused", "evicted", "shared"
-    sources = ", ".join(f"{found[source]:,} {source}" for source in SOURCES[1:])
-    yield tally.row(f"{', '.join(f'{found[kind]:,} {kind}' for kind in kinds)}; drafts of {sources}")
-
-
-if __name__ == "__main__":
-    main(run)
+def test_slots_that_change_hands_bring_nothing_foreign(
+    count: Callable[[int], int], rng: random.Random, tmp_path: Path
+) -> None:
+    """A turnover: a request has left a slot. Where it has ended, its log and its usage are audited."""
+    seen: Counter[str] = Counter()
+    while seen["turnovers"] < count(200):
+        folder = tmp_path / str(seen["turnovers"])
+        with v1_drafter(folder, rng) as proposer:
+            slots = V1Slots(rng, proposer, folder)
+            while slots.kinds["turnovers"] < ONE_DRAFTER:
+                for name, wrong, left in slots.step():
+                    assert not wrong, (wrong, slots.requests.get(name))
+                    slots.kinds["turnovers"] += left
+            seen += slots.kinds
+            seen["shared"] += proposer.drafter.prediction_stats.reused
+    assert {"preempted", "aborted", "drafts", "logs", "shared", *SOURCES[1:4]} <= {*+seen}, seen

@@ -1,0 +1,207 @@
+"""Bodies that are wrong as JSON or as a prediction, byte for byte, to vLLM's own HTTP application with the plugin.
+
+Every junk value stands in every place of the field, and documents that are no JSON, or too much of it, or say
+something twice. What is to become of them is stated here again, by the documentation alone: served, or an answer
+of 4xx.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.vllm_integration.fakes import ENDPOINTS, send
+
+pytest.importorskip("vllm")
+
+#: Characters and parts of a prediction that are read; what lies beyond them is cut.
+CHARACTERS, PARTS = 16 * 512, 1000
+GOOD_PART = {"type": "text", "text": "w1 w2 "}
+JUNK: tuple[Any, ...] = (
+    *(None, True, False, 0, -1, 7, 1.5, -0.0, 1e308, 10**30, float("nan"), float("inf")),
+    *("", "x", "content", "text", "w1 w2", "\0", "\0w1\0", "\ufeffw1", "\r"),
+    *("\ud800", "w1\udfff", "\udc00\ud800"),
+    *("\U0001f642", "\u202ew1\u200b", "\x7f\x1b[31m", "w1 " * 20_000),
+    [],
+    [[]],
+    [None],
+    ["w1"],
+    [{}],
+    [GOOD_PART],
+    {},
+    {"a": 1},
+    {"text": "w1"},
+    {"type": "text"},
+    {"type": "content"},
+    GOOD_PART,
+)
+
+
+def predictions() -> list[Any]:
+    """Every junk value in every place of the field, places left out, keys added, and sizes."""
+    values: list[Any] = list(JUNK)
+    for junk in JUNK:
+        values += [
+            {"type": junk, "content": "w1"},
+            {"type": "content", "content": junk},
+            {"type": "content", "content": [junk]},
+            {"type": "content", "content": [GOOD_PART, {"type": junk, "text": "w1"}]},
+            {"type": "content", "content": [{"type": "text", "text": junk}, GOOD_PART]},
+            {"type": "content", "content": "w1 w2", "more": junk},
+            {"type": "content", "content": [{**GOOD_PART, "more": junk}], "": junk},
+        ]
+    values += [
+        {"content": "w1"},
+        {"Type": "content", "Content": "w1"},
+        {"type": "content", "contents": "w1"},
+        {"type": "content", "content": [GOOD_PART] * 10_000},
+        {"type": "content", "content": [[GOOD_PART]]},
+        {"type": "content", "content": [{"type": "text", "text": ""}] * 500},
+        {"type": "content", "content": [0] * 5_000},
+        {"type": "content", "content": "w1", **{f"k{i}": i for i in range(5_000)}},
+        {"type": "content", "content": "w1", "more": nested(150)},
+        {"type": "content", "content": nested(150)},
+        [{"type": "content", "content": "w1"}],
+        [{"type": "content", "content": "w1"}] * 2,
+    ]
+    return values
+
+
+def nested(depth: int) -> Any:
+    """Arrays and objects in turn."""
+    value: Any = []
+    for level in range(depth):
+        value = {"a": value} if level % 2 else [value]
+    return value
+
+
+def is_taken(value: Any, *, plain_text: bool, characters: int, parts: int) -> bool:
+    """What the documentation says of a value: served (True) or refused (False)."""
+    if value is None:
+        return True
+    if isinstance(value, str):
+        return plain_text and _is_unicode(value[:characters])
+    if not isinstance(value, dict) or value.get("type") != "content" or "content" not in value:
+        return False
+    content = value["content"]
+    if isinstance(content, str):
+        return _is_unicode(content[:characters])
+    if not isinstance(content, list):
+        return False
+    kept = content[:parts]
+    if not all(
+        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+        for part in kept
+    ):
+        return False
+    return _is_unicode("".join(part["text"] for part in kept)[:characters])
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def as_json(body: Any) -> bytes:
+    """As JavaScript clients send it: surrogates escaped."""
+    return json.dumps(body).encode()
+
+
+#: Bodies that are no JSON, or not an object, or say something twice: vLLM answers 400 to most before it asks us.
+RAW_BODIES: dict[str, bytes] = {
+    "nothing": b"",
+    "null": b"null",
+    "array": b"[]",
+    "string": b'"prediction"',
+    "number": b"7",
+    "cut": b'{"model":"tiny","prediction":{"type":"content","content":"w1',
+    "cut-escape": b'{"prediction":"\\ud8',
+    "bad-escape": b'{"prediction":"\\x"}',
+    "not-utf8": b'{"prediction":"\xff\xfe"}',
+    "utf8-surrogate": b'{"prediction":"\xed\xa0\x80"}',
+    "raw-nul": b'{"prediction":"\x00"}',
+    "raw-newline": b'{"prediction":"a\nb"}',
+    "bom": b'\xef\xbb\xbf{"prediction":7}',
+    "utf16": '{"prediction":7}'.encode("utf-16"),
+    "deep-arrays": b'{"prediction":' + b"[" * 30_000 + b"]" * 30_000 + b"}",
+    "deep-objects": b'{"prediction":' + b'{"a":' * 15_000 + b"1" + b"}" * 15_000 + b"}",
+    "long-number": b'{"prediction":' + b"9" * 10_000 + b"}",
+    "single-quotes": b"{'prediction': 'w1'}",
+    "trailing": b'{"prediction":7} 7',
+    "comment": b'{"prediction":7 /* seven */}',
+}
+
+
+def good(path: str, value: Any) -> dict[str, Any]:
+    """A request that is served, or would be but for this prediction."""
+    return {"model": "tiny", **ENDPOINTS[path], "prediction": value}
+
+
+def with_raw(path: str, value: bytes, key: bytes = b'"prediction":') -> bytes:
+    """A body whose prediction is written so."""
+    return as_json({"model": "tiny", **ENDPOINTS[path]})[:-1] + b"," + key + value + b"}"
+
+
+def documents(path: str) -> Iterator[bytes]:
+    """Bodies that no endpoint serves."""
+    yield from RAW_BODIES.values()
+    text = json.dumps(good(path, 7))
+    for encoding in ("utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"):
+        yield text.encode(encoding)
+    yield text.encode("utf-16")[:-1]
+    for depth in (200, 1_000, 30_000, 200_000):
+        yield with_raw(path, b"[" * depth + b"]" * depth)
+        yield with_raw(path, b'{"a":' * depth + b"1" + b"}" * depth)
+    yield with_raw(path, as_json({f"k{i}": i for i in range(100_000)}))
+    yield with_raw(path, b"[" + b"[]," * 100_000 + b"[]]")
+    for key in (b'"prediction":', rb'"\u0070rediction":', rb'"predictio\u006E" :'):
+        yield with_raw(path, b'{"type":"content","content":"' + b"w1 " * 1_500_000 + b'"}', key)
+        yield with_raw(path, b"7", key)
+    for number in (b"9" * 5_000, b"1e400", b"-1e99999", b"NaN", b"01", b"1.", b"0x10"):
+        yield with_raw(path, number)
+        yield with_raw(path, b'{"type":"content","content":%s}' % number)
+    yield with_raw(path, b'{"type":"content","content":"w1"}')[:-1] + b',"prediction":7}'
+    yield with_raw(path, b'{"type":"content","content":"w1","type":"text","content":7}')
+    for value in (None, 7, 1.5, {}, [None], [[1]], ["1"], [1.5], [-1], [2**31], [2**63], [10**30], "\ud800"):
+        yield as_json({**good(path, None), "vllm_xargs": {"gpu_align_prediction": value}})
+
+
+@pytest.fixture(scope="module")
+def status_of(request_app: Any) -> Callable[[str, bytes], int]:
+    return lambda path, body: asyncio.run(send(request_app, path, [body]))[0]
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_every_value_is_served_or_refused_as_documented(
+    path: str, status_of: Callable[[str, bytes], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPU_ALIGN_MAX_PREDICTION_CHARS", str(CHARACTERS))
+    for value in predictions():
+        taken = is_taken(value, plain_text=path == "/v1/completions", characters=CHARACTERS, parts=PARTS)
+        status = status_of(path, as_json(good(path, value)))
+        assert status == 200 if taken else 400 <= status < 500, (str(value)[:200], status)
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_no_other_document_is_served(path: str, status_of: Callable[[str, bytes], int]) -> None:
+    for body in documents(path):
+        assert 400 <= (status := status_of(path, body)) < 500, (body[:200], status)
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_a_body_with_changed_bytes_is_served_or_refused(
+    path: str, status_of: Callable[[str, bytes], int]
+) -> None:
+    body = as_json(good(path, {"type": "content", "content": [{"type": "text", "text": "w1 w\u00e9\u4e2d"}]}))
+    rng = random.Random(path)
+    for _ in range(40):
+        assert 400 <= status_of(path, body[: rng.randrange(len(body))]) < 500
+        changed = bytearray(body)
+        for _ in range(rng.randrange(1, 6)):
+            changed[rng.randrange(len(changed))] = rng.randrange(256)
+        status = status_of(path, bytes(changed))
+        assert status == 200 or 400 <= status < 500, (changed, status)
