@@ -91,6 +91,7 @@ lint: $(VENV)/.dev  ## what pre-commit and CI check
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/python .ci/words.py
 
 format: $(VENV)/.dev  ## apply what ruff can fix
 	@$(BIN)/ruff check --fix .

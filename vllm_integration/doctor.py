@@ -1,4 +1,5 @@
-"""What ``gpu-align doctor`` finds of vLLM: its version, the plugin in it, and the private names that are used."""
+"""The findings of ``gpu-align doctor`` about vLLM: its version, the plugin in it, and the private names that are
+used."""
 
 from __future__ import annotations
 

@@ -213,4 +213,4 @@ def test_an_unknown_pack_is_told_once_and_all_are_used(plugin_log: list[str]) ->
         assert content is not None
         assert content.recipes == used
     (line,) = plugin_log
-    assert r"names recipes that are not there, and uses all that are: other\n" in line
+    assert r"names unknown recipe packs: other\n" in line

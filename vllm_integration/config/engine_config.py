@@ -114,7 +114,7 @@ def post_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
 
 
 def _take_inner_drafter(vllm_config: Any) -> None:
-    """Where `GPU_ALIGN_DRAFTER` names a drafter of vLLM's, configure the engine as for that one, with our K: vLLM
+    """If `GPU_ALIGN_DRAFTER` names a drafter of vLLM's, configure the engine as for that one, with our K: vLLM
     makes its cache, its inputs and its graphs then. What cannot be made ends the start with vLLM's own error."""
     given, speculative = Settings.of(vllm_config).drafter, vllm_config.speculative_config
     if given is None or not names_ours(speculative):
@@ -197,7 +197,7 @@ def _use_our_scheduler(scheduler_config: Any, ours: str) -> None:
         scheduler_config.scheduler_cls = ours
         return
     logger.warning(
-        "scheduler_cls is %s: responses tell no accepted and rejected prediction tokens, and on V2 every decoding "
-        "request is scheduled with all draft slots, also those without a prediction",
+        "scheduler_cls is %s: responses will omit accepted and rejected prediction tokens, and on V2 every "
+        "decoding request is scheduled with all draft slots, also those without a prediction",
         given,
     )

@@ -34,7 +34,7 @@ def names_ours(speculative: Any) -> bool:
 
 
 def inner_tokens(vllm_config: Any) -> int:
-    """Draft tokens of vLLM's own drafter for requests that are not ours; 0 where there is none."""
+    """Draft tokens of vLLM's own drafter for requests that are not ours; 0 without one."""
     return int(getattr(vllm_config.speculative_config, INNER, 0))
 
 
@@ -45,5 +45,5 @@ def note_engine(vllm_config: Any) -> None:
 
 
 def engine_here() -> Any:
-    """What `note_engine` was last told in this process, or None."""
+    """The facts of the last `note_engine` in this process, or None."""
     return _engine

@@ -1,5 +1,5 @@
-"""What an operator can set: environment variables, read where vLLM makes an engine's configuration. The settings
-travel with it, as one object, to the scheduler and to the workers, also to those on other machines."""
+"""The settings of an operator: environment variables, read where vLLM makes an engine's configuration. The
+settings travel with it, as one object, to the scheduler and to the workers, also to those on other machines."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class Settings(BaseModel):
 
 
 def drafts_without_prediction(recipes: Sequence[str] | None = None, memory: bool | None = None) -> bool:
-    """Whether a request is drafted for that brings no prediction. A pack that is none asks for nothing.
+    """Whether a request is drafted for that brings no prediction. An invalid pack does not count.
 
     recipes: the packs that it names itself, or None. memory: False where it takes no part in the memory.
     """

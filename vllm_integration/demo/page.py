@@ -1,4 +1,4 @@
-"""What `bench` has measured with the engine's step logs, as rows; their table, and a page that plays them."""
+"""Measurements of `bench` with the engine's step logs, as rows; their table, and a page that plays them."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def rows_of(
 
 
 def read_steps(steps_dir: Path, answer: Answer, timeout_s: float = 10.0) -> StepLog:
-    """Return the step log of an answer; BenchError: there is none after `timeout_s`, or it has other tokens."""
+    """Return the step log of an answer; BenchError if it is missing after `timeout_s` or has other tokens."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         for path in steps_dir.glob(f"{answer.id}-*.yaml"):
@@ -204,7 +204,7 @@ def _diff(before: str, after: str) -> str:
 
 
 def _row_data(row: Row, tokenizer: TextTokenizer) -> dict[str, Any]:
-    """What the page's script shows of a row."""
+    """The data of a row that the page's script shows."""
     label, seconds = _LABELS[row.name][1], round(row.seconds, 6)
     data: dict[str, Any] = {"name": row.name, "label": label, "seconds": seconds, "numSteps": row.steps}
     if row.name == NGRAM:

@@ -1,4 +1,4 @@
-"""What the engine gets of a request: ids and options in `SamplingParams.extra_args`, over HTTP and offline."""
+"""The engine's part of a request: ids and options in `SamplingParams.extra_args`, over HTTP and offline."""
 
 from __future__ import annotations
 

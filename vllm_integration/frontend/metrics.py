@@ -97,7 +97,8 @@ _metrics: dict[str, Any] = {}
 
 
 def set_info(**facts: object) -> None:
-    """What this server is; equal in all of its front ends. The metric takes some of the facts as labels."""
+    """Set the facts about this server; equal in all of its front ends. The metric takes some of the facts as
+    labels."""
     _get("info").labels(*(facts[name] for name in _INFO)).set(1)
 
 

@@ -109,7 +109,7 @@ class PredictionMiddleware:
 
 
 def _to_be_read(scope: Scope) -> _Body | None:
-    """What reads this request's body; None where nothing in it is looked at."""
+    """Return the reader of this request's body, or None if the body is not read."""
     endpoints = (each for each in (*ENDPOINTS, *UNSUPPORTED_ENDPOINTS) if scope["path"].endswith(each))
     endpoint = max(endpoints, key=len, default="")
     engine_client = getattr(scope["app"].state, "engine_client", None)
@@ -188,8 +188,8 @@ class _Body:
         raise FieldError(expected, reason, code=413)
 
     async def take(self, body: bytes) -> tuple[HttpRequest | None, bytes | None]:
-        """What the request brings and chooses, and its body without that; None for what does not change. Raises
-        `FieldError`."""
+        """Read the request's prediction and choices, and its body without them; None for a part that does not
+        change. Raises `FieldError`."""
         vllm_config, renderer = self._client.vllm_config, self._client.renderer
         run = functools.partial(asyncio.get_running_loop().run_in_executor, renderer._executor)
         look = functools.partial(_limiting.run, scan, body, self._settings.max_body_items)

@@ -1,4 +1,4 @@
-"""What is ours in the JSON document of a request, taken out of it, read and checked: its prediction, within
+"""The plugin's fields of a JSON request, taken out of it, read and checked: its prediction, within
 limits, and what it chooses beside it. It takes time in proportion to the document.
 
 Other failures of the front end lose metrics, never responses.
@@ -78,7 +78,7 @@ def count_refused(reason: str, action: str = "refused") -> None:
 
 
 class Taken(NamedTuple):
-    """What `take` finds; each field is None where there is nothing.
+    """The result of `take`; each field is None if it is missing.
 
     prediction: what the request brings and chooses. body: its body without that. document: to be drafted from.
     forms: whether from its messages, too.
@@ -165,7 +165,7 @@ def parse_prediction(value: object, limits: Limits, *, plain_text: bool = False)
 
 
 def _member(where: str, value: Any, kind: str, name: str) -> Any:
-    """What an object of `"type": kind` has under `name`."""
+    """The member `name` of an object of `"type": kind`."""
     if not isinstance(value, dict):
         raise FieldError(f"{where}: expected an object, got {type_name(value)}")
     if "type" in value and value["type"] != kind:
@@ -205,7 +205,7 @@ def _deeper_than(value: object, limit: int) -> bool:
 
 
 def type_name(value: object) -> str:
-    """What JSON calls the type of a value."""
+    """JSON's name of the type of a value."""
     names = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"}
     return names.get(type(value), "number" if isinstance(value, (int, float)) else type(value).__name__)
 
@@ -228,9 +228,9 @@ def as_prediction(token_ids: list[int], limits: Limits, where: str = FIELD) -> w
 
 
 def choices_of(extra_args: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    """What `vllm_xargs` or `extra_args` choose, as fields of a `wire.Prediction`: `recipes`, names of packs, each
-    once, `memory`, False where the request takes no part, and `drafts`, whether anything is drafted for it. Raises
-    `FieldError`, also for a pack that the server does not have, where this process knows which it has.
+    """The choices of `vllm_xargs` or `extra_args`, as fields of a `wire.Prediction`: `recipes`, names of packs,
+    each once, `memory`, False where the request takes no part, and `drafts`, whether anything is drafted for it.
+    Raises `FieldError`, also for a pack that the server does not have, where this process knows which it has.
 
     The first call for a request that names packs reads them: call it from a thread.
     """
@@ -255,7 +255,7 @@ def choices_of(extra_args: Mapping[str, Any], settings: Settings) -> dict[str, A
 
 
 def flag(name: str, value: object) -> bool | None:
-    """A boolean, which vLLM may have made a number of; None where there is none."""
+    """A boolean, which vLLM may have made a number of; None if it is missing."""
     if value is not None and (not isinstance(value, (bool, int)) or value not in (0, 1)):
         raise FieldError(f"{name}: expected a boolean, got something else", parameter=name)
     return None if value is None else bool(value)
@@ -332,8 +332,8 @@ def ids_with_views(renderer: Any, limits: Limits, text: str, names: Sequence[str
 
 
 def take(body: bytes, endpoint: str, switch: str | None, vllm_config: Any, renderer: Any) -> Taken:
-    """What a request brings and chooses, and what else of it is to be drafted from. What is no JSON object is left
-    to vLLM. Raises `FieldError`.
+    """The prediction and choices of a request, and the other parts to draft from. A body that is no JSON object is
+    left to vLLM. Raises `FieldError`.
 
     switch: what the header says of drafts for the request, if anything."""
     try:

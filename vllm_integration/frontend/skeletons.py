@@ -40,7 +40,7 @@ _FORMATS = {
 
 
 class Template(NamedTuple):
-    """What a server renders conversations with: `--chat-template`, its further arguments as items, the parser."""
+    """How a server renders conversations: `--chat-template`, its further arguments as items, the parser."""
 
     text: str | None = None
     arguments: tuple[tuple[str, Any], ...] = ()

@@ -1,5 +1,5 @@
-"""What a server is and does: one INFO line at its start, `gpu_align_info`, and `GET /gpu_align/status`, which is
-vLLM's `vllm.endpoint_plugins` entry: vLLM loads it where `VLLM_PLUGINS` names gpu_align."""
+"""A server's facts and counters: one INFO line at its start, `gpu_align_info`, and `GET /gpu_align/status`, which
+is vLLM's `vllm.endpoint_plugins` entry: vLLM loads it where `VLLM_PLUGINS` names gpu_align."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ PATH = "/gpu_align/status"
 
 
 def server_facts(vllm_config: Any) -> dict[str, Any]:
-    """What does not change while the server of this process runs, as docs/metrics.md shows it. Reads the packs,
-    which may take a second; one that cannot be read here has no hash. settings: those not at their defaults."""
+    """The facts that do not change while the server of this process runs, as docs/metrics.md shows it. Reads the
+    packs, which may take a second; one that cannot be read here has no hash. settings: those not at their
+    defaults."""
     import vllm
 
     settings, speculative = Settings.here(), vllm_config.speculative_config

@@ -129,7 +129,7 @@ DETAILS = "gpu_align"
 
 @dataclass(eq=False)
 class HttpRequest:
-    """What the tasks of an HTTP request share. prediction: what its engine requests are drafted from. usages: of
+    """Data that the tasks of an HTTP request share. prediction: that of its engine requests. usages: of
     each of these that is drafted for."""
 
     prediction: wire.Prediction
@@ -194,7 +194,7 @@ class Collector:
 
     def count(self, sent: Sequence[tuple[Any, str]], open_requests: Collection[str]) -> None:
         """Count what came with outputs, which the front end has cut. sent: each with its message. open_requests:
-        those that have not ended. Of one that was aborted nobody will read what it did since then."""
+        those that have not ended. The counts of one that was aborted are dropped."""
         sent = [
             (output, text)
             for output, text in sent

@@ -30,7 +30,7 @@ REFILL, REFILL_OF_FREE = 0.001, 0.0125
 def covered(survival: Levels, credit: Floats) -> Ints:
     """[B] the largest k of each request with ``promised(survival, k) <= credit``.
 
-    survival: [K, B] in units of 1/255, 0 behind the last draft.
+    survival: [K, B] in units of 1/255, 0 after the last draft.
     """
     # No sum passes 255 * K, and K is at most 256.
     sums = survival.astype(np.uint16)
@@ -70,7 +70,7 @@ class DraftedRequests:
         made       number of the report that the newest draft comes with if it is not late; NEVER: none yet
         survival   [K] of the newest draft; all CERTAIN before the first report
         far_until  until this many reports a whole draft can become output, whatever the request samples
-        credit     what its drafts may still promise in vain
+        credit     rejections that its drafts may still cost
         refused    index of REFUSALS; 0 when the front end knows of it
         ours       whether it is ours, and not the model's own drafter's
 
@@ -104,7 +104,7 @@ class DraftedRequests:
 
     def take(self, report: DraftReport, req_ids: Sequence[str] = (), rows: Ints | None = None) -> None:
         """Take in what came with a step's output, once a step, be it nothing. req_ids, rows: of the step, if
-        somebody has looked them up: the drafts of that very step come with the same list."""
+        the caller has looked them up: the drafts of that very step come with the same list."""
         self.reports += 1
         self.graphs = report.graphs or self.graphs
         table = self.table
@@ -169,7 +169,7 @@ FEW = 4
 #: 6.6 to 21.6 % longer without their FULL graphs: more than drafts of this share bring, be they all accepted.
 OVER = 1 / 16
 #: Where plain steps have FULL graphs and those of mixed lengths have none: what drafts have to promise, in tokens
-#: for each request of the step, or nobody gets slots.
+#: for each request of the step; without it no request gets slots.
 WORTH = 0.2
 _PLAIN_ALONE = frozenset(map([*GRAPHS].index, ("context", "backend")))
 
@@ -187,7 +187,7 @@ class DraftBudget:
         without a prediction                  none
         before its first report               all certain, none of them above the threshold
         its last report is about this step    those of its drafts
-        its last report is older              those of its drafts then, and FEW behind them of the least value
+        its last report is older              those of its drafts then, and FEW after them of the least value
 
     cut where drafts can no longer become output under `max_tokens`, and, where its credit is below that of a new
     request, to those drafts that the credit covers. Then, B being the requests of the step::
@@ -221,7 +221,7 @@ class DraftBudget:
         self._free_tokens = free_tokens
         # Of few bytes, as what it is compared with: NumPy then compares several times as fast.
         self._place = np.arange(num_draft_tokens, dtype=np.uint16)[:, None]
-        # 1 is the level of the least likely draft, 0 stands where there is none: a share of 0 means all drafts.
+        # 1 is the level of the least likely draft, 0 stands for no draft: a share of 0 means all drafts.
         self._threshold, self._threshold_late = (
             np.uint8(max(1, np.ceil(share * 255))) for share in (always_verify, always_verify_late)
         )

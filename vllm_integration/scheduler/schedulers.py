@@ -183,7 +183,7 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         answer none of these, and V1's ends the engine where another request has `logprobs`.
 
         And no placeholders where vLLM pads a request whose prompt is cached but for one token: on V1 always, which
-        would verify them as drafts; on V2, which rejects them, in such a step, and where nobody is drafted for.
+        would verify them as drafts; on V2, which rejects them, in such a step, and if no request is drafted for.
         """
         if self._scored:
             self._scored.intersection_update(self.requests)
@@ -220,7 +220,8 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         return outputs
 
     def _attempt(self, step: Callable[..., Any], *args: Any) -> Any:
-        """A step of the table that drafts are scheduled by; where it fails, nobody gets slots in the next step."""
+        """A step of the table that drafts are scheduled by; if it fails, no request gets slots in the next
+        step."""
         try:
             return step(*args)
         except Exception as error:
@@ -256,7 +257,7 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         self.drafted_requests.take(report, *known)
         if self.draft_budget is None:
             return
-        if begun is None:  # nobody counts what is accepted any more
+        if begun is None:  # accepted drafts are not counted any more
             self.draft_budget.learns = False
         else:
             rows, _, slots, sampled = begun.columns
@@ -266,7 +267,7 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         self.ledger.settle(begun, [output for client in outputs.values() for output in client.outputs])
 
     def _cut(self, *, exact: bool) -> None:
-        """Cut the placeholders of running requests to their slots; to none where nobody drafts."""
+        """Cut the placeholders of running requests to their slots; to none if the worker does not draft."""
         if not self.drafted_requests or self._failed or not self.slots.run(self._cut_to_slots, exact):
             for request in self.running:
                 if request.spec_token_ids:

@@ -1,4 +1,4 @@
-"""What the engine verified: the scheduler knows slots, tokens and output of a step; the worker reports how
+"""The verified drafts of each step: the scheduler knows slots, tokens and output of a step; the worker reports how
 many of the slots hold drafts, and who proposed them. Here the two meet. Imports no vLLM."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a fault of ours costs: the part of the plugin that it is in, and one log line. Never an answer."""
+"""Guards: a fault of the plugin costs the part that it is in, and one log line; never an answer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def shown_error(error: BaseException) -> str:
     """`Type: message` of an exception in one line, up to 400 characters of the message."""
     try:
         message = str(error)
-    except Exception:  # a __str__ of somebody else's
+    except Exception:  # a __str__ of another library
         message = ""
     return f"{type(error).__name__}: {shown_reason(message)}"
 

@@ -99,7 +99,7 @@ def tell(line: str) -> None:
 
 
 def namesakes() -> list[str]:
-    """Where the plugins come from that are called as this one, if there are several."""
+    """The origins of the plugins of this name, if there are several."""
     points = entry_points(group="vllm.general_plugins", name="gpu_align")
     found = sorted({f"{point.value} of {point.dist.name if point.dist else '?'}" for point in points})
     return found if len(found) > 1 else []
@@ -194,7 +194,7 @@ def _install(name: str) -> None:
 
 
 def missing(*groups: str) -> str:
-    """What the sources of vLLM do not have of these groups as it is known; empty where they have everything. The
+    """The names of these groups that vLLM's sources lack or define otherwise; empty if they have all. The
     configuration asks long before the modules are imported, maybe in another process."""
     bad = [
         status

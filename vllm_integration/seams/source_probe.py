@@ -61,7 +61,7 @@ class Sources:
         return self._trees[module]
 
     def find(self, module: str, name: str, imports_left: int = _MAX_IMPORTS) -> _Found | None:
-        """Where a name of a module is defined; imports are followed as far as there are sources."""
+        """The place where a name of a module is defined; imports are followed as far as there are sources."""
         tree = self.tree(module)
         for node in _statements(tree.body if tree is not None else []):
             if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:

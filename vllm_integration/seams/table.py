@@ -11,7 +11,7 @@ Kind = Literal["wrap", "call", "implement", "field", "global"]
 
 @dataclass(frozen=True)
 class Seam:
-    """A name that vLLM does not promise to keep. What users write (options, parameters of requests) is none.
+    """A name that vLLM does not promise to keep. Options and parameters of requests are not in it.
 
     groups: what is installed together with it, keys of `GROUPS`.
     kind: "wrap" (replaced by a wrapper that calls the original), "call" (called as it is), "implement"
@@ -32,18 +32,18 @@ class Seam:
 
     @property
     def name(self) -> str:
-        """What `@seam` and reports call it: its first group and the last part of the attribute."""
+        """The name in `@seam` and in reports: its first group and the last part of the attribute."""
         return f"{self.groups[0]}.{self.attribute.rpartition('.')[2]}"
 
     @property
     def place(self) -> str:
-        """Where it is, in one word."""
+        """Module and attribute, in one word."""
         return f"{self.module}.{self.attribute}"
 
 
 @dataclass(frozen=True)
 class SeamStatus:
-    """What a probe found: "found", "missing", or "changed" with the difference in `detail`. body: a digest of the
+    """A probe's result: "found", "missing", or "changed" with the difference in `detail`. body: a digest of the
     function's statements, where it is one that we wrap or stand in for; empty for others."""
 
     seam: Seam
@@ -57,7 +57,7 @@ class Group:
 
     costs: what the log says where one of them is missing; empty for the core, without which the plugin is off and
         vLLM serves as without it. All others are extras: each costs itself alone.
-    after: the vLLM module after whose import the group is installed; empty where somebody installs it by name, as
+    after: the vLLM module after whose import the group is installed; empty if it is installed by name, as
         the drafter does, so that an engine that does not draft from predictions never sees it.
     modules: those of this package that define the wrappers, imported when the group is installed.
     """
@@ -139,7 +139,7 @@ streams vllm.parser.abstract_parser:Parser
 
 # The schedulers, of both model runners.
 scheduler vllm.v1.core.sched.scheduler:Scheduler
-  implement schedule(self) plan no drafts beside `logprob_token_ids`, and no placeholders that nobody proposed
+  implement schedule(self) plan no drafts beside `logprob_token_ids`, and no placeholders without a draft
   implement add_request(self,request) predictions print as their size, and know who may share them
   implement update_from_output(self,scheduler_output,model_runner_output) count a step's drafts
   implement update_draft_token_ids(self,draft_token_ids) cut the draft placeholders (synchronous) ⇒ draft_lengths

@@ -1,5 +1,5 @@
-"""What a worker tells the scheduler about its drafts: one more attribute of vLLM's `ModelRunnerOutput`, which goes
-from the one to the other as an object, between processes pickled."""
+"""The worker's report to the scheduler about its drafts: one more attribute of vLLM's `ModelRunnerOutput`, which
+goes from the one to the other as an object, between processes pickled."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ TokenIds = npt.NDArray[np.int32]
 
 
 class TextKind(IntEnum):
-    """What the token ids of a request are."""
+    """The kind of text that the token ids of a request are."""
 
     PREDICTION = 0
     MEMORY = 1  # earlier answers
@@ -41,7 +41,7 @@ class Prediction:
     recipes: names of the packs whose recipes the request uses; None: of all packs.
     memory: False where the request takes no part in the memory of earlier answers, else None.
     drafts: False: nothing is drafted for it. True: also where it brings nothing. None: as the settings say.
-    sharing_key: requests with equal keys may share the memory of equal predictions; None: with nobody. The
+    sharing_key: requests with equal keys may share the memory of equal predictions; None: with no other. The
         scheduler sets it.
     kind: what the ids are. The scheduler, which puts earlier answers in the place of an empty prediction, sets it.
 
@@ -66,7 +66,7 @@ class Prediction:
 
 
 class RequestContent(NamedTuple):
-    """What a request is drafted from besides its context: a `Prediction`, decoded once by a worker."""
+    """The texts that a request is drafted from besides its context: a `Prediction`, decoded once by a worker."""
 
     token_ids: TokenIds = np.zeros(0, np.int32)
     kind: TextKind = TextKind.PREDICTION
@@ -214,7 +214,7 @@ def read(value: object) -> Prediction:
 
 
 def brought_by(sampling_params: Any) -> Prediction | None:
-    """What a request has under `KEY` since `put_back`; None where it has nothing there."""
+    """The value of a request under `KEY` since `put_back`, or None."""
     value = (getattr(sampling_params, "extra_args", None) or {}).get(KEY)
     return value if isinstance(value, Prediction) else None
 
@@ -230,8 +230,9 @@ def with_extra_args(sampling_params: Any, changes: Mapping[str, Any]) -> Any:
 
 
 def put_back(request: Any) -> None:
-    """Give a vLLM `Request` (or `NewRequestData`) its prediction as a `Prediction` again, which prints as its size
-    and carries who may share its memory. What is none becomes one that `read` refuses: nothing can print it."""
+    """Give a vLLM `Request` (or `NewRequestData`) its prediction as a `Prediction` again, which prints as its
+    size and carries who may share its memory. A malformed one becomes one that `read` refuses and that prints no
+    token."""
     value = (getattr(request.sampling_params, "extra_args", None) or {}).get(KEY)
     if value is None:
         return

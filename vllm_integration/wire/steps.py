@@ -1,4 +1,4 @@
-"""What each verification step verified, and how it travels: in `EngineCoreOutput.trace_headers`, a text an output,
+"""The verified drafts of each step, and how they travel: in `EngineCoreOutput.trace_headers`, a text an output,
 so that it reaches whichever front end the request came from. On both sides a batch is columns of numbers."""
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Steps(NamedTuple):
 
 
 class Messages(NamedTuple):
-    """What came with M outputs.
+    """The messages of M outputs, decoded.
 
     steps: of all outputs, one output's after the other's. counts: [M] how many steps each output brought.
     own: [M] 1 where the last of them is the output's own step; a step whose draft is not reported yet comes with

@@ -1,4 +1,5 @@
-"""What each request was proposed, on its way from the device to the scheduler: late, but never waited for."""
+"""Copies each step's drafts from the device to the scheduler's report; waits only for the copies of earlier
+steps."""
 
 from __future__ import annotations
 
@@ -130,7 +131,7 @@ class DraftReporter:
         verified positions end (its drafts and one more), if the device has trimmed drafts. tails: see `MissLog`.
 
         Where every buffer is in use, the oldest copy that has arrived gives its buffer up (on ranks whose outputs
-        are not used nobody asks for any); if there is none, this step is not reported.
+        are not used none is needed); without a free one this step is not reported.
         """
         with self._lock:
             if not self.free and self.in_flight[0].arrived():
@@ -150,7 +151,7 @@ class DraftReporter:
     @contextmanager
     def _beside_the_engine(self, event: Any) -> Iterator[None]:
         """A `with` block whose copies begin after the engine's work so far, on a stream of their own, so that the
-        engine's goes on without them; `event` is recorded behind them."""
+        engine's goes on without them; `event` is recorded after them."""
         if self._side is None:
             yield
             return

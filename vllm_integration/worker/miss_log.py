@@ -1,4 +1,4 @@
-"""What became of recipe tokens: refuted ones and what the model wrote instead, counted in a file a worker.
+"""Counts of refuted recipe tokens and of the tokens that the model wrote instead, in a file a worker.
 
 Off unless `GPU_ALIGN_RECIPE_MISSES` is set. The files hold a few tokens of answers around each refuted token, or
 with `GPU_ALIGN_RECIPE_MISSES_SHAPES=1` only the shapes of contexts. `gpu-align recipes merge` makes a better pack
@@ -114,7 +114,7 @@ class MissLog(WorkerLog):
         """One step of B requests.
 
         total_len: [B] tokens of each, with those that the step sampled. source, length, token_ids: [B], [B],
-        [B, K] the drafts made behind them. tails: of `tails_of`.
+        [B, K] the drafts made after them. tails: of `tails_of`.
         """
         drafts = np.where(source == int(Source.RECIPE), length, 0).tolist()
         for row, (req_id, total, drafted) in enumerate(zip(req_ids, total_len.tolist(), drafts, strict=True)):

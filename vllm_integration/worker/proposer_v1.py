@@ -1,6 +1,6 @@
 """The drafter of vLLM's V1 model runner: `--speculative-config` names this class. V1 keeps its tokens on the host
-and takes drafts as lists, so `gpu_align.Drafter` runs on the CPU here. Which requests its rows are and when they
-end V1 tells a custom class not; the wrapped `_update_states` does.
+and takes drafts as lists, so `gpu_align.Drafter` runs on the CPU here. V1 does not tell a custom class which
+requests its rows hold or when they finish; the wrapped `_update_states` does.
 """
 
 from __future__ import annotations
@@ -97,13 +97,13 @@ class PredictedOutputsProposer(RequestDrafter):
         return partial(attach, report=DraftReport(drafts, {}, take_refusals(), faults()))
 
     def observe(self, runner: Any, scheduler_output: Any) -> None:
-        """What `_update_states` has just made of the scheduler's output: once a step, also when it is empty."""
+        """Read the requests that `_update_states` has just updated: once a step, also when it is empty."""
         self._batch = runner.input_batch
         self._scheduled = scheduler_output.scheduled_spec_decode_tokens
         self._finish(scheduler_output.finished_req_ids)
         for new in scheduler_output.scheduled_new_reqs:
             self.for_request(new.req_id, self._admit, new.req_id, new.sampling_params)
-        # Preempted, or not scheduled this step: the slot is worth more to somebody else, and a draft can
+        # Preempted, or not scheduled this step: another request can use the slot, and a draft can
         # be rebuilt from the tokens whenever the request returns.
         for req_id in self.slots.keys() - set(self._batch.req_ids):
             self._release(req_id)
@@ -146,7 +146,7 @@ class PredictedOutputsProposer(RequestDrafter):
         num_sampled = list(map(len, sampled_token_ids))
         if self.log is not None and self.log.on:
             scheduled = (self._scheduled.get(req_id, ()) for req_id in self._batch.req_ids)
-            # −1 are placeholders that vLLM schedules to keep the batch uniform; nobody proposed them.
+            # −1 are placeholders that vLLM schedules to keep the batch uniform.
             slots = [sum(token >= 0 for token in tokens) for tokens in scheduled]
             rows = range(len(slots))
             self.log.settle(self._batch.req_ids, rows, slots, num_sampled, num_tokens_no_spec, token_ids_cpu)
@@ -320,7 +320,7 @@ def sample(
 @seam("v1.apply_sampling_constraints")
 def constraints(original: Callable[..., Any], logits: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """`apply_sampling_constraints` of [num_drafts, V] logits: of none, these. The original takes the largest
-    `top_k` of the drafts, of which there is none, and the engine ends."""
+    `top_k` of the drafts, of which there are none, and the engine ends."""
     return original(logits, *args, **kwargs) if len(logits) else logits
 
 
@@ -334,7 +334,7 @@ def expand(
     replace_to: int = 0,
 ) -> Any:
     """`expand_batch_to_tokens`: x[i], or `replace_to` where that is `replace_from`, as many times as request i has
-    drafts, which end at cu_num_tokens[i]. On the CPU the original returns memory that nobody wrote to."""
+    drafts, which end at cu_num_tokens[i]. On the CPU the original returns uninitialised memory."""
     if x.device.type != "cpu":
         return original(x, cu_num_tokens, num_tokens, replace_from, replace_to)
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))

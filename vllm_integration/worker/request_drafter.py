@@ -132,7 +132,7 @@ class RequestDrafter:
             return None
 
     def report(self) -> Callable[[Any], None]:
-        """What attaches the step's draft report to its output, when that leaves the worker."""
+        """A function that attaches the step's draft report to its output, called when that leaves the worker."""
         raise NotImplementedError
 
     def has_nothing_to_report(self) -> bool:
@@ -185,7 +185,7 @@ class RequestDrafter:
         """Give a slot of the drafter to a request: what it is drafted from, without `token_ids` where these
         have no room among the others; None, with a warning, where the drafter refuses them, or has no
         memory."""
-        # Where no scheduler of ours said who may share, nobody: the request finds its own after a preemption.
+        # Without our scheduler no request shares: it finds its own after a preemption.
         key = req_id if content.sharing_key is None else content.sharing_key
         try:
             held = self.drafter.add(

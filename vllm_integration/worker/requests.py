@@ -36,7 +36,7 @@ def any_refusals() -> bool:
 def refuse(req_id: str, reason: str, told: str, *args: Any) -> None:
     """Count it, and say so in one WARNING: `told` with the request's id and `args`."""
     refused[reason] += 1
-    if len(_refusals) < _MAX_REFUSALS:  # where nobody asks they must not pile up
+    if len(_refusals) < _MAX_REFUSALS:  # they must not pile up if they are not read
         _refusals[req_id] = reason
     logger.warning(told, shown_id(req_id), *args)
 
@@ -55,7 +55,7 @@ def open_request(
     packs: Collection[str] = (),
     even_without: bool = False,
 ) -> wire.RequestContent | None:
-    """What a request is drafted from, at most `capacity` tokens; None where nothing is drafted for it.
+    """The text that a request is drafted from, at most `capacity` tokens; None if nothing is drafted for it.
 
     A malformed prediction (wrong type, an id outside `vocab_size`, text that no front end tokenised) is dropped,
     with a warning that shows nothing of it; a longer one is cut. A name that is not among `packs` means all of
@@ -95,7 +95,7 @@ def _known(recipes: tuple[str, ...] | None, packs: Collection[str]) -> tuple[str
         if len(_unknown) < _MAX_UNKNOWN:
             _unknown.add(name)
             logger.warning(
-                "A request names recipes that are not there, and uses all that are: %s (told once)",
+                "A request names unknown recipe packs: %s; using all loaded packs (told once)",
                 shown_reason(name),
             )
     return None if unknown else recipes
@@ -127,7 +127,7 @@ class StopRule(NamedTuple):
         return bool(kept) and kept[-1] in self.stop_token_ids
 
     def room(self, sampled: list[int], output_len: int, most: int) -> int:
-        """How many drafts, at most `most`, can become output behind its `output_len` tokens, the last of them
+        """How many drafts, at most `most`, can become output after its `output_len` tokens, the last of them
         `sampled`: verifying d of them yields at most d + 1 tokens.
 
         No draft reaches over `min_tokens`: V1 masks stop tokens in the last of the d + 1 by the tokens before

@@ -189,7 +189,7 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         num_sampled: [num_reqs] int32; 0 = still prefilling. dummy_run: vLLM runs the step without requests, to
         warm up or to keep ranks together: the kernels run (and compile), no state changes. num_speculative_tokens:
         how many of the drafts the scheduler may verify. models: [num_reqs, k], k ≤ K, the drafts of the model's
-        own drafter, which rows of requests that are not ours begin with; nobody verifies what is behind them.
+        own drafter, which rows of requests that are not ours begin with; the tokens after them are not verified.
         """
         num_reqs = len(input_batch.req_ids)
         drafts: torch.Tensor | None = None

@@ -1,4 +1,4 @@
-"""What a worker needs once, when it starts: its drafter's settings, its recipes, and that all is compiled."""
+"""A worker's start: its drafter's settings, its recipes, and compilation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logger = logging.getLogger("vllm.gpu_align")
 
 @functools.cache
 def drafter_config(survival_table: str | None, min_match: int = 1) -> DrafterConfig:
-    """With this file's survival table; with the shipped one where there is none or, with one WARNING a process,
+    """With this file's survival table; with the shipped one if it is missing or, with one WARNING a process,
     where it cannot be used. min_match: of both prediction and context."""
     config = DrafterConfig(min_match=min_match, min_context_match=min_match)
     if survival_table is None:

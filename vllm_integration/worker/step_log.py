@@ -164,7 +164,7 @@ class DebugLog(WorkerLog):
         """Record what each request of the batch has just sampled. Waits for the device, as `proposed` does.
 
         rows: [B] of each in `total_len` and `token_ids`, which are as the engine has them. slots: [B] draft slots
-        that were verified, without those of a padding that nobody proposed. num_sampled: [B].
+        that were verified, without padding. num_sampled: [B].
         """
         for req_id, row, verified, sampled in zip(req_ids, rows, slots, num_sampled, strict=True):
             request = self._requests.get(req_id)
@@ -202,7 +202,7 @@ class DebugLog(WorkerLog):
         if not self._is_live:
             return
         path = self._path_of(request)
-        if request.written is None or not path.exists():  # somebody may have cleared the directory
+        if request.written is None or not path.exists():  # the directory may have been cleared
             self._begin(request, path)
         steps = request.steps[request.written :]
         if not steps:
