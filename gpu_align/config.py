@@ -9,7 +9,7 @@ from typing import Any
 
 from .ops.backend import check_int
 from .ops.choose.survival import length_quarters, read_table
-from .ops.layout import StepSettings
+from .ops.layout import StepSettings, context_index_bits
 from .ops.match import MAX_MATCH
 
 
@@ -32,10 +32,8 @@ class DrafterConfig:
     #: The same for drafts from a recipe, whatever the other two are: such a draft is short, and where nothing else
     #: is likely each accepted token saves a step. 0 to 1.
     min_survival_recipe: float = 0.15
-    #: Shortest suffix that counts as a match in the prediction, tokens; ``1 <= min_match <= 64``.
+    #: Shortest suffix that counts as a match, tokens; ``1 <= min_match <= 64``.
     min_match: int = 1
-    #: Shortest suffix that counts as a match in the request's own prompt and output; likewise.
-    min_context_match: int = 1
     #: Whether to draft from the request's own prompt and output as well.
     use_context: bool = True
     #: A table written by ``gpu-align tune`` instead of the shipped one.
@@ -53,10 +51,10 @@ class DrafterConfig:
         except TypeError as error:
             raise ValueError(f"{path}: {error}") from None
 
-    def step_settings(self, vocab_size: int) -> StepSettings:
+    def step_settings(self, vocab_size: int, max_context_len: int) -> StepSettings:
         """These settings as a step takes them."""
-        quarters = length_quarters(self.length_factor)
-        return StepSettings(quarters, self.min_match, self.min_context_match, vocab_size)
+        quarters, shift = length_quarters(self.length_factor), 32 - context_index_bits(max_context_len)
+        return StepSettings(quarters, self.min_match, vocab_size, shift)
 
     def __post_init__(self) -> None:
         probabilities = "min_survival", "min_survival_lost", "min_survival_recipe"
@@ -68,8 +66,7 @@ class DrafterConfig:
         for name in probabilities:
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}: expected 0 <= p <= 1, found {getattr(self, name)}")
-        for name in ("min_match", "min_context_match"):
-            check_int(name, getattr(self, name), 1, MAX_MATCH)
+        check_int("min_match", self.min_match, 1, MAX_MATCH)
         kinds: dict[str, tuple[Any, str]] = {
             "use_context": (bool, "a bool"),
             "survival_table": ((str, Path, type(None)), "a str or Path"),

@@ -260,7 +260,7 @@ class Drafter:
         self._draft = allocate_draft(max_slots, num_draft_tokens, self.device)
         #: The first rows of it, by batch size.
         self._drafts: dict[int, Draft] = {}
-        self._settings = self.config.step_settings(vocab_size)
+        self._settings = self.config.step_settings(vocab_size, max_context_len)
         self._backend = resolve_backend(backend, self._state.prediction_tokens)
         make = partial(
             make_step, self._backend, self._state, self._tables, self._recipes, settings=self._settings

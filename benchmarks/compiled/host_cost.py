@@ -84,6 +84,7 @@ def main() -> None:
     warnings.simplefilter("ignore")  # Triton on settings that it will change
     device = NoDevice()
     driver.set_active(device)
+    from gpu_align.ops import backend
     from gpu_align.ops.step import StepLaunch
     from gpu_align.ops.step.kernel import step_kernel
 
@@ -116,7 +117,7 @@ def main() -> None:
     ours = list(device.launches)
     for call in calls:
         # Nothing kept from the call before: Triton asks all of its questions.
-        drafter._step = launcher()
+        backend._compiled.clear()
         drafter.propose(*call)
     theirs = device.launches[len(ours) :]
     kernels = list(step_kernel.device_caches[0][0].values())
@@ -133,7 +134,7 @@ def main() -> None:
     kept = launcher()
 
     def forget() -> None:
-        kept._compiled = None
+        backend._compiled.clear()
         kept(*calls[0])
 
     kept(*calls[0])

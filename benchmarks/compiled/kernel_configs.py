@@ -11,22 +11,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpu_align.ops.choose.survival import SurvivalTables
+from gpu_align.ops.layout import Draft, StepState
 from gpu_align.ops.step import compile_options
 
-#: Argument name → type, in every kernel. Other names that end in ``_ptr`` are pointers to int32, the rest int32.
-TYPES = {
+#: Argument name → type, in every kernel; of a named tuple those of its fields. Other names that end in ``_ptr``
+#: are pointers to int32, the rest int32.
+TYPES: dict[str, Any] = {
+    "state": StepState._make(["*i32"] * 5 + ["*i64", "*i32", "*i32"]),
+    "tables": SurvivalTables._make(["*i32", "*i32", "*fp32"]),
+    "recipe_tensors": ("*i64", "*i32", "*i32", "*fp32", "*i32", "*i32"),
+    "out": Draft._make(["*i64", "*i32", "*fp32", "*i8"]),
     "slots_ptr": "*i64",
     "carry_ptr": "*i8",
     "code_ptr": "*i16",
     "chunk_ptr": "*i64",
     "order_ptr": "*i64",
-    "recipe_keys_ptr": "*i64",
-    "confidence_ptr": "*fp32",
-    "recipe_confidence_ptr": "*fp32",
-    "lcs_row_ptr": "*i64",
-    "draft_ptr": "*i64",
-    "draft_confidence_ptr": "*fp32",
-    "draft_source_ptr": "*i8",
 }
 
 
@@ -64,18 +64,11 @@ def _lcs_code() -> list[Config]:
 
 def _lcs_wavefront() -> list[Config]:
     # Longer predictions than 16k tokens go through in several panels, hence the last one's carry.
-    uses: dict[str, set[str]] = {"length": set(), "prefix_row": {"row_ptr"}}
     found = []
-    for words in (32, 128, 512):
-        for name, used in uses.items():
-            unused = {"row_ptr"} - used | ({"carry_ptr"} if words < 512 else set())
-            constants = {
-                "BLOCK_B": 1,
-                "BLOCK_W": words // 2,
-                "PLANES": _lcs_planes(words),
-                **dict.fromkeys(sorted(unused)),
-            }
-            found.append(Config(f"{name} {words}", constants, max(words // 64, 1)))
+    for words, name in ((32, "length"), (128, "prefix_row"), (512, "length")):
+        unused = [*(["carry_ptr"] if words < 512 else []), *(["row_ptr"] if name == "length" else [])]
+        sizes = {"BLOCK_B": 1, "BLOCK_W": words // 2, "PLANES": _lcs_planes(words)}
+        found.append(Config(f"{name} {words}", {**sizes, **dict.fromkeys(unused)}, max(words // 64, 1)))
     return found
 
 
@@ -85,6 +78,9 @@ def _step(K: int, knows: str) -> Config:
         f"step {K}{knows}",
         {"K": K, "BLOCK_K": max(K, 32), "HAS_SHAPES": knows == " with shapes"},
         options["num_warps"],
+        unaligned=frozenset(
+            {"token_ids_ptr", "stride_token_ids_s", "total_len_ptr", "slots_ptr", "num_sampled_ptr"}
+        ),
         max_registers=options.get("maxnreg", 0),
     )
 
@@ -112,5 +108,5 @@ CONFIGS: dict[str, list[Config]] = {
     "slots.set_slot_kernel": [
         Config("set slot", {}, 1, unaligned=frozenset({"slot_meta_ptr", "align_state_ptr"}))
     ],
-    "step.step_kernel": [_step(K, knows) for knows in ("", " with shapes") for K in (16, 64, 256)],
+    "step.step_kernel": [_step(16, ""), _step(64, " with shapes"), _step(256, "")],
 }

@@ -28,7 +28,7 @@ from benchmarks.alignment.workload import NUM_DRAFT_TOKENS, VOCAB_SIZE, make_rec
 from benchmarks.compiled import static_check
 from benchmarks.compiled.kernel_configs import Config
 from benchmarks.compiled.sass import Program, disassemble
-from benchmarks.compiled.sass_warp import Latencies, Machine, Memory, Trace, constant_bank
+from benchmarks.compiled.sass_warp import Latencies, Machine, Memory, Trace, constant_bank, flat
 from benchmarks.tables import RESULTS
 from gpu_align import Drafter, Recipes
 
@@ -148,7 +148,7 @@ def launches(module: Any, call: Callable[[], object]) -> list[Launch]:
 
     class Recorder:
         def __init__(self, kernel: Any) -> None:
-            self.kernel, self.arg_names = kernel, kernel.arg_names
+            self.kernel, self.fn = kernel, kernel.fn
 
         def __getitem__(self, _: Any) -> Callable[..., None]:
             def launch(*args: Any, num_warps: int = 4, maxnreg: int = 0, **by_name: Any) -> None:
@@ -158,7 +158,7 @@ def launches(module: Any, call: Callable[[], object]) -> list[Launch]:
                     for p in self.kernel.params
                     if p.is_constexpr or named[p.name] is None
                 }
-                arguments = {name: named[name] for name in self.kernel.arg_names if name not in constants}
+                arguments = flat({n: named[n] for n in self.kernel.arg_names if n not in constants})
                 found.append(Launch(self.kernel, arguments, constants, num_warps, maxnreg))
 
             return launch
@@ -214,7 +214,7 @@ class Case:
 
         def drafts() -> dict[str, torch.Tensor]:
             """What there is now; all tensors are then as before."""
-            found = {name: tensor.clone() for name, tensor in tensors.items() if name.startswith("draft")}
+            found = {name: tensor.clone() for name, tensor in tensors.items() if name.startswith("out.")}
             for tensor, value in zip(tensors.values(), before, strict=True):
                 tensor.copy_(value)
             return found

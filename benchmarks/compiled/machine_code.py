@@ -34,7 +34,7 @@ from benchmarks import tables
 from benchmarks.compiled import static_check
 from benchmarks.compiled.racing import Findings, RacingMachine, where
 from benchmarks.compiled.sass import Program, disassemble
-from benchmarks.compiled.sass_warp import Memory, constant_bank
+from benchmarks.compiled.sass_warp import Memory, constant_bank, flat
 
 #: Target → where shared memory begins.
 TARGETS = {"sm_80": 0, "sm_90": 0x400, "sm_100": 0x400}
@@ -98,7 +98,7 @@ class Emulator:
         )
 
     def _run(self, code: Code, given: dict[str, Any], grid: tuple[int, int]) -> None:
-        arguments = [given[name] for name in code.arguments]
+        arguments = list(flat({name: given[name] for name in code.arguments}).values())
         tensors = [arg for arg in arguments if isinstance(arg, torch.Tensor)]
         # Views share their memory: a storage is laid out once.
         storages = {t.untyped_storage().data_ptr(): _bytes_of(t) for t in tensors}

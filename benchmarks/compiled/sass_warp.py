@@ -9,7 +9,7 @@ cover. A program has its scheduler for itself: what other programs of the GPU do
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,6 +68,15 @@ class Latencies:
 
 #: Target → where a kernel's arguments begin in constant bank 0, and where the stack pointer stands in it.
 BANKS = {"sm_80": (0x160, 0x28), "sm_90": (0x210, 0x28), "sm_100": (0x380, 0x37C)}
+
+
+def flat(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a kernel by name; those in a named tuple one by one, as ``tuple.field``."""
+    found: dict[str, Any] = {}
+    for name, value in arguments.items():
+        fields = getattr(value, "_fields", range(len(value))) if isinstance(value, tuple) else ()
+        found |= {f"{name}.{field}": value[i] for i, field in enumerate(fields)} if fields else {name: value}
+    return found
 
 
 def constant_bank(target: str, arguments: Iterable[tuple[Any, int]]) -> bytes:

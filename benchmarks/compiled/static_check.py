@@ -99,14 +99,17 @@ def _source_of(kernel: Any, config: Any) -> Any:
     from benchmarks.compiled.kernel_configs import TYPES
 
     types = {**TYPES, **config.types}
-    signature, attrs = {}, {}
+    signature: dict[str, Any] = {}
+    attrs: dict[tuple[int, ...], Any] = {}
     for i, arg in enumerate(kernel.arg_names):
         if arg in config.constants:
             signature[arg] = "constexpr"
             continue
-        signature[arg] = types.get(arg, "*i32" if arg.endswith("_ptr") else "i32")
-        if (signature[arg][0] == "*" or arg.startswith("stride")) and arg not in config.unaligned:
-            attrs[(i,)] = [["tt.divisibility", 16]]
+        kind = signature[arg] = types.get(arg, "*i32" if arg.endswith("_ptr") else "i32")
+        paths = [(i, j) for j in range(len(kind))] if isinstance(kind, tuple) else [(i,)]
+        for path in paths if arg not in config.unaligned else ():
+            if (kind[path[1]] if isinstance(kind, tuple) else kind)[0] == "*" or arg.startswith("stride"):
+                attrs[path] = [["tt.divisibility", 16]]
     return ASTSource(fn=kernel, signature=signature, constexprs=config.constants, attrs=attrs)
 
 

@@ -24,6 +24,7 @@ from benchmarks.processes import pool
 from benchmarks.quality.runs import Entry, cached_corpus, make_corpora, read_entries
 from benchmarks.tables import command
 from gpu_align import RecipePack, Source
+from gpu_align.ops.layout import Request
 from gpu_align.ops.recipes import ALL_PACKS
 from gpu_align.ops.recipes.reference import find_recipe
 from gpu_align.ops.recipes.table import RecipeTable
@@ -97,8 +98,11 @@ def observe(part: tuple[RecipePack, list[Record]]) -> npt.NDArray[np.float64]:
         for step in loop.follow(record.output):
             if step.source != Source.RECIPE:
                 continue
-            before = tokens[: len(record.prompt) + step.start]
-            recipe = find_recipe(counted, before, len(record.prompt), ALL_PACKS)
+            total = len(record.prompt) + step.start
+            request = Request(
+                tokens, total, len(record.prompt), None, None, ALL_PACKS, None, None, None, None
+            )
+            recipe = find_recipe(counted, request).row
             for k in range(min(step.accepted + 1, len(step.draft))):
                 p = float(counted.confidence[recipe, k])
                 counts[:, min(int(p * NUM_BINS), NUM_BINS - 1)] += 1, p, k < step.accepted

@@ -150,37 +150,38 @@ def resolve_backend(backend: str, t: torch.Tensor) -> Literal["triton", "referen
     return cast(Literal["triton", "reference"], backend)
 
 
-#: What Triton compiled, by kernel, device and variant; empty under its interpreter.
-_compiled: dict[tuple[Any, int, Hashable], Any] = {}
+#: What Triton compiled, by kernel, device and `sizes`; empty under its interpreter.
+_compiled: dict[tuple[Any, ...], Any] = {}
 
 
 def launch(
     kernel: Any,
-    num_programs: int,
-    *args: Any,
+    grid: tuple[int, ...],
+    args: Sequence[Any],
+    sizes: dict[str, Any],
     variant: Hashable = None,
-    num_warps: int,
-    **sizes: int,
+    **options: int,
 ) -> None:
-    """``kernel[(num_programs,)](*args, **sizes)``.
+    """``kernel[grid](*args, **sizes, **options)``.
 
     At each launch Triton asks every argument for its type and alignment, which takes the host several times as
-    long as the launch. Here it is asked once for each device and variant: the kernel names all of its arguments
-    in `do_not_specialize`, so that it takes any integer and any alignment.
+    long as the launch. Here it is asked once for each device, `sizes` and `variant`: the kernel takes any integer
+    and any alignment of what differs from call to call, as it names these in `do_not_specialize`.
 
     Args:
-        kernel: a ``@triton.jit`` function with one dimension of programs.
-        num_programs: 0 compiles or loads the kernel, and runs nothing.
-        args: a tensor first; tensors are on the current device.
-        variant: differs where a type of `args` or one of `sizes` does.
-        num_warps: of a program.
+        kernel: a ``@triton.jit`` function.
+        grid: programs, of one or two dimensions; (0,) compiles or loads the kernel, and runs nothing.
+        args: a tensor or a named tuple of tensors first; tensors are on the current device.
         sizes: its constexprs, which are its last arguments, in order.
+        variant: differs where a type of `args` does, or the alignment of one that is asked for it.
+        options: of Triton's compiler.
     """
-    key = kernel.fn, args[0].get_device(), variant
+    tensor = args[0][0] if isinstance(args[0], tuple) else args[0]
+    key = kernel.fn, tensor.get_device(), variant, *sizes.values()
     compiled = _compiled.get(key)
     if compiled is not None:
-        compiled[num_programs, 1, 1](*args, *sizes.values())
+        compiled[(*grid, 1, 1)[:3]](*args, *sizes.values())
         return
-    compiled = kernel[(num_programs,)](*args, **sizes, num_warps=num_warps)
+    compiled = kernel[grid](*args, **sizes, **options)
     if compiled is not None:
         _compiled[key] = compiled

@@ -38,9 +38,9 @@ import torch
 #: End tokens of a slot; further ones are ignored.
 MAX_END_TOKENS = 8
 SLOT_META = END_TOKENS + MAX_END_TOKENS
-#: Text kinds of a prediction: a client's, earlier answers, earlier answers to requests like this one, whose drafts
-#: the second half of the survival tables limits.
-TEXT_PREDICTION, TEXT_MEMORY, TEXT_RELATED_MEMORY = range(3)
+#: Text kinds. A prediction is a client's, earlier answers, or earlier answers to requests like this one, whose
+#: drafts the second half of the survival tables limits. Then the request's own prompt and output, and recipes.
+TEXT_PREDICTION, TEXT_MEMORY, TEXT_RELATED_MEMORY, TEXT_CONTEXT, TEXT_RECIPE = range(5)
 #: `OUTPUT_START` of a slot without a request, `CONTEXT_START` where the context is not drafted from.
 VACANT = 2**31 - 1
 
@@ -64,8 +64,10 @@ MAX_EDITS = 16
 #: Tokens of a page of the arena: predictions begin at multiples of it.
 PAGE = 256
 #: Positions of a bucket of the context's index; the bucket of a token: the upper bits of its product with `HASH`,
-#: modulo 2**32.
-WAYS, HASH = 16, 0x9E3779B1
+#: modulo 2**32; of a bucket of a prediction's index, how many positions count, those around the anchor.
+WAYS, HASH, NEAREST = 16, 0x9E3779B1, 32
+#: Positions of a context that a kernel enters at once.
+INSERT_LANES = 128
 #: Above every position and every key of 31 bits.
 NOWHERE = 2**31 - 1
 #: Ids of a prediction from here on are gaps: they stand for tokens that are not known. They are in no vocabulary:
@@ -120,6 +122,12 @@ def whole_pages(num_tokens: int) -> int:
 StepArrays = Any
 
 
+def as_arrays(tuple_of_tensors: Any) -> Any:
+    """A named tuple of tensors and numbers with NumPy's views of the tensors, which are on the CPU."""
+    views = (value.numpy() if isinstance(value, torch.Tensor) else value for value in tuple_of_tensors)
+    return type(tuple_of_tensors)(*views)
+
+
 class StepState(NamedTuple):
     """Everything a drafter keeps on the device; the columns are above."""
 
@@ -134,7 +142,7 @@ class StepState(NamedTuple):
 
     def numpy(self) -> StepArrays:
         """The same memory as arrays; on the CPU only."""
-        return StepState._make(tensor.numpy() for tensor in self)
+        return as_arrays(self)
 
 
 class SlotMeta(NamedTuple):
@@ -180,11 +188,12 @@ class StepSettings(NamedTuple):
 
     #: Drafts for each four tokens of matched suffix.
     length_quarters: int
-    #: Shortest match in the prediction and in the context, 1 to 64.
+    #: Shortest match, 1 to 64.
     min_match: int
-    min_context_match: int
     #: A draft ends before the first token that is not below it.
     vocab_size: int
+    #: Of the context's index: the shift of `bucket_of`.
+    context_shift: int
 
 
 class Draft(NamedTuple):
@@ -233,25 +242,27 @@ class ContextIndex(NamedTuple):
     """The latest positions of a context by token."""
 
     ways: Any  # [buckets, WAYS] int32, -1 for none
-    size: Any  # buckets * WAYS
     shift: Any  # of `bucket_of`
 
 
 class SourceText(NamedTuple):
-    """A text that drafts are read from: a request's prediction, or its context, which is its prompt and output."""
+    """A text that drafts are read from."""
 
     tokens: Any  # [length] int32
-    length: Any  # of a prediction; 0 without one
+    length: Any  # 0: nothing is drafted from it
     index: Any  # `PredictionIndex` or `ContextIndex`
-    is_used: Any  # whether drafts may come from it
+    kind: Any  # a text kind
 
 
 class Request(NamedTuple):
-    """One request of a batch: its texts, and its slot's rows of the state."""
+    """One request of a batch: its tokens so far, its texts, and its slot's rows of the state."""
 
-    prediction: Any  # `SourceText`
-    context: Any  # `SourceText`: prompt and output
+    tokens: Any  # [total] int32: prompt and output
+    total: Any
     output_start: Any  # tokens of the prompt
+    prediction: Any  # `SourceText`
+    context: Any  # `SourceText`: prompt and output, where drafts may come from them
+    packs: Any  # a bit for each recipe pack that it uses
     meta: Any  # [SLOT_META] int32
     align_state: Any  # [ALIGN_STATE] int32
     lcs_row: Any  # [1] int64
@@ -271,13 +282,12 @@ class Alignment(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The source of a step's draft: the best candidate, or a recipe in its place."""
+    """What is drafted: from a candidate, or a recipe's tokens."""
 
-    lane: Any  # of the candidate
-    in_context: Any  # whether its position is one of the context
-    position: Any
-    matched: Any  # tokens before it that agree
-    class_id: Any
-    num: Any  # drafts that it is good for; 0 without one
-    recipe: Any  # the recipe that is drafted instead, or -1
-    num_recipe: Any  # its drafts
+    lane: Any  # of the candidate; -1 of a recipe
+    kind: Any  # of the text
+    position: Any  # in the text; of a recipe: which one it is
+    matched: Any  # tokens before the position that agree; 0 of a recipe
+    row: Any  # of the confidences: the candidate's class, or which recipe it is
+    num: Any  # drafts that it is good for; 0 where there is none
+    expected: Any  # how many of them are expected to be accepted, in units of 1/SURVIVAL_ONE

@@ -36,10 +36,14 @@ from .layout import (
     SOURCE_NONE,
     SOURCE_PREDICTION,
     SOURCE_RECIPE,
+    TEXT_CONTEXT,
     TEXT_PREDICTION,
+    TEXT_RECIPE,
     TEXT_RELATED_MEMORY,
+    WAYS,
     WINDOW,
     Alignment,
+    Choice,
 )
 from .match import MAX_MATCH
 
@@ -61,6 +65,11 @@ def bucket_of(token: int, shift: int) -> int:
     return int32(((int64(token) * HASH) & 0xFFFFFFFF) >> shift)
 
 
+def num_ways(shift: int) -> int:
+    """Entries of a context's index: `WAYS` for each of ``2 ** (32 - shift)`` buckets."""
+    return (shift * 0 + WAYS) << (32 - shift)
+
+
 def rank_of(position: int, anchor: int) -> int:
     """Ties: the position nearest to the anchor has the lowest rank; at the same distance the one ahead of it."""
     return where(position >= anchor, 2 * (position - anchor), 2 * (anchor - position) + 1)
@@ -73,7 +82,7 @@ def position_of(rank: int, anchor: int) -> int:
 
 def starts_over(total: int, seen: int) -> bool:
     """Whether nothing is known of a request: it is new, or tokens of it were taken back."""
-    return (seen < 0) | (total < seen)
+    return (seen <= 0) | (total < seen)
 
 
 def extend_row(row: int, matches: int) -> int:
@@ -151,12 +160,22 @@ def wraps_around(matched: int, period: int) -> bool:
     return matched >= period
 
 
-def source_of(text_kind: int, in_context: int, recipe: int, length: int) -> int:
-    """The `Source` of a draft of `length` tokens."""
-    source = where(text_kind == TEXT_PREDICTION, SOURCE_PREDICTION, SOURCE_MEMORY)
-    source = where(in_context, SOURCE_CONTEXT, source)
-    source = where(recipe >= 0, SOURCE_RECIPE, source)
+def source_of(kind: int, length: int) -> int:
+    """The `Source` of a draft of `length` tokens from a text of this kind."""
+    source = where(kind == TEXT_PREDICTION, SOURCE_PREDICTION, SOURCE_MEMORY)
+    source = where(kind == TEXT_CONTEXT, SOURCE_CONTEXT, source)
+    source = where(kind == TEXT_RECIPE, SOURCE_RECIPE, source)
     return where(length > 0, source, SOURCE_NONE)
+
+
+def better(a: Choice, b: Choice) -> Choice:
+    """The choice of which more drafts are expected to be accepted; `a` of equal ones."""
+    is_b = b.expected > a.expected
+    return Choice(
+        where(is_b, b.lane, a.lane), where(is_b, b.kind, a.kind), where(is_b, b.position, a.position),
+        where(is_b, b.matched, a.matched), where(is_b, b.row, a.row), where(is_b, b.num, a.num),
+        where(is_b, b.expected, a.expected),
+    )  # fmt: skip
 
 
 def compile_all(compile_rule: Callable[[FunctionType], Any], names: dict[str, Any]) -> dict[str, Any]:

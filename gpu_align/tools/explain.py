@@ -29,7 +29,7 @@ from ..ops.layout import (
     IN_SYNC,
     NOWHERE,
     NUM_IN_SYNC,
-    TEXT_KIND,
+    TEXT_CONTEXT,
     TEXT_PREDICTION,
     StepArrays,
     StepSettings,
@@ -50,8 +50,9 @@ class View(NamedTuple):
     candidates: CandidateArrays  # [R, C] each
     num: IntArray  # [R, C]: drafts of a candidate, however many tokens of its text remain; 0 without one
     expected: IntArray  # [R, C]: how many of them are expected to be accepted
-    lane: IntArray  # [R]: the candidate that is drafted
-    num_chosen: IntArray  # [R]: how many drafts it is good for; 0 without one
+    lane: IntArray  # [R]: the candidate that is drafted, -1 of a recipe
+    num_chosen: IntArray  # [R]: how many drafts it is good for; 0 where there is none
+    expected_chosen: IntArray  # [R]: how many of them are expected to be accepted
     recipe: IntArray  # [R]: the recipe that is drafted instead, or -1
     draft: IntArray  # [R, K]; neither the capacity nor the vocabulary ends them
     length: IntArray  # [R]: how many of them are meant
@@ -89,7 +90,7 @@ class StepView:
         self.token_ids = np.zeros((len(predictions), max_context_len), dtype=np.int32)
         self._recipes = recipes
         # A draft is shown as it is found: no vocabulary ends it, but a gap.
-        self._settings = config.step_settings(FIRST_GAP)
+        self._settings = config.step_settings(FIRST_GAP, max_context_len)
 
     def look(self, slots: IntArray, totals: IntArray) -> View:
         """Bring requests up to date, and say what there is to draft from. totals: [R], tokens of each so far."""
@@ -116,23 +117,21 @@ def _look(
     every = view.candidates
     for r in range(len(slots)):
         found = CandidateArrays(
-            every.in_context[r], every.position[r], every.remaining[r], every.matched[r], every.key[r],
+            every.kind[r], every.position[r], every.remaining[r], every.matched[r], every.key[r],
             every.token[r], every.margin[r], every.class_id[r],
         )  # fmt: skip
-        request = load_request(state, slots[r], token_ids[slots[r], : totals[r]])
+        request = load_request(state, settings, slots[r], token_ids[slots[r]], totals[r])
         alignment, edits = update_state(request, load_state(request))
         bucket = last_bucket(request)
         choice = choose_draft(request, bucket, alignment, recipes, tables, settings, found)
         view.cursor[r], view.lane[r] = alignment.cursor, choice.lane
-        view.num_chosen[r], view.recipe[r] = choice.num, choice.recipe
-        first = limits_of(int(request.meta[TEXT_KIND]))
-        limits = SurvivalTables(
-            tables.max_draft_len[first:], tables.expected_accepted[first:], tables.confidence
-        )
+        view.num_chosen[r], view.expected_chosen[r] = choice.num, choice.expected
+        view.recipe[r] = choice.row if choice.lane < 0 else -1
         for i_c in range(NUM_CANDIDATES):
             if found.remaining[i_c] > 0:
+                row = found.class_id[i_c] + limits_of(request.prediction.kind)
                 view.num[r, i_c], view.expected[r, i_c] = worth(
-                    found.matched[i_c], found.class_id[i_c], limits, settings.length_quarters
+                    found.matched[i_c], row, tables, settings.length_quarters
                 )
         view.length[r], view.edits[r] = write_draft(request, edits, recipes, choice, NOWHERE, view.draft[r])
 
@@ -192,11 +191,9 @@ class Explainer:
         self._prompt_len = prompt_len
         self._text = "memory" if is_memory else "prediction"
         self._recipes = recipes
-        self._recipe_table = recipe_table(
-            recipes, num_draft_tokens, "cpu", config.min_survival_recipe
-        ).numpy()
+        table = recipe_table(recipes, num_draft_tokens, "cpu", config.min_survival_recipe).numpy()
         self._view = StepView(
-            [prediction], [prompt_len], max_context_len, num_draft_tokens, config, self._recipe_table,
+            [prediction], [prompt_len], max_context_len, num_draft_tokens, config, table,
             recipe_packs=recipe_packs, text_kind=text_kind(is_memory, is_related),
         )  # fmt: skip
 
@@ -212,26 +209,26 @@ class Explainer:
         position, expected = view.candidates.position[0], view.expected[0]
         # A position that is both a match and near the cursor is one: the chosen lane, else the first of the two.
         order = sorted(range(len(expected)), key=lambda i: (i == lane, -i))
-        in_context = view.candidates.in_context[0]
-        lanes = {(bool(in_context[i]), int(position[i])): i for i in order}
+        kind = view.candidates.kind[0]
+        lanes = {(int(kind[i]), int(position[i])): i for i in order}
         ranked = sorted(lanes.values(), key=lambda i: (-expected[i], i))
         others = [i for i in ranked if expected[i] > 0 and i != lane][:_NUM_OTHERS]
         num_output = max(len(tokens) - self._prompt_len, 0)
         chosen = None
         if recipe >= 0:
-            chosen = self._describe_recipe(recipe)
+            chosen = self._describe_recipe(recipe, int(view.expected_chosen[0]))
         elif lane is not None:
             chosen = self._describe(view, lane, int(view.num_chosen[0]), num_output, int(view.edits[0]))
         other = (self._describe(view, i, int(view.num[0, i]), num_output) for i in others)
         return Explanation(int(view.cursor[0]), chosen, tuple(other))
 
-    def _describe_recipe(self, recipe: int) -> Explained:
+    def _describe_recipe(self, recipe: int, expected: int) -> Explained:
         assert self._recipes is not None
         matched = int((self._recipes.context[recipe] != -1).sum())
         shape = f"texts of which the last {matched} items have this shape"
         words = shape if self._recipes.is_shape[recipe] else _last(matched)
-        expected = round(float(self._recipe_table.expected_accepted[recipe]) / SURVIVAL_ONE, 2)
-        return Explained("recipe", recipe, matched, expected, f"{words} often go on like this in any text")
+        accepted = round(expected / SURVIVAL_ONE, 2)
+        return Explained("recipe", recipe, matched, accepted, f"{words} often go on like this in any text")
 
     def _describe(self, view: View, lane: int, num: int, num_output: int, edits: int = 0) -> Explained:
         found = view.candidates
@@ -239,7 +236,7 @@ class Explainer:
         if not _wraps_around(view, lane):
             num = min(num, remaining)
         source, why = (
-            "context" if found.in_context[0, lane] else self._text,
+            "context" if found.kind[0, lane] == TEXT_CONTEXT else self._text,
             self._why(view, lane, num_output, edits),
         )
         # The limits of a class do not apply to an exact prefix: how many, by the confidences.
@@ -251,7 +248,7 @@ class Explainer:
         found = view.candidates
         position, cursor = int(found.position[0, lane]), int(view.cursor[0])
         matched, class_id = int(found.matched[0, lane]), int(found.class_id[0, lane])
-        if found.in_context[0, lane]:
+        if found.kind[0, lane] == TEXT_CONTEXT:
             yield f"{_last(matched)} occurred before, in the prompt or the output"
             if _wraps_around(view, lane):
                 yield f"they repeat themselves with period {int(found.remaining[0, lane])}"
@@ -283,6 +280,6 @@ def _last(matched: int) -> str:
 def _wraps_around(view: View, lane: int) -> bool:
     """Whether drafts of a candidate go on with what the output repeats."""
     found = view.candidates
-    return bool(found.in_context[0, lane]) and wraps_around(
+    return bool(found.kind[0, lane] == TEXT_CONTEXT) and wraps_around(
         int(found.matched[0, lane]), int(found.remaining[0, lane])
     )

@@ -16,8 +16,7 @@ from gpu_align.ops.align import (
     MAX_EDIT_LEN,
 )
 from gpu_align.ops.compose import MAX_REPLAYS
-from gpu_align.ops.layout import HASH, MAX_EDITS, PAGE, WAYS, WINDOW, context_index_bits, index_bits
-from gpu_align.ops.match import NEAREST
+from gpu_align.ops.layout import HASH, MAX_EDITS, NEAREST, PAGE, WAYS, WINDOW, context_index_bits, index_bits
 
 MAX_MATCH = 64
 LENGTH_EDGES = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, 49, 64)
@@ -62,12 +61,12 @@ class Oracle:
     """One request. `step` takes all its tokens so far and says what is drafted."""
 
     def __init__(self, prediction, prompt_len, tables, *, K, quarters, vocab_size, capacity,
-                 min_match=1, min_context_match=1, use_context=True, recipes=(), recipe_floor=0.0,
+                 min_match=1, use_context=True, recipes=(), recipe_floor=0.0,
                  shapes=(), shape_of=(), packs=(), shapes_first=False, line_ends=(), runs=None,
                  memory=False, related=False, end_tokens=(), is_hot=False):  # fmt: skip
         self.text, self.prompt_len, self.tables = list(prediction), prompt_len, tables
         self.K, self.quarters, self.vocab_size, self.capacity = K, quarters, vocab_size, capacity
-        self.min_match, self.min_context_match, self.use_context = min_match, min_context_match, use_context
+        self.min_match, self.use_context = min_match, use_context
         #: Context -> number, continuation, survival, of the packs that the request uses; the first one decides.
         self.packs = packs
         first = (len(shapes), 0) if shapes_first else (0, len(recipes))
@@ -211,7 +210,7 @@ class Oracle:
             for way in range(WAYS):
                 e = self.recent.get((bucket, way), -1)
                 matched = common_suffix(tokens[:e], tokens) if 0 <= e < total else 0
-                if matched >= self.min_context_match:
+                if matched >= self.min_match:
                     matches.append((-matched, -e, e))
         for matched, _, e in (*sorted(matches)[:4], *[(0, 0, -1)] * 4)[:4]:
             found.append(Candidate(True, e, -matched, 4, total - e) if e > 0 else None)

@@ -197,7 +197,6 @@ def test_a_gpu_that_is_not_there(num_gpus, device, expected, monkeypatch):
         ("min_survival_lost", [-0.5], ValueError, "expected .*, found"),
         ("min_survival_recipe", [1.5], ValueError, "expected 0 <= p <= 1, found 1.5"),
         ("min_match", [0], ValueError, "expected .*, found"),
-        ("min_context_match", [65], ValueError, "expected .*, found"),
         ("length_factor", ["8"], TypeError, "expected a number, found str$"),
         ("min_survival", [True], TypeError, "expected a number, found bool$"),
         ("min_survival_recipe", [None], TypeError, "expected a number, found NoneType$"),

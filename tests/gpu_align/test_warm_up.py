@@ -62,6 +62,8 @@ class Loads(TorchDispatchMode):
 
     def launched(self, kernel: Any, *args: Any, grid: Any, warmup: bool, **sizes: Any) -> None:
         def kind(name: str, arg: Any) -> tuple[Any, ...]:
+            if isinstance(arg, tuple):
+                return tuple(kind(name, each) for each in arg)
             if isinstance(arg, torch.Tensor):
                 found, value = arg.dtype, arg.data_ptr()
             else:

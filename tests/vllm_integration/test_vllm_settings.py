@@ -210,7 +210,7 @@ def test_the_server_drafts_with_the_table_and_its_settings(tmp_path: Path) -> No
     assert drafter_config(Settings.from_env({}).survival_table) == DrafterConfig()
     least = Settings.from_env({"GPU_ALIGN_MIN_MATCH": "3"}).min_match
     for table, expected in ((None, DrafterConfig()), (given, drafter_config(given))):
-        assert drafter_config(table, least) == replace(expected, min_match=3, min_context_match=3)
+        assert drafter_config(table, least) == replace(expected, min_match=3)
 
 
 @pytest.mark.parametrize("content", [None, "", "{", '{"a": 1}'], ids=["missing", "empty", "torn", "foreign"])

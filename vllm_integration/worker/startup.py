@@ -30,12 +30,12 @@ logger = logging.getLogger("vllm.gpu_align")
 def drafter_config(survival_table: str | None, min_match: int = 1) -> DrafterConfig:
     """With this file's survival table; with the shipped one if it is missing or, with one WARNING a process,
     where it cannot be used. min_match: of both prediction and context."""
-    config = DrafterConfig(min_match=min_match, min_context_match=min_match)
+    config = DrafterConfig(min_match=min_match)
     if survival_table is None:
         return config
     try:
         tuned = DrafterConfig.tuned(survival_table)
-        return replace(tuned, min_match=min_match, min_context_match=min_match)
+        return replace(tuned, min_match=min_match)
     except (OSError, ValueError) as error:
         reason = str(error) if isinstance(error, ValueError) else shown_error(error)
         logger.warning(

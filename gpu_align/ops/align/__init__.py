@@ -3,18 +3,15 @@
 from ..layout import WINDOW
 
 #: The LCS row with all bits set, and the lanes of a kernel for its bits and for half of them.
-EVERY_BIT = (1 << WINDOW) - 1
-ROW_LANES, HALF_ROW = 64, 32
+EVERY_BIT, ROW_LANES, HALF_ROW = (1 << WINDOW) - 1, 64, 32
 #: What a matching token adds to the cursor's score; a skipped token of the prediction costs 1.
 MATCH_WEIGHT = 4
 #: The output is in sync again where its last `LOCAL_MATCH` tokens end within `LOCAL_RANGE` positions of the
 #: anchor, or, checked at every `GLOBAL_EVERY`-th output token, its last `GLOBAL_MATCH` tokens end anywhere.
 LOCAL_RANGE, LOCAL_MATCH = 32, 4
 GLOBAL_EVERY, GLOBAL_MATCH = 8, 8
-#: Tokens of a diverged output among which a kernel looks at once, a lane each, and those of a turn of its loop.
-SPAN, TURN = LOCAL_RANGE, 4
-#: Tokens in sync that are compared at once; also the longest common end of an edit's two sides.
-RUN = 64
+#: Tokens of a diverged output in a turn of a kernel's loop, which looks at `LOCAL_RANGE` at once, a lane each.
+TURN = 4
 #: The most tokens of either side of an edit.
 MAX_EDIT_LEN = 16
 #: `EDIT_BEFORE` at the beginning of the prediction, and of an entry without an edit.

@@ -35,9 +35,7 @@ from ..device import (
     NUM_EDITS,
     NUM_IN_SYNC,
     ROW_LANES,
-    RUN,
     SEEN,
-    SPAN,
     TURN,
     WINDOW,
     extend_row,
@@ -117,12 +115,12 @@ def have_keys(prediction, edits, o_position, m_position):
 
 @triton.jit
 def _run_length(prediction, cursor, p_output, done, num_output):
-    """How many of the next `RUN` tokens of output and prediction agree."""
-    o_i = tl.arange(0, RUN)
+    """How many of the next `MAX_MATCH` tokens of output and prediction agree."""
+    o_i = tl.arange(0, MAX_MATCH)
     m_i = o_i < tl.minimum(num_output - done, prediction.length - cursor)
     b_output = tl.load(p_output + done + o_i, mask=m_i, other=0)
     b_prediction = tl.load(prediction.tokens + cursor + o_i, mask=m_i, other=0)
-    return tl.min(tl.where(m_i & (b_output == b_prediction), RUN, o_i), axis=0)
+    return tl.min(tl.where(m_i & (b_output == b_prediction), MAX_MATCH, o_i), axis=0)
 
 
 @triton.jit
@@ -159,10 +157,10 @@ def _ends_like(before, last, MATCH: tl.constexpr):
 
 @triton.jit
 def _local_looks(prediction, near, o_local, p_output, done, end):
-    """``(done, position)`` of the first of ``output[done:end]``, `SPAN` at most, after which the output ends like
-    a position near the anchor; `NOWHERE` without one. near: `load_before` of these positions, `o_local`.
+    """``(done, position)`` of the first of ``output[done:end]``, `LOCAL_RANGE` at most, after which it ends
+    like a position near the anchor; `NOWHERE` without one. near: `load_before` of these positions, `o_local`.
     """
-    o_lane = tl.arange(0, SPAN)
+    o_lane = tl.arange(0, LOCAL_RANGE)
     # No token of a prediction is below 0.
     b_tokens = tl.load(p_output + done + o_lane, mask=done + o_lane < end, other=-1)
     before = load_back_clamped(p_output + done - 1 + o_lane * 0, done - 1, LOCAL_MATCH)
@@ -208,18 +206,18 @@ def _global_looks(prediction, anchor, p_output, o_done, m_done):
 
 @triton.jit
 def _resync(prediction, anchor, p_output, done, num_output):
-    """``(done, position)`` of the first of ``output[done:num_output]`` after which it is back in sync, or
-    `num_output` and `NOWHERE`. `SPAN` tokens a turn, all looks among them at once."""
+    """``(done, position)`` of the first of ``output[done:num_output]`` behind which it is in sync again, or
+    `num_output` and `NOWHERE`. `LOCAL_RANGE` tokens a turn, all looks among them at once."""
     o_local = anchor + tl.arange(0, LOCAL_RANGE)
     near = _load_before(prediction, o_local, LOCAL_MATCH)
     position = tl.full([], NOWHERE, tl.int32)
     while (position == NOWHERE) & (done < num_output):
-        end = tl.minimum(done + SPAN, num_output)
+        end = tl.minimum(done + LOCAL_RANGE, num_output)
         first, position = _local_looks(prediction, near, o_local, p_output, done, end)
         look = (done // GLOBAL_EVERY + 1) * GLOBAL_EVERY
         last_look = tl.minimum(end, first - 1)
         if look <= last_look:
-            o_done = look + tl.arange(0, SPAN // GLOBAL_EVERY)[:, None] * GLOBAL_EVERY
+            o_done = look + tl.arange(0, LOCAL_RANGE // GLOBAL_EVERY)[:, None] * GLOBAL_EVERY
             looked, found = _global_looks(prediction, anchor, p_output, o_done, o_done <= last_look)
             position = tl.where(looked < first, found, position)
             first = tl.minimum(first, looked)
@@ -229,11 +227,11 @@ def _resync(prediction, anchor, p_output, done, num_output):
 
 @triton.jit
 def common_end(prediction, alignment, position, p_output, done):
-    o_k = tl.arange(0, RUN)
+    o_k = tl.arange(0, MAX_MATCH)
     m_k = o_k < tl.minimum(position - alignment.anchor, done - alignment.diverged_at)
     b_prediction = tl.load(prediction.tokens + position - 1 - o_k, mask=m_k, other=0)
     b_output = tl.load(p_output + done - 1 - o_k, mask=m_k, other=0)
-    return tl.min(tl.where(m_k & (b_prediction == b_output), RUN, o_k), axis=0)
+    return tl.min(tl.where(m_k & (b_prediction == b_output), MAX_MATCH, o_k), axis=0)
 
 
 @triton.jit
@@ -289,7 +287,7 @@ def _process_tokens(request, p_output, done, num_output, a, edits):
             done += run
             common = tl.minimum(a.num_common + run, MAX_MATCH)
             a = in_sync_at(a, a.cursor + run, a.num_in_sync + run, common)
-            if (run < RUN) & (done < num_output):
+            if (run < MAX_MATCH) & (done < num_output):
                 a = diverge(a, done)
         if a.in_sync == 0:
             done, position = _resync(prediction, a.anchor, p_output, done, num_output)
@@ -302,14 +300,14 @@ def _process_tokens(request, p_output, done, num_output, a, edits):
 
 
 @triton.jit
-def load_state(p_align, p_row, p_edits):
-    """``(seen, alignment, edits)`` of a slot as they were stored."""
+def load_state(request):
+    p_align = request.align_state
     alignment = Alignment(
         tl.load(p_align + IN_SYNC), tl.load(p_align + CURSOR), tl.load(p_align + ANCHOR),
         tl.load(p_align + DIVERGED_AT), tl.load(p_align + NUM_IN_SYNC), tl.load(p_align + NUM_COMMON),
-        tl.load(p_row),
+        tl.load(request.lcs_row),
     )  # fmt: skip
-    p_ways = p_edits + tl.arange(0, MAX_EDITS) * EDIT
+    p_ways = request.edits + tl.arange(0, MAX_EDITS) * EDIT
     edits = Edits(
         tl.load(p_align + NUM_EDITS), tl.load(p_ways + EDIT_BEFORE), tl.load(p_ways + EDIT_AT),
         tl.load(p_ways + EDIT_BEHIND), tl.load(p_ways + EDIT_START), tl.load(p_ways + EDIT_OLD),
@@ -336,7 +334,7 @@ def _start_over(is_fresh, a, edits):
 def _store_registers(request, a, edits, is_fresh):
     """Write back what `load_state` loads; the edits where there is something new in them."""
     p_align = request.align_state
-    tl.store(p_align + SEEN, request.context.length)
+    tl.store(p_align + SEEN, request.total)
     tl.store(p_align + IN_SYNC, a.in_sync)
     tl.store(p_align + CURSOR, a.cursor)
     tl.store(p_align + ANCHOR, a.anchor)
@@ -363,13 +361,13 @@ def realign(request, state):
 
     Returns ``(alignment, edits)``, with the cursor where the output stands.
     """
-    prediction, context = request.prediction, request.context
+    prediction = request.prediction
     seen, a, edits = state
-    is_fresh = starts_over(context.length, seen)
+    is_fresh = starts_over(request.total, seen)
     a, edits = _start_over(is_fresh, a, edits)
     # An output is neither in sync with an empty prediction nor diverged from it.
-    num_output = tl.where(prediction.length > 0, context.length - request.output_start, 0)
-    p_output = context.tokens + request.output_start
+    num_output = tl.where(prediction.length > 0, request.total - request.output_start, 0)
+    p_output = request.tokens + request.output_start
     done = tl.maximum(tl.where(is_fresh, 0, seen) - request.output_start, 0)
     a, edits = _process_tokens(request, p_output, done, num_output, a, edits)
     if a.in_sync == 0:

@@ -42,7 +42,6 @@ from . import (
     LOCAL_RANGE,
     MAX_EDIT_LEN,
     NO_EDIT,
-    RUN,
 )
 
 IntArray = npt.NDArray[np.signedinteger[Any]]
@@ -160,10 +159,10 @@ def _resync_at(prediction: SourceText, anchor: int, output: IntArray) -> int:
 def common_end(
     prediction: SourceText, alignment: Alignment, position: int, output: IntArray, done: int
 ) -> int:
-    """Length of the common end, up to `RUN`, of ``prediction[anchor:position]`` and
+    """Length of the common end, up to `MAX_MATCH`, of ``prediction[anchor:position]`` and
     ``output[diverged_at:done]``."""
     most = min(position - alignment.anchor, done - alignment.diverged_at)
-    return match_length(prediction.tokens, position, output[:done], min(most, RUN))
+    return match_length(prediction.tokens, position, output[:done], min(most, MAX_MATCH))
 
 
 @njit
@@ -247,7 +246,7 @@ def load_state(request: Request) -> tuple[int, Alignment, EditRows]:
 @njit
 def _store_state(request: Request, a: Alignment, edits: EditRows) -> None:
     state = request.align_state
-    state[SEEN] = request.context.length
+    state[SEEN] = request.total
     state[IN_SYNC], state[CURSOR], state[ANCHOR] = a.in_sync, a.cursor, a.anchor
     state[DIVERGED_AT], state[NUM_IN_SYNC], state[NUM_COMMON] = a.diverged_at, a.num_in_sync, a.num_common
     state[NUM_EDITS], request.lcs_row[0] = edits.count, a.row
@@ -259,14 +258,14 @@ def realign(request: Request, state: tuple[int, Alignment, EditRows]) -> tuple[A
 
     Returns ``(alignment, edits)``, with the cursor where the output stands.
     """
-    prediction, context = request.prediction, request.context
+    prediction = request.prediction
     seen, a, edits = state
-    if starts_over(context.length, seen):
+    if starts_over(request.total, seen):
         seen, a, edits = 0, Alignment(1, 0, 0, 0, 0, 0, 0), EditRows(0, edits.rows)
         edits.rows[:, EDIT_BEFORE] = NO_EDIT
     # An output is neither in sync with an empty prediction nor diverged from it.
-    if prediction.length > 0 and context.length > request.output_start:
-        done, output = max(seen - request.output_start, 0), context.tokens[request.output_start :]
+    if prediction.length > 0 and request.total > request.output_start:
+        done, output = max(seen - request.output_start, 0), request.tokens[request.output_start :]
         a, edits = _process_tokens(request, output, done, a, edits)
         if a.in_sync == 0:
             # Only the tokens since the output diverged last are in the row.

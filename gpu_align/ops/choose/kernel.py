@@ -8,22 +8,33 @@ from ..device import (
     ALIGNMENT_CONTEXT,
     AT_CURSOR,
     EXACT_PREFIX,
-    FIRST_CONTEXT,
+    IS_HOT,
     LANES,
     LENGTH_EDGES,
     MARGIN_EDGES,
     MAX_MATCH,
     NO_SCORE,
+    NUM_CLASSES,
     NUM_LENGTHS,
     NUM_MARGINS,
+    TEXT_CONTEXT,
     WINDOW,
     adherence_of,
     alignment_bucket,
     deficit_of,
+    is_exact_prefix,
+    limits_of,
     pack_class,
+    prior_of,
     score_at,
 )
-from ..match.kernel import at_lane
+from ..layout import Choice
+
+
+@triton.jit
+def _at_lane(b_values, lane):
+    """One lane's value."""
+    return tl.sum(tl.where(tl.arange(0, LANES) == lane, b_values, 0), axis=0)
 
 
 @triton.jit
@@ -31,11 +42,11 @@ def margins(found, adherence):
     """[LANES] int32."""
     o_c = tl.arange(0, LANES)
     m_live = found.position >= 0
-    m_considered = m_live & (o_c >= tl.where(adherence == ADHERENCE_LOST, FIRST_CONTEXT, 0))
+    m_considered = m_live & ((found.kind == TEXT_CONTEXT) | (adherence != ADHERENCE_LOST))
     b_reach = tl.where(m_considered, found.matched, -1)
     reach = tl.max(b_reach, axis=0)
     leader = tl.min(tl.where(b_reach == reach, o_c, LANES), axis=0)
-    m_agrees = found.token == at_lane(found.token, leader)
+    m_agrees = found.token == _at_lane(found.token, leader)
     runner_up = tl.max(tl.where(m_agrees, 0, tl.where(m_considered, found.matched, 0)), axis=0)
     # Where nothing is considered, nothing is ahead of anything.
     b_margin = found.matched - tl.where(m_agrees, runner_up, tl.maximum(reach, 0))
@@ -71,31 +82,37 @@ def classes(found, alignment, num_output):
     b_deficit = score_deficit(found.position, alignment)
     b_margin = margins(found, adherence)
     b_bucket = alignment_bucket(found.position - alignment.cursor, b_deficit)
-    b_bucket = tl.where(tl.arange(0, LANES) < FIRST_CONTEXT, b_bucket, ALIGNMENT_CONTEXT)
+    b_bucket = tl.where(found.kind == TEXT_CONTEXT, ALIGNMENT_CONTEXT, b_bucket)
     b_length = _bucket_number(found.matched, LENGTH_EDGES, NUM_LENGTHS)
     return pack_class(b_length, _bucket_number(b_margin, MARGIN_EDGES, NUM_MARGINS), b_bucket, adherence)
 
 
 @triton.jit
-def _worth(found, b_class, limits, length_quarters, K: tl.constexpr):
-    """``(num, expected)``, [LANES] int32 each."""
+def _worth(found, b_row, tables, length_quarters, K: tl.constexpr):
+    """``(num, expected)``, [LANES] int32 each: `worth` of every candidate."""
     m_live = found.position >= 0
     b_num = tl.minimum(length_quarters * (found.matched + 1) // 4, K)
     b_num = tl.where(found.matched >= MAX_MATCH, K, b_num)
     # Expected drafts are a table of both limits: its load waits for no other.
-    b_expected = tl.load(limits.expected_accepted + b_class * (K + 1) + b_num, mask=m_live, other=0)
-    b_num = tl.minimum(b_num, tl.load(limits.max_draft_len + b_class, mask=m_live, other=0))
-    return b_num, b_expected
+    b_expected = tl.load(tables.expected_accepted + b_row * (K + 1) + b_num, mask=m_live, other=0)
+    return tl.minimum(b_num, tl.load(tables.max_draft_len + b_row, mask=m_live, other=0)), b_expected
 
 
 @triton.jit
-def choose(found, b_class, exact_prefix, limits, length_quarters, K: tl.constexpr):
+def choose(request, found, alignment, tables, settings, K: tl.constexpr):
     """Expected drafts are below ``K * 2**16``, K at most 256: with the lane they are a key of 31 bits."""
     o_c = tl.arange(0, LANES)
-    m_exact = o_c == tl.where(exact_prefix, AT_CURSOR, LANES)
-    b_num, b_expected = _worth(found, b_class, limits, length_quarters, K)
+    kind = request.prediction.kind
+    num_output = tl.maximum(request.total - request.output_start, 0) + prior_of(kind)
+    b_class = classes(found, alignment, num_output)
+    b_num, b_expected = _worth(found, b_class + limits_of(kind), tables, settings.length_quarters, K)
+    m_exact = (o_c == AT_CURSOR) & is_exact_prefix(alignment, num_output)
     b_num = tl.where(m_exact, K, b_num)
     b_expected = tl.where(m_exact, EXACT_PREFIX, b_expected)
     top = tl.max(tl.where(found.position >= 0, b_expected * LANES + (-o_c + (LANES - 1)), 0), axis=0)
     lane = -(top % LANES) + (LANES - 1)
-    return lane, tl.where(top >= LANES, at_lane(b_num, lane), 0), top // LANES
+    num = tl.where(top >= LANES, _at_lane(b_num, lane), 0)
+    return Choice(
+        lane, _at_lane(found.kind, lane), _at_lane(found.position, lane), _at_lane(found.matched, lane),
+        _at_lane(b_class, lane) + tl.load(request.meta + IS_HOT) * NUM_CLASSES, num, top // LANES,
+    )  # fmt: skip

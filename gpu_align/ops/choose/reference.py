@@ -7,12 +7,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..host import adherence_of, alignment_bucket, deficit_of, pack_class, score_at
-from ..jit import njit
-from ..layout import WINDOW, Alignment
+from ..host import (
+    adherence_of,
+    alignment_bucket,
+    deficit_of,
+    is_exact_prefix,
+    limits_of,
+    pack_class,
+    prior_of,
+    score_at,
+)
+from ..jit import njit, to_int
+from ..layout import IS_HOT, TEXT_CONTEXT, WINDOW, Alignment, Choice, Request, StepSettings
 from ..match import AT_CURSOR, MAX_MATCH, NUM_CANDIDATES
 from ..match.reference import CandidateArrays
-from . import ADHERENCE_LOST, ALIGNMENT_CONTEXT, EXACT_PREFIX, NO_SCORE
+from . import ADHERENCE_LOST, ALIGNMENT_CONTEXT, EXACT_PREFIX, NO_SCORE, NUM_CLASSES
 from .survival import TableArrays, length_buckets, margin_buckets
 
 IntArray = npt.NDArray[np.signedinteger[Any]]
@@ -29,13 +38,13 @@ def margins(found: CandidateArrays, adherence: int) -> None:
     ignores = adherence == ADHERENCE_LOST
     reach, leader, runner_up = 0, -1, 0
     for lane in range(NUM_CANDIDATES):
-        is_considered = found.remaining[lane] > 0 and (found.in_context[lane] > 0 or not ignores)
+        is_considered = found.remaining[lane] > 0 and (found.kind[lane] == TEXT_CONTEXT or not ignores)
         if is_considered and (leader < 0 or found.matched[lane] > reach):
             reach, leader = found.matched[lane], lane
     # Where nothing is considered, nothing is ahead of anything.
     token = found.token[leader] if leader >= 0 else 0
     for lane in range(NUM_CANDIDATES):
-        is_considered = found.remaining[lane] > 0 and (found.in_context[lane] > 0 or not ignores)
+        is_considered = found.remaining[lane] > 0 and (found.kind[lane] == TEXT_CONTEXT or not ignores)
         if is_considered and found.token[lane] != token:
             runner_up = max(runner_up, found.matched[lane])
     for lane in range(NUM_CANDIDATES):
@@ -67,7 +76,7 @@ def classes(found: CandidateArrays, alignment: Alignment, num_output: int) -> No
         found.class_id[lane] = -1
         if found.remaining[lane] > 0:
             bucket, position = ALIGNMENT_CONTEXT, found.position[lane]
-            if found.in_context[lane] == 0:
+            if found.kind[lane] != TEXT_CONTEXT:
                 deficit = score_deficit(position, alignment)
                 bucket = alignment_bucket(position - alignment.cursor, deficit)
             length, margin = (
@@ -78,33 +87,43 @@ def classes(found: CandidateArrays, alignment: Alignment, num_output: int) -> No
 
 
 @njit
-def worth(matched: int, class_id: int, limits: TableArrays, length_quarters: int) -> tuple[int, int]:
+def worth(matched: int, row: int, tables: TableArrays, length_quarters: int) -> tuple[int, int]:
     """``(num, expected)``: drafts of a candidate and how many of them are expected to be accepted.
 
-    How many tokens of its text remain does not limit either. limits: the tables from the row on where those of the
-    request's text kind begin.
+    How many tokens of its text remain limits neither. row: of the tables, its class and `limits_of` its text.
     """
-    K = limits.expected_accepted.shape[1] - 1
+    K = tables.expected_accepted.shape[1] - 1
     num = K if matched >= MAX_MATCH else min(length_quarters * (matched + 1) // 4, K)
-    num = min(num, int(limits.max_draft_len[class_id]))
+    num = min(num, int(tables.max_draft_len[row]))
     # Most candidates are worth nothing, and a table is more than a cache holds.
-    return num, int(limits.expected_accepted[class_id, num]) if num > 0 else 0
+    return num, int(tables.expected_accepted[row, num]) if num > 0 else 0
 
 
 @njit
 def choose(
-    found: CandidateArrays, exact_prefix: bool, limits: TableArrays, length_quarters: int
-) -> tuple[int, int, int]:
-    """``(lane, num, expected)`` of the candidate with the most expected accepted drafts, the lower lane of two.
+    request: Request,
+    found: CandidateArrays,
+    alignment: Alignment,
+    tables: TableArrays,
+    settings: StepSettings,
+) -> Choice:
+    """The candidate with the most expected accepted drafts, the lower lane of two; num is 0 where none has any.
 
-    num and expected are 0 where no candidate is. An exact prefix goes before all.
+    An exact prefix goes before all. Writes the margins and classes of the candidates.
     """
-    if exact_prefix and found.remaining[AT_CURSOR] > 0:
-        return AT_CURSOR, limits.expected_accepted.shape[1] - 1, EXACT_PREFIX
+    kind = request.prediction.kind
+    num_output = max(request.total - request.output_start, 0) + prior_of(kind)
+    classes(found, alignment, num_output)
     best, best_num, best_expected = 0, 0, 0
+    if is_exact_prefix(alignment, num_output) and found.remaining[AT_CURSOR] > 0:
+        best, best_num, best_expected = AT_CURSOR, tables.expected_accepted.shape[1] - 1, EXACT_PREFIX
     for lane in range(NUM_CANDIDATES):
-        if found.remaining[lane] > 0:
-            num, expected = worth(found.matched[lane], found.class_id[lane], limits, length_quarters)
+        if found.remaining[lane] > 0 and best_expected < EXACT_PREFIX:
+            row = found.class_id[lane] + limits_of(kind)
+            num, expected = worth(found.matched[lane], row, tables, settings.length_quarters)
             if expected > best_expected:
                 best, best_num, best_expected = lane, num, expected
-    return best, best_num, best_expected
+    return Choice(
+        best, to_int(found.kind[best]), to_int(found.position[best]), to_int(found.matched[best]),
+        to_int(found.class_id[best] + request.meta[IS_HOT] * NUM_CLASSES), best_num, best_expected,
+    )  # fmt: skip

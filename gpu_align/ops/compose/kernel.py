@@ -14,6 +14,8 @@ from ..device import (
     NO_EDIT,
     NOWHERE,
     NUM_RUNS,
+    TEXT_CONTEXT,
+    TEXT_RECIPE,
     wraps_around,
 )
 
@@ -74,6 +76,13 @@ def _replay_edits(request, edits, position, num, BLOCK_K: tl.constexpr):
 
 
 @triton.jit
+def _tokens_of(request, recipes, kind):
+    """The text of this kind; of recipes those of all, `MAX_TOKENS` each."""
+    p_text = tl.where(kind == TEXT_CONTEXT, request.tokens, request.prediction.tokens)
+    return tl.where(kind == TEXT_RECIPE, recipes.token_ids, p_text)
+
+
+@triton.jit
 def line_layout(recipes, token):
     """A token's effect on a line: `LINE_END`, the number of a run, or 0. The table must not be empty."""
     return tl.load(recipes.indents + NUM_RUNS + tl.minimum(tl.maximum(token, 0), recipes.num_indents - 1))
@@ -82,14 +91,14 @@ def line_layout(recipes, token):
 @triton.jit
 def indentation_shift(request, recipes, choice):
     """How much further than the text the output is indented, in numbers of runs; 0 where nothing says so."""
-    prediction, context = request.prediction, request.context
-    position, matched = choice.position, choice.matched
-    i = position - matched - 1
-    j = context.length - matched - 1
+    matched = choice.matched
+    i = choice.position - matched - 1
+    j = request.total - matched - 1
     shift = 0
-    if (recipes.num_indents > 0) & (matched < MAX_MATCH) & (i >= 1) & (j > request.output_start):
-        p_text = tl.where(choice.in_context, context.tokens, prediction.tokens) + i
-        p_output = context.tokens + j
+    is_copied = (recipes.num_indents > 0) & (choice.kind != TEXT_RECIPE) & (matched < MAX_MATCH)
+    if is_copied & (i >= 1) & (j > request.output_start):
+        p_text = _tokens_of(request, recipes, choice.kind) + i
+        p_output = request.tokens + j
         run = line_layout(recipes, tl.load(p_text))
         run_output = line_layout(recipes, tl.load(p_output))
         is_line = line_layout(recipes, tl.load(p_text - 1)) == LINE_END
@@ -122,33 +131,26 @@ def _remainder(o_k, period, BLOCK_K: tl.constexpr):
 
 
 @triton.jit
-def _read_tokens(request, recipes, choice, o_source, m_edit, indent_shift, length, o_k):
-    """The first `length` drafts, [BLOCK_K] int32: the recipe's if there is one, else the tokens at `o_source`,
-    those of no edit with their indentation shifted; -1 ends them."""
-    prediction, context, recipe = request.prediction, request.context, choice.recipe
-    m_context = choice.in_context | m_edit
-    p_source = tl.where(m_context, context.tokens + o_source, prediction.tokens + o_source)
-    m_copied = o_k < tl.where(recipe < 0, length, 0)
-    b_tokens = tl.load(p_source, mask=m_copied, other=0)
-    if (indent_shift != 0) & (recipe < 0):
-        b_tokens = _shift_lanes(recipes, p_source, o_source, b_tokens, indent_shift, m_copied & ~m_edit)
-    p_recipe = recipes.token_ids + recipe * MAX_TOKENS + o_k
-    return b_tokens + tl.load(p_recipe, mask=o_k < tl.where(recipe < 0, 0, length), other=0)
-
-
-@triton.jit
 def write_draft(request, edits, recipes, choice, max_context_len, o_k, BLOCK_K: tl.constexpr):
     """``(tokens [BLOCK_K] int32, length)``."""
-    context, position, in_context = request.context, choice.position, choice.in_context
+    position = choice.position
+    is_context = choice.kind == TEXT_CONTEXT
+    is_recipe = choice.kind == TEXT_RECIPE
     indent_shift = indentation_shift(request, recipes, choice)
-    num_prediction = tl.where(in_context, 0, choice.num)
+    num_prediction = tl.where(is_context | is_recipe, 0, choice.num)
     o_source, b_is_edit, length = _replay_edits(request, edits, position, num_prediction, BLOCK_K)
-    period = context.length - position
+    period = request.total - position
     in_period = tl.where(wraps_around(choice.matched, period), choice.num, tl.minimum(choice.num, period))
-    length = tl.where(in_context, in_period, length)
-    if in_context & (length > period):
+    length = tl.where(is_context, in_period, tl.where(is_recipe, choice.num, length))
+    if is_context & (length > period):
         o_source = position + _remainder(o_k, period, BLOCK_K)
-    length += tl.where(choice.recipe >= 0, choice.num_recipe, 0)
+    o_source = tl.where(is_recipe, position * MAX_TOKENS + o_k, o_source)
     # A draft ends where the engine's row ends.
-    length = tl.maximum(tl.minimum(length, max_context_len - context.length), 0)
-    return _read_tokens(request, recipes, choice, o_source, b_is_edit > 0, indent_shift, length, o_k), length
+    length = tl.maximum(tl.minimum(length, max_context_len - request.total), 0)
+    p_text = _tokens_of(request, recipes, choice.kind)
+    p_source = tl.where(b_is_edit > 0, request.tokens, p_text) + o_source
+    b_tokens = tl.load(p_source, mask=o_k < length, other=0)
+    if indent_shift != 0:
+        m_copied = (o_k < length) & (b_is_edit == 0)
+        b_tokens = _shift_lanes(recipes, p_source, o_source, b_tokens, indent_shift, m_copied)
+    return b_tokens, length

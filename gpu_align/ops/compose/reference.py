@@ -18,11 +18,14 @@ from ..layout import (
     EDIT_SEEN_BEFORE,
     EDIT_START,
     MAX_EDITS,
+    TEXT_CONTEXT,
+    TEXT_RECIPE,
     Choice,
     Request,
     SourceText,
 )
 from ..match import MAX_MATCH
+from ..recipes import MAX_TOKENS
 from ..recipes.table import RecipeArrays
 from . import LINE_END, MAX_REPLAYS, NUM_RUNS
 
@@ -70,7 +73,7 @@ def _compose(
 
     Returns ``(length, edits replayed)``. draft: [K].
     """
-    prediction, output = request.prediction, request.context.tokens[request.output_start :]
+    prediction, output = request.prediction, request.tokens[request.output_start :]
     length, replays = 0, 0
     while length < num and position < prediction.length:
         i = _latest_edit(prediction, edits, position) if replays < MAX_REPLAYS else -1
@@ -102,15 +105,17 @@ def indentation_shift(request: Request, recipes: RecipeArrays, choice: Choice) -
 
     The match before the position stopped at two runs of one character, each behind a line end.
     """
-    context, matched = request.context, choice.matched
-    text = context.tokens if choice.in_context else request.prediction.tokens
-    i, j = choice.position - matched - 1, context.length - matched - 1
-    if not len(recipes.indents) or matched >= MAX_MATCH or i < 1 or j <= request.output_start:
+    tokens, matched = request.tokens, choice.matched
+    i, j = choice.position - matched - 1, request.total - matched - 1
+    if choice.kind == TEXT_RECIPE or not len(recipes.indents) or matched >= MAX_MATCH:
         return 0
-    for here, before in ((text[i], text[i - 1]), (context.tokens[j], context.tokens[j - 1])):
+    if i < 1 or j <= request.output_start:
+        return 0
+    text = tokens if choice.kind == TEXT_CONTEXT else request.prediction.tokens
+    for here, before in ((text[i], text[i - 1]), (tokens[j], tokens[j - 1])):
         if line_layout(recipes, here) <= 0 or line_layout(recipes, before) != LINE_END:
             return 0
-    shift = line_layout(recipes, context.tokens[j]) - line_layout(recipes, text[i])
+    shift = line_layout(recipes, tokens[j]) - line_layout(recipes, text[i])
     return shift if shift % 2 == 0 else 0
 
 
@@ -140,20 +145,20 @@ def write_draft(
     A draft from the context wraps around if the match spans all after its position. A draft ends before a run
     of spaces that there is no token for, and where the engine's row ends.
     """
-    context, position, replays = request.context, choice.position, 0
-    shift = indentation_shift(request, recipes, choice) if choice.recipe < 0 else 0
-    if choice.recipe >= 0:
-        length = choice.num_recipe
+    position, length, replays = choice.position, choice.num, 0
+    shift = indentation_shift(request, recipes, choice)
+    if choice.kind == TEXT_RECIPE:
         for k in range(length):
-            draft[k] = recipes.token_ids[choice.recipe, k]
-    elif not choice.in_context:
-        length, replays = _compose(request, edits, position, choice.num, shift, recipes, draft)
+            draft[k] = recipes.token_ids[position * MAX_TOKENS + k]
+    elif choice.kind == TEXT_CONTEXT:
+        period = request.total - position
+        if not wraps_around(choice.matched, period):
+            length = min(length, period)
+        for k in range(length):
+            draft[k] = _shifted(request.tokens, position + k % period, shift, recipes)
     else:
-        period = context.length - position
-        length = choice.num if wraps_around(choice.matched, period) else min(choice.num, period)
-        for k in range(length):
-            draft[k] = _shifted(context.tokens, position + k % period, shift, recipes)
-    length = max(min(length, max_context_len - context.length), 0)
+        length, replays = _compose(request, edits, position, length, shift, recipes, draft)
+    length = max(min(length, max_context_len - request.total), 0)
     for k in range(length):
         if draft[k] < 0:
             return k, replays

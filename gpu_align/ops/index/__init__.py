@@ -55,12 +55,12 @@ def build_index(
     dtype = torch.int16 if bits < 16 else torch.int32
     keys = torch.empty(num_keys, dtype=dtype, device=prediction_tokens.device)
     launch(
-        index_keys_kernel, -(-num_keys // BLOCK), prediction_tokens, keys, base, num_keys, 32 - bits,
-        variant=dtype, num_warps=4, BLOCK=BLOCK,
+        index_keys_kernel, (-(-num_keys // BLOCK),), (prediction_tokens, keys, base, num_keys, 32 - bits),
+        {"BLOCK": BLOCK}, dtype, num_warps=4,
     )  # fmt: skip
     keys, order = torch.sort(keys, stable=True)
     launch(
-        index_kernel, -(-max(num_keys, num_buckets + 1) // BLOCK),
-        keys, order, positions, offsets, base, num_keys, num_buckets, 1 << num_keys.bit_length() >> 1,
-        variant=dtype, num_warps=4, BLOCK=BLOCK,
+        index_kernel, (-(-max(num_keys, num_buckets + 1) // BLOCK),),
+        (keys, order, positions, offsets, base, num_keys, num_buckets, 1 << num_keys.bit_length() >> 1),
+        {"BLOCK": BLOCK}, dtype, num_warps=4,
     )  # fmt: skip

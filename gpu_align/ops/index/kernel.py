@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ..device import NEAREST, WAYS, bucket_of
+from ..device import INSERT_LANES, NEAREST, WAYS, bucket_of, num_ways, starts_over
 from ..layout import Bucket
 
 
@@ -70,54 +70,31 @@ def load_back_clamped(p_last, most, BACK: tl.constexpr):
 
 
 @triton.jit
-def clear_context(context):
+def _clear_context(context):
     # Two entries at a time: buckets have an even number of ways.
     p_pairs = context.index.ways.to(tl.pointer_type(tl.int64))
-    num_pairs = context.index.size // 2
+    num_pairs = num_ways(context.index.shift) // 2
     o_i = tl.arange(0, 512)
     for i_block in range(0, num_pairs, 512):
         tl.store(p_pairs + i_block + o_i, tl.full([512], -1, tl.int64), mask=i_block + o_i < num_pairs)
 
 
 @triton.jit
-def _insert_block(context, o_position, b_token, m_position):
-    """The positions behind some tokens."""
-    # Two positions of a block may have the same way: the later one stays, in whatever order they come. No thread
-    # reads them before the barrier.
-    tl.atomic_max(
-        context.index.ways + (bucket_of(b_token, context.index.shift) * WAYS + o_position % WAYS),
-        o_position,
-        mask=m_position,
-        sem="relaxed",
-        scope="cta",
-    )
-
-
-@triton.jit
-def insert_blocks(context, seen):
-    """Insert whole blocks, of which a prompt has many; returns the position from which `insert_rest` goes on."""
+def insert_context(context, seen):
     i_position = tl.maximum(seen, 1)
-    if i_position + 512 <= context.length:
-        o_i = tl.arange(0, 512)
-        b_token = tl.load(context.tokens + i_position - 1 + o_i)
-        while i_position + 512 <= context.length:
-            # A turn ahead, as atomics wait for their tokens; of the last whole block once more.
-            i_next = tl.minimum(i_position + 512, context.length - 512)
-            b_next = tl.load(context.tokens + i_next - 1 + o_i)
-            _insert_block(context, i_position + o_i, b_token, o_i >= 0)
-            i_position += 512
-            b_token = b_next
-    return i_position
-
-
-@triton.jit
-def insert_rest(context, i_position):
+    if starts_over(context.length, seen):
+        _clear_context(context)
+        tl.debug_barrier()  # other threads insert in what these have cleared
+        i_position = tl.minimum(i_position, 1)
     while i_position < context.length:
-        o_position = i_position + tl.arange(0, 64)
+        o_position = i_position + tl.arange(0, INSERT_LANES)
         m_position = o_position < context.length
         b_token = tl.load(context.tokens + o_position - 1, mask=m_position, other=0)
-        _insert_block(context, o_position, b_token, m_position)
-        i_position += 64
+        p_way = context.index.ways + (bucket_of(b_token, context.index.shift) * WAYS + o_position % WAYS)
+        # Two positions of a turn may have the same way: the later one stays, in whatever order they come. No
+        # thread reads them before a barrier.
+        tl.atomic_max(p_way, o_position, mask=m_position, sem="relaxed", scope="cta")
+        i_position += INSERT_LANES
 
 
 @triton.jit(do_not_specialize=["prediction_tokens_ptr", "keys_ptr", "base", "num_keys", "shift"])

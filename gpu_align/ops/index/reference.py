@@ -7,21 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..host import bucket_of
+from ..host import bucket_of, starts_over
 from ..jit import njit, to_int
-from ..layout import WAYS, Bucket, SourceText
-from ..match import NEAREST
+from ..layout import NEAREST, WAYS, Bucket, SourceText
 
 IntArray = npt.NDArray[np.signedinteger[Any]]
-
-
-@njit
-def shift_of(num_buckets: int, bits: int) -> int:
-    """``bits - log2(num_buckets)``: a key of `bits` bits, shifted by this, is a bucket."""
-    shift = bits
-    while num_buckets >> (bits - shift) > 1:
-        shift -= 1
-    return shift
 
 
 @njit
@@ -46,17 +36,16 @@ def nearest(prediction: SourceText, bucket: Bucket, anchor: int) -> tuple[int, i
 
 
 @njit
-def clear_context(context: SourceText) -> None:
-    """``context_index[slot] = -1``."""
-    context.index.ways[:] = -1
-
-
-@njit
 def insert_context(context: SourceText, seen: int) -> None:
     """Enter the positions ``seen <= p < length``: ``ways[bucket, p % WAYS]`` is the latest of them.
 
-    The position behind all tokens is entered with the next ones: nothing follows it yet.
+    A request that `starts_over` enters all of its positions in an empty index.
+
+    The position after all tokens is entered with the next ones: nothing follows it yet.
     """
+    if starts_over(context.length, seen):
+        context.index.ways[:] = -1
+        seen = 0
     for position in range(max(seen, 1), context.length):
         bucket = bucket_of(context.tokens[position - 1], context.index.shift)
         context.index.ways[bucket, position % WAYS] = position

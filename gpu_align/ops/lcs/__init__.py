@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from ..backend import Backend, check_tensor, resolve_backend
+from ..backend import Backend, check_tensor, launch, resolve_backend
 
 #: Words of a panel, two a lane: the most that a program holds at once. Wider predictions go through in several.
 #: With more words a code would need more than the 15 bits that it has beside its sign.
@@ -268,17 +268,21 @@ def _launch(
     table, codes, planes = workspace
     num_panels, num_planes, num_words = planes.shape[1:]
     block_tokens = min(1 << num_planes, _MAX_BLOCK_TOKENS)
+    # What a caller brings may be at any address, or not be there.
+    given = context, context_len, prediction, prediction_len, length, row, carry, *workspace
+    variant = tuple(None if tensor is None else tensor.data_ptr() % 16 == 0 for tensor in given)
     # A thread has four tokens, so that their searches overlap. 1024 threads are the most: on AMD a warp has 64.
     code_warps = min(max(block_tokens // 128, 1), 16 if torch.version.hip else 32)
-    lcs_code_kernel[(programs, num_panels)](
+    code_args = (
         context, context.stride(0), context_len, prediction, prediction.stride(0), prediction_len,
         table, table.stride(0), codes.view(torch.int16), 4 * codes.stride(0), planes, planes.stride(0), B, M, N,
-        BLOCK_B=block, BLOCK_T=block_tokens, PLANES=num_planes, num_warps=code_warps,
     )  # fmt: skip
+    code_sizes = {"BLOCK_B": block, "BLOCK_T": block_tokens, "PLANES": num_planes}
+    launch(lcs_code_kernel, (programs, num_panels), code_args, code_sizes, variant, num_warps=code_warps)
     lanes = num_words // 2
-    lcs_wavefront_kernel[(programs,)](
+    row_args = (
         codes, codes.stride(0), planes, planes.stride(0), context_len, prediction_len, length,
-        row, 0 if row is None else row.stride(0),
-        carry, 0 if carry is None else carry.stride(0), B, M, N, 2,
-        BLOCK_B=block, BLOCK_W=lanes, PLANES=num_planes, num_warps=max(lanes // 32, 1),
+        row, 0 if row is None else row.stride(0), carry, 0 if carry is None else carry.stride(0), B, M, N, 2,
     )  # fmt: skip
+    row_sizes = {"BLOCK_B": block, "BLOCK_W": lanes, "PLANES": num_planes}
+    launch(lcs_wavefront_kernel, (programs,), row_args, row_sizes, variant, num_warps=max(lanes // 32, 1))

@@ -21,7 +21,7 @@ Lanes are one flat dimension: with two, Triton lays a row out for the gather, th
 import triton
 import triton.language as tl
 
-from ..device import HASH
+from ..device import HASH, count_ones
 
 
 @triton.jit
@@ -43,16 +43,6 @@ def _load_clamped(ptr, o_b, m_b, limit):
 def _first_slot(b_token, PLANES: tl.constexpr):
     """The slot at which the search for a token begins, 0 ≤ slot < 2 << PLANES, int32."""
     return (((b_token.to(tl.int64) * HASH) & 0xFFFFFFFF) >> (31 - PLANES)).to(tl.int32)
-
-
-@triton.jit
-def _count_ones(b_word):
-    """The bits of each int64 that are 1, int32: neighbouring fields of 2**i bits, each a count, become one."""
-    for i in tl.static_range(6):
-        # Every other field: 0x5555…, 0x3333…, 0x0f0f…
-        b_other = tl.full(b_word.shape, ((1 << 64) - 1) // ((1 << (1 << i)) + 1), tl.int64)
-        b_word = (b_word & b_other) + ((b_word >> (1 << i)) & b_other)
-    return b_word.to(tl.int32)
 
 
 @triton.jit(
@@ -256,7 +246,7 @@ def lcs_wavefront_kernel(
             tl.debug_barrier()  # the next panel reads, in other threads, the carries written here
         b_end = tl.minimum(tl.maximum(b_n - o_word * 64, 0), 64).to(tl.int64)
         b_v |= tl.where(b_end < 64, b_ones << (b_end & 63), 0)
-        b_count = _count_ones(~b_v)
+        b_count = count_ones(~b_v)
         b_counts = tl.reshape(b_count, [BLOCK_B, BLOCK_W])
         if row_ptr is not None:
             b_row = b_length + tl.reshape(tl.cumsum(b_counts, axis=1), [BLOCK_B * BLOCK_W]) - b_count

@@ -1,7 +1,5 @@
 """Find the positions before which a text ends like the output. README.md defines a match, and the order."""
 
-#: Occurrences of a token in the prediction that are compared: those around the anchor.
-NEAREST = 32
 #: A longer match counts as this long.
 MAX_MATCH = 64
 #: The order of matches is one key of 31 bits: ``(length - 1) * TIE`` plus the tie order, which is below `TIE`.
@@ -15,5 +13,5 @@ FIRST_CONTEXT = AT_CURSOR + 1 + CURSOR_AHEAD
 NUM_CANDIDATES = FIRST_CONTEXT + NUM_MATCHES
 #: Lanes of a kernel for the candidates, and for all positions that it compares.
 LANES, LOOKUP_LANES = 16, 64
-#: Tokens that it compares at once at first, and then.
+#: Tokens that it compares at once, first and then.
 FIRST_BACK, NEXT_BACK = 3, 8

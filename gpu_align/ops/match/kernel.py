@@ -19,6 +19,7 @@ from ..device import (
     NEAREST,
     NEXT_BACK,
     NUM_MATCHES,
+    TEXT_CONTEXT,
     TIE,
     WAYS,
     bucket_of,
@@ -30,42 +31,33 @@ from ..layout import Bucket
 
 
 @triton.jit
-def _common_run(last, texts, BACK: tl.constexpr):
-    """How many of the first of BACK tokens agree, [lanes] int32."""
-    b_run = tl.full(texts[0].shape, BACK, tl.int32)
+def _compare_back(p_text, b_most, p_last, num_last, BACK: tl.constexpr):
+    """How many of BACK tokens from `p_text` and `p_last` on backwards agree, [lanes] int32, at most `b_most`.
+
+    No load has a mask: a compiler gives each of many masks a predicate, has few of them, and loads in turns.
+    """
+    # Lanes that are done load one token all together: each place in memory takes a load longer.
+    p_text = tl.where(b_most > 0, p_text, p_last)
+    last = load_back_clamped(p_last, num_last - 1, BACK)
+    texts = load_back_clamped(p_text, tl.maximum(b_most - 1, 0), BACK)
+    b_run = tl.full(b_most.shape, BACK, tl.int32)
     for i in tl.static_range(BACK - 1, -1, -1):  # the nearest that differs decides
         b_run = tl.where(texts[i] == last[i], b_run, i)
-    return b_run
+    return tl.minimum(b_run, b_most)
 
 
 @triton.jit
-def match_lengths(b_text_ptr, b_position, b_most, p_last, num_last):
-    """[lanes] int32. b_text_ptr: [lanes], beginnings of texts that have a token. b_most: [lanes], at most the
-    position and `num_last`, the tokens before `p_last`.
-
-    The first `FIRST_BACK` tokens are compared at once: most matches end among them; then `NEXT_BACK` at once. No
-    load has a mask: a compiler gives each of many masks a predicate, has few of them, and loads in turns.
-    """
-    # The tokens that are compared, from the last on; without any, the first token of the text.
-    p_first = b_text_ptr + tl.where(b_most > 0, b_position - 1, 0)
-    last = load_back_clamped(p_last - 1, num_last - 1, FIRST_BACK)
-    texts = load_back_clamped(p_first, tl.maximum(b_most - 1, 0), FIRST_BACK)
-    b_length = tl.minimum(_common_run(last, texts, FIRST_BACK), b_most)
-    b_most = tl.where(b_length < FIRST_BACK, 0, b_most - FIRST_BACK)
-    p_first -= FIRST_BACK
-    p_last -= FIRST_BACK
-    num_last -= FIRST_BACK
-    while tl.max(b_most, axis=0) > 0:
-        # Lanes that are done load one token all together: each place in memory takes a load longer.
-        p_first = tl.where(b_most > 0, p_first, p_last - 1)
-        next_last = load_back_clamped(p_last - 1, num_last - 1, NEXT_BACK)
-        next_texts = load_back_clamped(p_first, tl.maximum(b_most - 1, 0), NEXT_BACK)
-        b_run = tl.minimum(_common_run(next_last, next_texts, NEXT_BACK), b_most)
+def _match_lengths(p_text, b_most, p_last, num_last):
+    """The same, however many they are; most matches end among the first `FIRST_BACK`. num_last: tokens up to
+    `p_last`."""
+    b_length = _compare_back(p_text, b_most, p_last, num_last, FIRST_BACK)
+    b_left = tl.where(b_length < FIRST_BACK, 0, b_most - FIRST_BACK)
+    done = FIRST_BACK
+    while tl.max(b_left, axis=0) > 0:
+        b_run = _compare_back(p_text - done, b_left, p_last - done, num_last - done, NEXT_BACK)
         b_length += b_run
-        b_most = tl.where(b_run < NEXT_BACK, 0, b_most - NEXT_BACK)
-        p_first -= NEXT_BACK
-        p_last -= NEXT_BACK
-        num_last -= NEXT_BACK
+        b_left = tl.where(b_run < NEXT_BACK, 0, b_left - NEXT_BACK)
+        done += NEXT_BACK
     return b_length
 
 
@@ -83,8 +75,8 @@ def _lookups(request, bucket, cursor):
     prediction, context = request.prediction, request.context
     o_c = tl.arange(0, LOOKUP_LANES)
     o_way = o_c - NEAREST
-    token = tl.load(context.tokens + context.length - 1, mask=context.length > 0, other=0)
-    m_context = (o_way >= 0) & (o_way < tl.where(context.is_used, WAYS, 0))
+    token = tl.load(request.tokens + request.total - 1, mask=request.total > 0, other=0)
+    m_context = (o_way >= 0) & (o_way < tl.where(context.length > 0, WAYS, 0))
     p_ways = context.index.ways + bucket_of(token, context.index.shift) * WAYS
     b_way = tl.load(p_ways + o_way, mask=m_context, other=0)
     o_one = tl.arange(0, 1)
@@ -100,19 +92,27 @@ def _lookups(request, bucket, cursor):
 
 
 @triton.jit
-def _keys(lookups, b_matched, cursor, settings):
-    """The order of the matches, [LOOKUP_LANES] int32, -1 for none."""
-    b_rank = rank_of(lookups.position, cursor)
-    b_key = (b_matched - 1) * TIE + tl.where(lookups.m_context, lookups.position, -b_rank + (TIE - 1))
-    b_least = tl.where(lookups.m_context, settings.min_context_match, settings.min_match)
-    return tl.where(lookups.m_live & ~lookups.m_cursor & (b_matched >= b_least), b_key, -1)
+def _compare(request, lookups, alignment):
+    """How many of the tokens before each position are the last ones of the request, [LOOKUP_LANES] int32."""
+    num_last = tl.where(lookups.m_context, request.total, request.total - request.output_start)
+    b_most = tl.where(lookups.m_live, tl.minimum(tl.minimum(lookups.position, num_last), MAX_MATCH), 0)
+    b_most = tl.maximum(b_most, 0)
+    num_common = tl.where(alignment.in_sync > 0, alignment.num_common, 0)
+    m_known = (lookups.position == alignment.cursor) & ~lookups.m_context & (num_common >= b_most)
+    b_known = tl.where(m_known, b_most, 0)
+    p_text = tl.where(lookups.m_context, request.tokens, request.prediction.tokens) + lookups.position - 1
+    p_last = request.tokens + request.total - 1
+    return b_known + _match_lengths(p_text, b_most - b_known, p_last, request.total)
 
 
 @triton.jit
-def _best_matches(b_key, cursor):
-    """``(position, matched)`` of the `NUM_MATCHES` largest keys of each text, [LANES] int32; -1, 0 for none."""
+def _best_keys(lookups, b_matched, cursor, min_match):
+    """The `NUM_MATCHES` largest keys of each text in its lanes, [LANES] int32; -1 for none."""
     o_lookup = tl.arange(0, LOOKUP_LANES)
     o_c = tl.arange(0, LANES)
+    b_tie = tl.where(lookups.m_context, lookups.position, -rank_of(lookups.position, cursor) + (TIE - 1))
+    m_match = lookups.m_live & ~lookups.m_cursor & (b_matched >= min_match)
+    b_key = tl.where(m_match, (b_matched - 1) * TIE + b_tie, -1)
     b_prediction = tl.where(o_lookup < NEAREST, b_key, -1)
     b_context = tl.where(o_lookup < NEAREST, -1, b_key)
     b_best = tl.full([LANES], -1, tl.int32)
@@ -122,21 +122,13 @@ def _best_matches(b_key, cursor):
         b_best = tl.where(o_c == i, top, tl.where(o_c == FIRST_CONTEXT + i, top_context, b_best))
         b_prediction = tl.where(b_prediction == top, -1, b_prediction)
         b_context = tl.where(b_context == top_context, -1, b_context)
-    b_tie = b_best % TIE
-    o_position = tl.where(o_c < FIRST_CONTEXT, position_of(-b_tie + (TIE - 1), cursor), b_tie)
-    return tl.where(b_best >= 0, o_position, -1), tl.where(b_best >= 0, b_best // TIE + 1, 0)
-
-
-@triton.jit
-def at_lane(b_values, lane):
-    """One lane's value."""
-    return tl.sum(tl.where(tl.arange(0, LANES) == lane, b_values, 0), axis=0)
+    return b_best
 
 
 class Candidates(NamedTuple):
     """The positions from which the next tokens may be read, in the order that ties prefer."""
 
-    in_context: Any  # [LANES]: whether the position is one of the context
+    kind: Any  # [LANES] int32: of the text
     position: Any  # [LANES] int32; -1: there is no candidate
     matched: Any  # [LANES] int32
     token: Any  # [LANES] int32: what it expects next
@@ -144,27 +136,22 @@ class Candidates(NamedTuple):
 
 @triton.jit
 def candidates(request, bucket, alignment, settings):
-    """All candidates of a request that stands where `alignment` says. bucket: of the output's last token."""
-    prediction, context, cursor = request.prediction, request.context, alignment.cursor
+    cursor = alignment.cursor
     lookups = _lookups(request, bucket, cursor)
-    p_last = context.tokens + context.length
-    num_last = tl.where(lookups.m_context, context.length, context.length - request.output_start)
-    b_most = tl.where(lookups.m_live, tl.minimum(tl.minimum(lookups.position, num_last), MAX_MATCH), 0)
-    b_most = tl.maximum(b_most, 0)
-    num_common = tl.where(alignment.in_sync > 0, alignment.num_common, 0)
-    m_known = (lookups.position == cursor) & ~lookups.m_context & (num_common >= b_most)
-    b_known = tl.where(m_known, b_most, 0)
-    p_text = tl.where(lookups.m_context, context.tokens, prediction.tokens)
-    b_matched = b_known + match_lengths(p_text, lookups.position, b_most - b_known, p_last, context.length)
+    b_matched = _compare(request, lookups, alignment)
+    b_key = _best_keys(lookups, b_matched, cursor, settings.min_match)
     o_c = tl.arange(0, LANES)
-    o_lookup = tl.arange(0, LOOKUP_LANES)
-    b_position, b_length = _best_matches(_keys(lookups, b_matched, cursor, settings), cursor)
+    b_kind = tl.where(o_c < FIRST_CONTEXT, request.prediction.kind, TEXT_CONTEXT)
+    b_tie = b_key % TIE
+    b_position = tl.where(b_kind == TEXT_CONTEXT, b_tie, position_of(-b_tie + (TIE - 1), cursor))
+    b_position = tl.where(b_key >= 0, b_position, -1)
+    b_length = tl.where(b_key >= 0, b_key // TIE + 1, 0)
     for i in tl.static_range(CURSOR_AHEAD + 1):
-        m_lookup = lookups.m_cursor & (o_lookup == NEAREST + WAYS + i)
+        m_lookup = lookups.m_cursor & (lookups.position == cursor + i)
         matched = tl.max(tl.where(m_lookup, b_matched, -1), axis=0)
         m_here = (o_c == AT_CURSOR + i) & (matched >= 0)
         b_position = tl.where(m_here, cursor + i, b_position)
         b_length = tl.where(m_here, matched, b_length)
-    m_live, m_context = b_position >= 0, o_c >= FIRST_CONTEXT
-    p_next = tl.where(m_context, context.tokens, prediction.tokens) + b_position
-    return Candidates(m_context, b_position, b_length, tl.load(p_next, mask=m_live, other=0))
+    p_next = tl.where(b_kind == TEXT_CONTEXT, request.tokens, request.prediction.tokens) + b_position
+    b_token = tl.load(p_next, mask=b_position >= 0, other=0)
+    return Candidates(b_kind, b_position, b_length, b_token)

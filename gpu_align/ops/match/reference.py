@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ..host import bucket_of, position_of, rank_of
 from ..index.reference import nearest
 from ..jit import njit
-from ..layout import WAYS, Alignment, Bucket, Request, StepSettings
+from ..layout import TEXT_CONTEXT, WAYS, Alignment, Bucket, Request, StepSettings
 from . import AT_CURSOR, FIRST_CONTEXT, MAX_MATCH, NUM_CANDIDATES, NUM_MATCHES, TIE
 
 IntArray = npt.NDArray[np.signedinteger[Any]]
@@ -19,8 +19,8 @@ IntArray = npt.NDArray[np.signedinteger[Any]]
 class CandidateArrays(NamedTuple):
     """The positions to read the next tokens from, in the order that ties prefer; int64 [NUM_CANDIDATES] each."""
 
-    #: Whether the position is one of the context.
-    in_context: IntArray
+    #: Of the text.
+    kind: IntArray
     #: -1 where there is no candidate.
     position: IntArray
     #: Tokens of the text from the position on; 0 where there is no candidate.
@@ -38,10 +38,7 @@ class CandidateArrays(NamedTuple):
 
 def allocate_candidates(*batch: int) -> CandidateArrays:
     """Space for the candidates of one request, or of a batch of them."""
-    arrays = (np.zeros((*batch, NUM_CANDIDATES), dtype=np.int64) for _ in CandidateArrays._fields)
-    found = CandidateArrays(*arrays)
-    found.in_context[..., FIRST_CONTEXT:] = 1
-    return found
+    return CandidateArrays(*(np.zeros((*batch, NUM_CANDIDATES), np.int64) for _ in CandidateArrays._fields))
 
 
 @njit
@@ -63,7 +60,7 @@ def _match_keys(
     Matches in the prediction are in the first lanes, those in the context in the lanes from `FIRST_CONTEXT` on.
     """
     prediction, context = request.prediction, request.context
-    tokens, total = context.tokens, context.length
+    tokens, total = request.tokens, request.total
     most = min(max(total - request.output_start, 0), MAX_MATCH)
     keys[:] = -1
     begin, end = nearest(prediction, bucket, cursor)
@@ -72,13 +69,13 @@ def _match_keys(
         matched = match_length(prediction.tokens, position, tokens, most)
         if matched >= settings.min_match:
             _enter(keys, 0, (matched - 1) * TIE + TIE - 1 - rank_of(position, cursor))
-    if context.is_used and total > 0:
+    if context.length > 0:
         bucket_id = bucket_of(tokens[total - 1], context.index.shift)
         for way in range(WAYS):
             position = int(context.index.ways[bucket_id, way])
             if 0 < position < total:
                 matched = match_length(tokens, position, tokens, MAX_MATCH)
-                if matched >= settings.min_context_match:
+                if matched >= settings.min_match:
                     _enter(keys, FIRST_CONTEXT, (matched - 1) * TIE + position)
 
 
@@ -102,12 +99,13 @@ def candidates(
 
     bucket: of the output's last token in the prediction.
     """
-    prediction, context, cursor = request.prediction, request.context, alignment.cursor
-    tokens, total, length = context.tokens, context.length, prediction.length
+    prediction, cursor = request.prediction, alignment.cursor
+    tokens, total, length = request.tokens, request.total, request.prediction.length
     _match_keys(request, bucket, cursor, settings, found.key)
     most = min(max(total - request.output_start, 0), MAX_MATCH)
     for lane in range(NUM_CANDIDATES):
         in_context, key = lane >= FIRST_CONTEXT, int(found.key[lane])
+        found.kind[lane] = TEXT_CONTEXT if in_context else prediction.kind
         position, matched = -1, 0
         if key >= 0:
             tie = key % TIE

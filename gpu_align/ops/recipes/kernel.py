@@ -1,7 +1,5 @@
 """Device functions that look a recipe up."""
 
-from typing import Any, NamedTuple
-
 import triton
 import triton.language as tl
 
@@ -18,82 +16,9 @@ from ..device import (
     SHAPE_HASH,
     SHAPE_START,
     SHAPE_WINDOW,
+    TEXT_RECIPE,
 )
-
-
-class Lookup(NamedTuple):
-    """The keys of one request's look-up; see `end_lookup`."""
-
-    b_key: Any  # [MAX_CONTEXT * RECIPE_WAYS] int32: of the literal contexts, a lane a way
-    o_way: Any  # [MAX_CONTEXT * RECIPE_WAYS] int32: where each way lies
-    b_held: Any  # [MAX_CONTEXT * RECIPE_WAYS] int64: what is there
-    b_item: Any  # [SHAPE_WINDOW] int32: what the last output tokens are in a shape, the very last one first
-    b_later: Any  # [SHAPE_WINDOW] int32: the item of the token after each
-
-
-@triton.jit
-def _literal_keys(context):
-    """The keys of the last 1 to MAX_CONTEXT tokens, [MAX_CONTEXT * RECIPE_WAYS] int32: a lane a way of each."""
-    o_last = tl.arange(0, MAX_CONTEXT * RECIPE_WAYS) // RECIPE_WAYS
-    b_key = tl.zeros([MAX_CONTEXT * RECIPE_WAYS], tl.int32)
-    key = tl.full([], KEY_SEED, tl.int64)
-    for i in tl.static_range(MAX_CONTEXT):
-        token = tl.load(context.tokens + context.length - 1 - i, mask=context.length > i, other=0)
-        key = ((key ^ token.to(tl.int64)) * HASH) & 0x7FFFFFFF
-        b_key = tl.where(o_last == i, key.to(tl.int32), b_key)
-    return b_key
-
-
-@triton.jit
-def _shape_items(recipes, b_token, o_last, num_output):
-    """Each token's item in a shape, the one `o_last` before the last; at the beginning `SHAPE_START`."""
-    b_token = tl.minimum(tl.maximum(b_token, 0), recipes.num_shapes - 1)
-    m_token = (o_last >= 0) & (o_last < num_output)
-    return tl.load(recipes.shape_of + b_token, mask=m_token, other=SHAPE_START)
-
-
-@triton.jit
-def begin_lookup(recipes, request, HAS_SHAPES: tl.constexpr):
-    """The ways of all literal contexts, and the items of the output's shape.
-
-    In each bucket the last way comes first: of what is found, the largest lane is the longest context, and in it
-    the way of the first pack.
-    """
-    context = request.context
-    o_last = tl.arange(0, SHAPE_WINDOW)
-    num_output = tl.maximum(context.length - request.output_start, 0)
-    b_item, b_later = o_last, o_last
-    if HAS_SHAPES:
-        p_last = context.tokens + context.length - 1
-        b_recent = tl.load(p_last - o_last, mask=o_last < num_output, other=0)
-    b_key = _literal_keys(context)
-    o_first = RECIPE_WAYS - 1 - tl.arange(0, MAX_CONTEXT * RECIPE_WAYS) % RECIPE_WAYS
-    o_way = (b_key >> recipes.shift) * RECIPE_WAYS + o_first
-    b_held = tl.load(recipes.keys + o_way)
-    if HAS_SHAPES:
-        b_item = _shape_items(recipes, b_recent, o_last, num_output)
-        b_behind = tl.load(p_last + 1 - o_last, mask=(o_last > 0) & (o_last <= num_output), other=0)
-        b_later = _shape_items(recipes, b_behind, o_last - 1, num_output)
-    return Lookup(b_key, o_way, b_held, b_item, b_later)
-
-
-@triton.jit
-def _then(factor, key, next_factor, next_key):
-    """One linear map of a key, then the next."""
-    return factor * next_factor, key * next_factor + next_key
-
-
-@triton.jit
-def _shape_keys(request, lookup):
-    """The key of the shape from the last output token to each, [SHAPE_WINDOW] int32."""
-    o_last = tl.arange(0, SHAPE_WINDOW)
-    num_output = tl.maximum(request.context.length - request.output_start, 0)
-    m_same = (lookup.b_item < 0) & (o_last < num_output) & (lookup.b_later < 0) & (o_last > 0)
-    m_same = m_same | (o_last > num_output)
-    b_factor = tl.where(m_same, 1, SHAPE_HASH)
-    b_key = tl.where(m_same, 0, (lookup.b_item + KEY_SEED) * SHAPE_HASH)
-    _, b_key = tl.associative_scan((b_factor, b_key), 0, _then)
-    return (b_key >> 1) & 0x7FFFFFFF
+from ..layout import Choice
 
 
 @triton.jit
@@ -105,15 +30,68 @@ def _pack_of(b_held, b_key, packs):
 
 
 @triton.jit
-def find_shape(recipes, request, lookup, packs):
+def _find_literal(recipes, request):
+    """``(way, pack)``; way -1 if no pack has one. A lane a way of each of the last 1 to MAX_CONTEXT tokens."""
+    o_lane = tl.arange(0, MAX_CONTEXT * RECIPE_WAYS)
+    o_last = o_lane // RECIPE_WAYS
+    b_key = tl.zeros([MAX_CONTEXT * RECIPE_WAYS], tl.int32)
+    key = tl.full([], KEY_SEED, tl.int64)
+    for i in tl.static_range(MAX_CONTEXT):
+        token = tl.load(request.tokens + request.total - 1 - i, mask=request.total > i, other=0)
+        key = ((key ^ token.to(tl.int64)) * HASH) & 0x7FFFFFFF
+        b_key = tl.where(o_last == i, key.to(tl.int32), b_key)
+    # In each bucket the last way comes first: of what is found, the largest lane is the longest context, and in it
+    # the way of the first pack.
+    o_way = (b_key >> recipes.shift) * RECIPE_WAYS + (RECIPE_WAYS - 1 - o_lane % RECIPE_WAYS)
+    b_pack = _pack_of(tl.load(recipes.keys + o_way), b_key, request.packs)
+    b_pack = tl.where(o_last < request.total, b_pack, ALL_PACKS)
+    pack = tl.min(b_pack, axis=0)
+    m_found = (b_pack == pack) & (b_pack != ALL_PACKS)
+    longest = tl.max(tl.where(m_found, o_lane, -1), axis=0)
+    return tl.max(tl.where(m_found & (o_lane == longest), o_way, -1), axis=0), pack
+
+
+@triton.jit
+def _shape_items(recipes, p_token, o_last, num_output):
+    """What each token is in a shape, the one `o_last` before the last; at the beginning `SHAPE_START`."""
+    m_token = (o_last >= 0) & (o_last < num_output)
+    b_token = tl.load(p_token, mask=m_token, other=0)
+    b_token = tl.minimum(tl.maximum(b_token, 0), recipes.num_shapes - 1)
+    return tl.load(recipes.shape_of + b_token, mask=m_token, other=SHAPE_START)
+
+
+@triton.jit
+def _then(factor, key, next_factor, next_key):
+    """One linear map of a key, then the next."""
+    return factor * next_factor, key * next_factor + next_key
+
+
+@triton.jit
+def _shape_keys(recipes, request):
+    """The key of the shape from the last output token to each, [SHAPE_WINDOW] int32."""
+    o_last = tl.arange(0, SHAPE_WINDOW)
+    num_output = tl.maximum(request.total - request.output_start, 0)
+    p_last = request.tokens + request.total - 1 - o_last
+    b_item = _shape_items(recipes, p_last, o_last, num_output)
+    b_later = _shape_items(recipes, p_last + 1, o_last - 1, num_output)
+    m_same = (b_item < 0) & (o_last < num_output) & (b_later < 0) & (o_last > 0)
+    m_same = m_same | (o_last > num_output)
+    b_factor = tl.where(m_same, 1, SHAPE_HASH)
+    b_key = tl.where(m_same, 0, (b_item + KEY_SEED) * SHAPE_HASH)
+    _, b_key = tl.associative_scan((b_factor, b_key), 0, _then)
+    return (b_key >> 1) & 0x7FFFFFFF
+
+
+@triton.jit
+def _find_shape(recipes, request):
     """``(way, pack)``; way -1 if no pack has one."""
-    b_key = _shape_keys(request, lookup)
+    b_key = _shape_keys(recipes, request)
     o_bucket = (b_key >> recipes.shift) * RECIPE_WAYS
     o_last = tl.arange(0, SHAPE_WINDOW)
     b_order = tl.full([SHAPE_WINDOW], -1, tl.int32)
     b_pack = tl.full([SHAPE_WINDOW], ALL_PACKS, tl.int32)
     for way in tl.static_range(RECIPE_WAYS - 1, -1, -1):
-        b_own = _pack_of(tl.load(recipes.keys + o_bucket + way), b_key, packs)
+        b_own = _pack_of(tl.load(recipes.keys + o_bucket + way), b_key, request.packs)
         m_found = (b_own != ALL_PACKS) & (b_own <= b_pack)
         b_order = tl.where(m_found, o_last * RECIPE_WAYS + way, b_order)
         b_pack = tl.where(m_found, b_own, b_pack)
@@ -124,17 +102,13 @@ def find_shape(recipes, request, lookup, packs):
 
 
 @triton.jit
-def end_lookup(recipes, request, lookup, packs, shape_way, shape_pack):
-    """``(recipe, drafts, expected)``; recipe -1 if no pack has one."""
-    o_lane = tl.arange(0, MAX_CONTEXT * RECIPE_WAYS)
-    b_pack = _pack_of(lookup.b_held, lookup.b_key, packs)
-    b_pack = tl.where(o_lane // RECIPE_WAYS < request.context.length, b_pack, ALL_PACKS)
-    pack = tl.min(b_pack, axis=0)
-    m_found = (b_pack == pack) & (b_pack != ALL_PACKS)
-    longest = tl.max(tl.where(m_found, o_lane, -1), axis=0)
-    way = tl.max(tl.where(m_found & (o_lane == longest), lookup.o_way, -1), axis=0)
-    way = tl.where(shape_pack < pack, shape_way, way)
+def find_recipe(recipes, request, HAS_SHAPES: tl.constexpr):
+    way, pack = _find_literal(recipes, request)
+    if HAS_SHAPES:
+        shape_way, shape_pack = _find_shape(recipes, request)
+        way = tl.where(shape_pack < pack, shape_way, way)
     p_way = recipes.ways + way * RECIPE_COLUMNS
-    recipe = tl.load(p_way + RECIPE_ROW, mask=way >= 0, other=-1)
+    row = tl.load(p_way + RECIPE_ROW, mask=way >= 0, other=0)
     num = tl.load(p_way + RECIPE_LEN, mask=way >= 0, other=0)
-    return recipe, num, tl.load(p_way + RECIPE_EXPECTED, mask=way >= 0, other=0)
+    expected = tl.load(p_way + RECIPE_EXPECTED, mask=way >= 0, other=0)
+    return Choice(-1, TEXT_RECIPE, row, 0, row, num, expected)

@@ -15,7 +15,8 @@ import torch
 
 from ..choose import SURVIVAL_ONE
 from ..choose.survival import survival_units
-from ..layout import HASH
+from ..compose import NUM_RUNS
+from ..layout import HASH, as_arrays
 from . import (
     ALL_PACKS,
     KEY_BITS,
@@ -208,14 +209,10 @@ class RecipeTable(NamedTuple):
     #: [buckets, RECIPE_WAYS] int64: in the upper half `keys_of` the context, in the lower one a bit for each pack
     #: that it belongs to; `NO_KEY` where there is none.
     keys: torch.Tensor
-    #: [buckets, RECIPE_WAYS, RECIPE_COLUMNS] int32: which recipe it is, and the next two of it, so that a kernel
-    #: loads all three at once.
+    #: [buckets, RECIPE_WAYS, RECIPE_COLUMNS] int32: which recipe it is; 0 to K: drafts that are likely enough; in
+    #: units of 1/`SURVIVAL_ONE`: how many of them are expected to be accepted.
     ways: torch.Tensor
-    #: [R] int32, 0 to K: drafts that are likely enough.
-    max_draft_len: torch.Tensor
-    #: [R] int32 in units of 1/`SURVIVAL_ONE`: how many of them are expected to be accepted.
-    expected_accepted: torch.Tensor
-    #: [R, MAX_TOKENS] int32.
+    #: [R * MAX_TOKENS] int32.
     token_ids: torch.Tensor
     #: [R, MAX_TOKENS] float32: P(token k is accepted | those before it are).
     confidence: torch.Tensor
@@ -224,10 +221,15 @@ class RecipeTable(NamedTuple):
     #: [NUM_RUNS + V + 1] int32: the token of each run, then what each token does to a line, the last for all from
     #: V on; [0] where nothing is known of that.
     indents: torch.Tensor
+    #: A key, shifted by this, is its bucket.
+    shift: int
+    #: V + 1, or 0 where there are no shapes; V + 1, or 0 where nothing is known of white space.
+    num_shapes: int
+    num_indents: int
 
     def numpy(self) -> RecipeArrays:
         """The same memory as arrays; on the CPU only."""
-        return RecipeTable._make(tensor.numpy() for tensor in self)
+        return as_arrays(self)
 
     @classmethod
     def build(
@@ -261,14 +263,15 @@ class RecipeTable(NamedTuple):
         arrays = (
             keys,
             np.stack([rows, max_draft_len[rows], expected[rows], np.zeros_like(rows)], axis=2),
-            max_draft_len,
-            expected,
-            recipes.token_ids,
+            recipes.token_ids.reshape(-1),
             np.where(within, units / np.maximum(before, 1), 0).astype(np.float32),
             _and_beyond(recipes.shape_of if recipes.is_shape.any() else None, SHAPE_STRING),
             indents,
         )
-        return cls(*(torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays))
+        tensors = (torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays)
+        # A key's upper bits are its bucket.
+        shift = KEY_BITS + 1 - len(keys).bit_length()
+        return cls._make([*tensors, shift, len(arrays[4]), max(len(indents) - NUM_RUNS, 0)])
 
 
 def keys_of(context: IntArray, is_shape: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.int64]:

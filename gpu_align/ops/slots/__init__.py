@@ -101,7 +101,13 @@ def _launch_set_slot(state: StepState, slot: int, meta: SlotMeta, num_programs: 
     # Imported here: a kernel module reads TRITON_INTERPRET once, when it is loaded.
     from .kernel import set_slot_kernel
 
-    launch(set_slot_kernel, num_programs, state.slot_meta, state.align_state, slot, *meta.row(), num_warps=1)
+    launch(
+        set_slot_kernel,
+        (num_programs,),
+        (state.slot_meta, state.align_state, slot, *meta.row()),
+        {},
+        num_warps=1,
+    )
 
 
 def _upload(tokens: npt.NDArray[np.int32], out: torch.Tensor) -> None:

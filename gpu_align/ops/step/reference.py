@@ -10,24 +10,24 @@ import torch
 
 from ..align.reference import EditRows, load_state, realign
 from ..backend import check_batch
-from ..choose import NUM_CLASSES
-from ..choose.reference import choose, classes
+from ..choose.reference import choose
 from ..choose.survival import SurvivalTables, TableArrays
 from ..compose.reference import write_draft
-from ..host import is_exact_prefix, limits_of, prior_of, source_of, starts_over
-from ..index.reference import clear_context, insert_context, load_bucket, shift_of
-from ..jit import Entry, njit
+from ..host import better, source_of
+from ..index.reference import insert_context, load_bucket
+from ..jit import Entry, njit, to_int
 from ..layout import (
     CONTEXT_START,
     END_TOKENS,
-    IS_HOT,
     OUTPUT_START,
     PREDICTION_BASE,
     PREDICTION_LEN,
     PREDICTION_SHIFT,
     RECIPE_PACKS,
     SOURCE_NONE,
+    TEXT_CONTEXT,
     TEXT_KIND,
+    TEXT_RECIPE,
     VACANT,
     Alignment,
     Bucket,
@@ -40,6 +40,7 @@ from ..layout import (
     StepArrays,
     StepSettings,
     StepState,
+    as_arrays,
 )
 from ..match.reference import CandidateArrays, allocate_candidates, candidates
 from ..recipes.reference import find_recipe
@@ -65,13 +66,13 @@ class StepReference:
             state.numpy(),
             tables.numpy(),
             recipes.numpy(),
-            Draft._make(tensor.numpy() for tensor in out),
+            as_arrays(out),
+            settings,
             allocate_candidates(),
             np.zeros(len(state.slot_meta), dtype=np.bool_),
-            settings,
         )
         inputs = (np.zeros((1, 1), np.int32), *(np.zeros(1, kind) for kind in (np.int32, np.int64, np.int32)))
-        self._run = step.prepare(*self._bound, *inputs)
+        self._run = step_reference.prepare(*self._bound, *inputs)
 
     def __call__(
         self, token_ids: torch.Tensor, total_len: torch.Tensor, slots: torch.Tensor, num_sampled: torch.Tensor
@@ -84,16 +85,21 @@ class StepReference:
 
 
 @njit
-def load_request(state: StepArrays, slot: int, tokens: IntArray) -> Request:
-    """The request in a slot, with all its tokens so far."""
-    meta, ways = state.slot_meta[slot], state.context_index[slot]
+def load_request(
+    state: StepArrays, settings: StepSettings, slot: int, tokens: IntArray, total: int
+) -> Request:
+    """The request in a slot, of whose `tokens` the first `total` are there."""
+    meta, tokens = state.slot_meta[slot], tokens[:total]
     base, length = int(meta[PREDICTION_BASE]), int(meta[PREDICTION_LEN])
     index = PredictionIndex(state.positions[base:], state.offsets[base:], int(meta[PREDICTION_SHIFT]))
-    context_index = ContextIndex(ways, ways.size, shift_of(len(ways), 32))
+    context_index = ContextIndex(state.context_index[slot], settings.context_shift)
     return Request(
-        SourceText(state.prediction_tokens[base : base + length], length, index, length > 0),
-        SourceText(tokens, len(tokens), context_index, bool(meta[CONTEXT_START] != VACANT)),
+        tokens,
+        total,
         int(meta[OUTPUT_START]),
+        SourceText(state.prediction_tokens[base : base + length], length, index, to_int(meta[TEXT_KIND])),
+        SourceText(tokens, total if meta[CONTEXT_START] != VACANT else 0, context_index, TEXT_CONTEXT),
+        to_int(meta[RECIPE_PACKS]),
         meta,
         state.align_state[slot],
         state.lcs_row[slot : slot + 1],
@@ -102,26 +108,21 @@ def load_request(state: StepArrays, slot: int, tokens: IntArray) -> Request:
 
 
 @njit
+def last_bucket(request: Request) -> Bucket:
+    """The `Bucket` of the output's last token in the prediction."""
+    is_token = request.total > request.output_start
+    return load_bucket(request.prediction, request.tokens[request.total - 1] if is_token else 0, is_token)
+
+
+@njit
 def update_state(request: Request, state: tuple[int, Alignment, EditRows]) -> tuple[Alignment, EditRows]:
     """Bring what is known of a request up to date: the index of its context, and where it stands.
 
     state: of `load_state`. Returns ``(alignment, edits)`` of `realign`.
     """
-    context, seen = request.context, state[0]
-    if context.is_used:
-        if starts_over(context.length, seen):
-            clear_context(context)
-            seen = 0
-        insert_context(context, seen)
+    if request.context.length > 0:
+        insert_context(request.context, state[0])
     return realign(request, state)
-
-
-@njit
-def last_bucket(request: Request) -> Bucket:
-    """The `Bucket` of the output's last token in the prediction."""
-    context = request.context
-    is_token = context.length > request.output_start
-    return load_bucket(request.prediction, context.tokens[context.length - 1] if is_token else 0, is_token)
 
 
 @njit
@@ -134,28 +135,15 @@ def choose_draft(
     settings: StepSettings,
     found: CandidateArrays,
 ) -> Choice:
-    """Write the candidates of a request, after `update_state`, and say what is drafted from.
+    """Write the candidates of a request, after `update_state`, and say what is drafted.
 
-    bucket: of the output's last token.
+    bucket: `last_bucket`.
     """
-    context, text_kind = request.context, int(request.meta[TEXT_KIND])
     candidates(request, bucket, alignment, settings, found)
-    num_output = max(context.length - request.output_start, 0) + prior_of(text_kind)
-    classes(found, alignment, num_output)
-    exact_prefix = is_exact_prefix(alignment, num_output)
-    first = limits_of(text_kind)
-    limits = SurvivalTables(tables.max_draft_len[first:], tables.expected_accepted[first:], tables.confidence)
-    lane, num, expected = choose(found, exact_prefix, limits, settings.length_quarters)
-    packs, num_recipe = int(request.meta[RECIPE_PACKS]), 0
-    recipe = find_recipe(recipes, context.tokens, request.output_start, packs)
-    if recipe >= 0 and recipes.expected_accepted[recipe] > expected:
-        num, num_recipe = 0, int(recipes.max_draft_len[recipe])
-    else:
-        recipe = -1
-    return Choice(
-        lane, found.in_context[lane] > 0, found.position[lane], found.matched[lane], found.class_id[lane],
-        num, recipe, num_recipe,
-    )  # fmt: skip
+    choice: Choice = better(
+        choose(request, found, alignment, tables, settings), find_recipe(recipes, request)
+    )
+    return choice
 
 
 @njit
@@ -192,14 +180,14 @@ def _end_of(tokens: IntArray, length: int, meta: IntArray, vocab_size: int) -> i
 
 
 @Entry
-def step(
+def step_reference(
     state: StepArrays,
     tables: TableArrays,
     recipes: RecipeArrays,
     out: Any,
+    settings: StepSettings,
     found: CandidateArrays,
     taken: BoolArray,
-    settings: StepSettings,
     token_ids: IntArray,
     total_len: IntArray,
     slots: IntArray,
@@ -211,25 +199,20 @@ def step(
         return False
     for b in range(len(slots)):
         slot, total, draft = slots[b], int(total_len[slots[b]]), out.token_ids[b]
-        tokens = token_ids[slot, :total]
-        length, class_id, recipe, source = 0, 0, -1, SOURCE_NONE
-        if num_sampled[b] > 0 and state.slot_meta[slot, OUTPUT_START] != VACANT:
-            request = load_request(state, slot, tokens)
+        request = load_request(state, settings, slot, token_ids[slot], total)
+        length, source, confidence = 0, SOURCE_NONE, tables.confidence[0]
+        if num_sampled[b] > 0 and request.output_start != VACANT:
             alignment, edits = update_state(request, load_state(request))
             choice = choose_draft(request, last_bucket(request), alignment, recipes, tables, settings, found)
-            recipe, class_id = choice.recipe, choice.class_id + int(request.meta[IS_HOT]) * NUM_CLASSES
             length, _ = write_draft(request, edits, recipes, choice, width, draft)
             length = _end_of(draft, length, request.meta, settings.vocab_size)
-            source = source_of(int(request.meta[TEXT_KIND]), choice.in_context, recipe, length)
-        last = int(tokens[total - 1]) if total > 0 else 0
+            source = source_of(choice.kind, length)
+            is_recipe = choice.kind == TEXT_RECIPE
+            confidence = recipes.confidence[choice.row] if is_recipe else tables.confidence[choice.row]
+        last = int(request.tokens[total - 1]) if total > 0 else 0
         draft[length:] = last if 0 <= last < settings.vocab_size else 0
+        for k in range(K):
+            out.confidence[b, k] = confidence[k] if k < length else 0.0
         out.length[b] = length
         out.source[b] = source
-        for k in range(K):
-            if k >= length:
-                out.confidence[b, k] = 0.0
-            elif recipe >= 0:
-                out.confidence[b, k] = recipes.confidence[recipe, k]
-            else:
-                out.confidence[b, k] = tables.confidence[class_id, k]
     return True

@@ -19,8 +19,7 @@ from ...ops.choose import (
 )
 from ...ops.choose.survival import KNOTS, NUM_BINS, SurvivalTables, survival_units
 from ...ops.jit import Entry
-from ...ops.layout import PREDICTION_BASE, StepArrays
-from ...ops.match import FIRST_CONTEXT
+from ...ops.layout import PREDICTION_BASE, TEXT_CONTEXT, StepArrays
 from ...ops.match.reference import CandidateArrays
 from ...ops.recipes.table import RecipeTable
 from ..explain import StepView, View
@@ -90,7 +89,8 @@ def _count_right(
             position, length = found.position[r, c], 0
             while length < min(found.remaining[r, c], most[r]):
                 at = position + length
-                token = tokens[at] if c >= FIRST_CONTEXT else state.prediction_tokens[base + at]
+                is_context = found.kind[r, c] == TEXT_CONTEXT
+                token = tokens[at] if is_context else state.prediction_tokens[base + at]
                 if token != tokens[totals[r] + length]:
                     break
                 length += 1
@@ -186,7 +186,7 @@ def _add_promises(
 
 def _distinct(found: CandidateArrays) -> npt.NDArray[np.bool_]:
     """[R, C]: live candidates, each place once: one both matched and near the cursor counts as the match."""
-    places = np.where(found.in_context > 0, -2 - found.position, found.position)
+    places = np.where(found.kind == TEXT_CONTEXT, -2 - found.position, found.position)
     same = places[:, :, None] == places[:, None, :]
     earlier = np.tril(np.ones(same.shape[1:], dtype=bool), -1) & (found.remaining > 0)[:, None, :]
     distinct: npt.NDArray[np.bool_] = (found.remaining > 0) & ~(same & earlier).any(axis=2)

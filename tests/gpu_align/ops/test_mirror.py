@@ -11,27 +11,10 @@ FOLDERS = sorted(path.parent.name for path in OPS.glob("*/kernel.py"))
 #: What only one side offers, and why. Beside these: entries, a kernel ``x_kernel`` of which ``x_reference`` has
 #: the loop; what loads and allocates; classes.
 ALONE = {
-    "index": {
-        "insert_blocks": "the first part of `insert_context`",
-        "insert_rest": "the rest of `insert_context`, behind what takes longer",
-        "insert_context": "the two before",
-        "shift_of": "the kernel's launcher passes it",
-    },
-    "match": {
-        "match_lengths": "`match_length` of all lanes",
-        "match_length": "`match_lengths`",
-        "at_lane": "a reference indexes",
-    },
+    "match": {"match_length": "a kernel compares all lanes at once"},
     "align": {"have_keys": "`has_key` of many positions and all edits", "has_key": "`have_keys`"},
     "choose": {"worth": "of one candidate; a kernel weighs all lanes"},
-    "recipes": {
-        "begin_lookup": "`find_recipe` in parts, between which other loads wait",
-        "find_shape": "the second part",
-        "end_lookup": "the third part",
-        "find_recipe": "the three parts",
-    },
     "lcs": {"edit_script": "no kernel computes it"},
-    "step": {"last_bucket": "a kernel has loaded the token before", "step": "`step_kernel`"},
 }
 #: Parameters that one side has: constexprs, the lanes of a draft, where a text ends, and where a reference writes.
 OWN = {"K", "BLOCK_K", "HAS_SHAPES", "o_k", "b_class", "num_output", "found", "draft"}

@@ -7,6 +7,7 @@ import pytest
 
 from gpu_align import DrafterConfig
 from gpu_align.ops.choose import SURVIVAL_ONE
+from gpu_align.ops.layout import Request
 from gpu_align.ops.recipes import ALL_PACKS, KEY_BITS, NO_KEY, RECIPE_WAYS
 from gpu_align.ops.recipes import SHAPE_IDENTIFIER as IDENTIFIER
 from gpu_align.ops.recipes import SHAPE_SPACE as SPACE
@@ -15,6 +16,10 @@ from gpu_align.ops.recipes.reference import find_recipe
 from gpu_align.ops.recipes.table import Recipes, RecipeTable, keys_of
 from tests.gpu_align.engine import drafted
 from tests.gpu_align.step_harness import BACKENDS, flat_curves
+
+
+def request_of(tokens: list[int]) -> Request:
+    return Request(np.array(tokens), len(tokens), 0, None, None, ALL_PACKS, None, None, None, None)
 
 
 class TestFromLists:
@@ -55,7 +60,7 @@ class TestTable:
         table = RecipeTable.build(Recipes.from_lists([((t,), (t + 1,), (0.5,)) for t in alike]), 4, "cpu")
         assert len(table.keys) > 1 << 10
         arrays = table.numpy()
-        assert [find_recipe(arrays, np.array([t]), 0, ALL_PACKS) for t in alike] == list(range(len(alike)))
+        assert [find_recipe(arrays, request_of([t])).row for t in alike] == list(range(len(alike)))
 
     def test_of_two_with_one_key_the_first_is_found(self):
         by_key: dict[int, int] = {}
@@ -72,7 +77,7 @@ class TestTable:
             Recipes.from_lists([(first, (1,), (0.5,)), (second, (2,), (0.5,))]), 4, "cpu"
         )
         assert (table.keys != NO_KEY).sum() == 1
-        assert find_recipe(table.numpy(), np.array(second), 0, ALL_PACKS) == 0
+        assert find_recipe(table.numpy(), request_of(second)).row == 0
 
 
 ALONE = DrafterConfig(use_context=False)

@@ -18,9 +18,9 @@ def bucket(token, bits):
 
 def test_sizes_of_an_index():
     assert [index_bits(n) for n in (256, 512, 768, 1024, 1 << 20)] == [7, 8, 8, 9, 19]
-    assert [context_index_bits(n) for n in (1, 16, 17, 32, 33, 8192)] == [0, 0, 1, 1, 2, 9]
+    assert [context_index_bits(n) for n in (1, 8192, 8193, 16_384, 16_385)] == [9, 9, 10, 10, 11]
     # As many entries as the context has tokens, or up to twice as many.
-    assert all(n <= WAYS << context_index_bits(n) < 2 * max(n, WAYS) + WAYS for n in range(1, 3000))
+    assert all(n <= WAYS << context_index_bits(n) < 2 * max(n, 4096) + WAYS for n in range(1, 30_000))
 
 
 def token_in(bucket, bits):
