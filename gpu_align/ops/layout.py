@@ -282,12 +282,12 @@ class Alignment(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What is drafted: from a candidate, or a recipe's tokens."""
+    """The text that is drafted from: a candidate's, or a recipe's tokens."""
 
     lane: Any  # of the candidate; -1 of a recipe
     kind: Any  # of the text
     position: Any  # in the text; of a recipe: which one it is
     matched: Any  # tokens before the position that agree; 0 of a recipe
     row: Any  # of the confidences: the candidate's class, or which recipe it is
-    num: Any  # drafts that it is good for; 0 where there is none
+    num: Any  # drafts that it is good for; 0 without a candidate
     expected: Any  # how many of them are expected to be accepted, in units of 1/SURVIVAL_ONE

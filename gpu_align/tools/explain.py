@@ -51,7 +51,7 @@ class View(NamedTuple):
     num: IntArray  # [R, C]: drafts of a candidate, however many tokens of its text remain; 0 without one
     expected: IntArray  # [R, C]: how many of them are expected to be accepted
     lane: IntArray  # [R]: the candidate that is drafted, -1 of a recipe
-    num_chosen: IntArray  # [R]: how many drafts it is good for; 0 where there is none
+    num_chosen: IntArray  # [R]: how many drafts it is good for; 0 without one
     expected_chosen: IntArray  # [R]: how many of them are expected to be accepted
     recipe: IntArray  # [R]: the recipe that is drafted instead, or -1
     draft: IntArray  # [R, K]; neither the capacity nor the vocabulary ends them

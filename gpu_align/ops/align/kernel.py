@@ -206,7 +206,7 @@ def _global_looks(prediction, anchor, p_output, o_done, m_done):
 
 @triton.jit
 def _resync(prediction, anchor, p_output, done, num_output):
-    """``(done, position)`` of the first of ``output[done:num_output]`` behind which it is in sync again, or
+    """``(done, position)`` of the first of ``output[done:num_output]`` after which it is in sync again, or
     `num_output` and `NOWHERE`. `LOCAL_RANGE` tokens a turn, all looks among them at once."""
     o_local = anchor + tl.arange(0, LOCAL_RANGE)
     near = _load_before(prediction, o_local, LOCAL_MATCH)

@@ -53,7 +53,7 @@ def _find_literal(recipes, request):
 
 @triton.jit
 def _shape_items(recipes, p_token, o_last, num_output):
-    """What each token is in a shape, the one `o_last` before the last; at the beginning `SHAPE_START`."""
+    """The item of a shape that each token is, the one `o_last` before the last; at the beginning `SHAPE_START`."""
     m_token = (o_last >= 0) & (o_last < num_output)
     b_token = tl.load(p_token, mask=m_token, other=0)
     b_token = tl.minimum(tl.maximum(b_token, 0), recipes.num_shapes - 1)

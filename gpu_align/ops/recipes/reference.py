@@ -63,7 +63,7 @@ def _look_up(recipes: RecipeArrays, key: int, packs: int, way: int, pack: int) -
 def find_recipe(recipes: RecipeArrays, request: Request) -> Choice:
     """The recipe of the first of the request's packs that has one, with its longest literal context, else shape.
 
-    Its num is 0 where there is none.
+    Its num is 0 without one.
     """
     way, pack = _find_literal(recipes, request)
     shape_way, shape_pack = _find_shape(recipes, request)
