@@ -190,7 +190,7 @@ seams.when_imported("vllm_integration.frontend.usage", _front_end)
 """
 
 
-def held(url: str, files: Path, seconds: float = 20) -> dict[str, str]:
+def held(url: str, files: Path, seconds: float = 60) -> dict[str, str]:
     """What is still held when the server has had time to notice."""
     gauges = "vllm:num_requests_running", "vllm:num_requests_waiting{", "vllm:kv_cache_usage_perc"
     deadline = time.monotonic() + seconds

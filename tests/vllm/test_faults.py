@@ -1,23 +1,16 @@
-"""What can go wrong around an engine: a full disk, no home, no Numba or a broken cache of it, a broken pack, a
-killed core. Each costs one line and no answer, and drafts go on."""
+"""Faults around an engine: a full disk, no home, no Numba. Each costs one line and no answer, and drafts go on."""
 
 from __future__ import annotations
 
 import random
 import re
-import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 import yaml
 
-from tests.vllm.engines import prompt_of, serve
 from tests.vllm.test_extras import Bench, K, N
-from tests.vllm.tiny_llama import build, greedy_by_transformers
 
 pytestmark = pytest.mark.vllm
 
@@ -25,7 +18,7 @@ pytestmark = pytest.mark.vllm
 @dataclass(frozen=True)
 class Fault:
     """line: a pattern of the one line; "" for none. before, after: code around the engine's start. In these and in
-    the environment FILE is one of garbage, CACHE one of Numba's whose files are."""
+    the environment FILE is one of garbage."""
 
     line: str
     before: str = ""
@@ -84,11 +77,6 @@ FAULTS = {
     ),
     "no home, and packages that cannot be written to": Fault(ANEW, NOWHERE, environment=NO_HOME),
     "no Numba": Fault("WARNING .* is slow, in plain Python: Numba is not installed", HIDE_NUMBA),
-    "a broken cache of Numba": Fault(ANEW, CACHE_NUMBA),
-    "a broken recipe pack": Fault(
-        "WARNING .*gpu_align drafts without recipes .*PackError",
-        environment=(("GPU_ALIGN_RECIPES", "FILE"),),
-    ),
 }
 
 
@@ -103,27 +91,13 @@ def is_whole(path: Path) -> bool:
     return sum(len(step["new"]) for step in log["steps"]) == log["usage"]["output_tokens"] > 0
 
 
-def broken_cache(bench: Bench) -> str:
-    """What Numba has cached for an engine, each file cut short or overwritten."""
-    cache, rng = bench.folder / "numba", random.Random(0)
-    with bench.engine("V1", "which fills the cache", before=CACHE_NUMBA.replace("'CACHE'", repr(str(cache)))):
-        pass
-    files = [path for path in cache.rglob("*") if path.suffix in (".nbi", ".nbc")]
-    assert files, "nothing was cached"
-    for path in files:
-        data = path.read_bytes()
-        path.write_bytes(data[: len(data) // 2] if rng.random() < 0.5 else rng.randbytes(len(data)))
-    return str(cache)
-
-
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_around_an_engine_costs_one_line(name: str, bench: Bench) -> None:
     fault, file = FAULTS[name], bench.folder / "file"
     file.write_bytes(random.Random(1).randbytes(999))
-    cache = broken_cache(bench) if fault.before is CACHE_NUMBA else ""
 
     def named(text: str) -> str:
-        return text.replace("'CACHE'", repr(cache)).replace("FILE", str(file))
+        return text.replace("FILE", str(file))
 
     environment, before = {key: named(value) for key, value in fault.environment}, named(fault.before)
     with bench.engine("V1", re.sub(r"\W", "-", name), before=before, **environment) as engine:
@@ -133,55 +107,3 @@ def test_a_fault_around_an_engine_costs_one_line(name: str, bench: Bench) -> Non
             assert bench.accepted(engine.run(bench.requests)) >= 3 * (N - 1 - N // (K + 1) - 2)
         assert [bool(re.search(fault.line, line)) for line in engine.warnings()] == [True] * bool(fault.line)
         assert all(map(is_whole, engine.steps.iterdir())), "no half-written file"
-
-
-def killed(model: Path, folder: Path, *, plugin: bool) -> dict[str, Any]:
-    """What becomes of a server whose engine core is killed while it serves six requests, after six others."""
-    greedy = greedy_by_transformers(model)
-    answers = [(prompt_of(seed), greedy([*prompt_of(seed), 3], 14)) for seed in range(6)]  # 3: <assistant>
-
-    def words(tokens: list[int]) -> str:
-        return " ".join(f"w{token - 4}" for token in tokens)
-
-    def ask(prompt: list[int], predicted: list[int], n: int) -> tuple[int, Any]:
-        messages = [{"role": "user", "content": words(prompt)}]
-        body = {"model": "tiny", "messages": messages, "temperature": 0, "max_tokens": n}
-        body["prediction"] = {"type": "content", "content": words(predicted)}
-        try:
-            answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120)
-            return answer.status_code, answer.json()
-        except (httpx.HTTPError, ValueError):
-            return 0, {}
-
-    def texts() -> list[str]:
-        return [ask(*each, 14)[1]["choices"][0]["message"]["content"].strip() for each in answers]
-
-    environment = {"GPU_ALIGN_STRICT": "0", "GPU_ALIGN_RECIPES": "off"}
-    with serve(model, folder, environment=environment, runner="V1", plugin=plugin) as server:
-        assert texts() == [words(output) for _, output in answers]
-        with ThreadPoolExecutor(6) as pool:
-            pending = [pool.submit(ask, prompt, output[::-1], 200) for prompt, output in answers]
-            time.sleep(0.25)
-            for process in server.engine_processes():
-                process.kill()
-            found = {
-                "statuses": sorted({each.result()[0] for each in pending}),
-                "ended": server.has_ended(60),
-            }
-    if plugin:
-        files = sorted(server.logs.glob("*.yaml"))
-        assert files
-        assert all(map(is_whole, files))
-        with serve(model, folder, environment=environment, runner="V1") as server:
-            _, answer = ask(*answers[0], 14)
-            assert answer["usage"]["completion_tokens_details"]["accepted_prediction_tokens"]
-        assert set(files) <= {*server.logs.glob("*.yaml")}
-    return found
-
-
-def test_a_killed_engine_core_ends_the_server_as_without_the_plugin(tmp_path: Path) -> None:
-    """Step logs are whole, stay, and go on after a restart."""
-    model = build(tmp_path / "model")
-    for name in ("with", "without"):
-        (tmp_path / name).mkdir()
-    assert killed(model, tmp_path / "with", plugin=True) == killed(model, tmp_path / "without", plugin=False)
