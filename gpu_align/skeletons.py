@@ -17,10 +17,11 @@ Besides, strings go in and strings come out, without a tokenizer. A request with
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
-from time import perf_counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from time import thread_time
 from typing import Any
 
 from .ops.layout import FIRST_GAP
@@ -32,12 +33,14 @@ MAX_MARKS, MAX_DEPTH, MAX_WORDS, MAX_TOOLS = 128, 8, 8, 256
 #: Shapes of tools whose calls are kept as text, a kilobyte or so each.
 MAX_FRAMES = 1024
 #: Separators and indent of JSON: as `json.dumps` and most models write it, compact, and on lines.
-SPACED, COMPACT, LINES = (", ", ": ", None), (",", ":", None), (",", ": ", 2)
+STYLES = SPACED, COMPACT, LINES = (", ", ": ", None), (",", ":", None), (",", ": ", 2)
 #: In place of a string and of another value: nine characters, as long as a call's id in Mistral's templates.
 _STRING, _OTHER = "zq{:05}qz", "97{:05}79"
 _MARK = re.compile(r"zq([0-9]{5})qz|97([0-9]{5})79")
 #: What every template writes as it is.
 _PLAIN = re.compile(r"[\w.$:/@+ -]{1,256}", re.ASCII)
+#: Field of a request.
+_TOOLS = "tools"
 REASONS = ("names", "recursive", "size", "template", "time")
 
 
@@ -94,8 +97,9 @@ class _Document:
         return self.mark(_STRING if kind == "string" else _OTHER, self._truth if kind == "boolean" else ())
 
     def _one_of(self, values: list[Any]) -> Any:
-        kind = _STRING if all(isinstance(value, str) for value in values) else _OTHER
-        plain = [value if kind is _STRING else json.dumps(value) for value in values[:MAX_WORDS]]
+        first = values[:MAX_WORDS]
+        kind = _STRING if all(isinstance(value, str) for value in first) else _OTHER
+        plain = [value if kind is _STRING else json.dumps(value) for value in first]
         plain = [word for word in plain if _PLAIN.fullmatch(word)]
         # One word is the text itself where there is no other value.
         return self.mark(kind, plain if len(plain) > 1 or len(values) == 1 else ())
@@ -116,15 +120,14 @@ def _in_order(schema: dict[str, Any]) -> list[str]:
         raise SkeletonError("size")
     if not all(map(_PLAIN.fullmatch, properties)):
         raise SkeletonError("names")
-    first = set(filter(lambda name: isinstance(name, str), required if isinstance(required, list) else ()))
+    first = required[:MAX_MARKS] if isinstance(required, list) else []
     return sorted(properties, key=lambda name: name not in first)
 
 
 def _common(one: str, other: str) -> int:
     """Characters with which both begin."""
-    return next(
-        (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
-    )
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _replaced(one: str, other: str) -> str:
@@ -169,14 +172,9 @@ def of_schema(schema: Any, style: tuple[str, str, int | None] = SPACED) -> list[
 
 
 class Calls:
-    """How the calls of one chat template read; make one for a template, and keep it.
+    """How the calls of one chat template read; it remembers the shapes that it has rendered.
 
-    ::
-
-        calls = Calls(render)
-        calls.of_tools([{"type": "function", "function": {"name": "ls", "parameters": {…}}}])
-
-    Raises `SkeletonError` where the template raises, or renders no calls.
+    Raises `SkeletonError` if the template raises, or renders no calls.
     """
 
     #: A message's content, and whether arguments are JSON's text, as templates want them.
@@ -207,9 +205,8 @@ class Calls:
         content, as_text = self._style
         function = {"name": name, "arguments": json.dumps(arguments) if as_text else arguments}
         call = {"id": self._id, "type": "function", "function": function}
-        whole = self._render(
-            [*self._asked, {"role": "assistant", "content": content, "tool_calls": [call]}], False
-        )
+        answer = {"role": "assistant", "content": content, "tool_calls": [call]}
+        whole = self._render([*self._asked, answer], False)
         return whole[_common(self._start, whole) :].rstrip()
 
     def _frame(self, name: str, arguments: dict[str, Any]) -> str:
@@ -226,23 +223,91 @@ class Calls:
     def of_tools(self, tools: Sequence[Any], deadline: float = float("inf")) -> list[str]:
         """The pieces of calls of these tools; a piece up to the name comes first where there are several.
 
-        tools: as in a request; malformed ones are dropped. deadline: in `perf_counter`. Raises `SkeletonError`.
+        tools: as in a request. deadline: of `time.thread_time`. Raises `SkeletonError`.
         """
         if len(tools) > MAX_TOOLS:
             raise SkeletonError("size")
         found: list[str] = []
-        for tool in tools:
-            function = tool.get("function", tool) if isinstance(tool, dict) else None
-            name = function.get("name") if isinstance(function, dict) else None
-            if not isinstance(function, dict) or not isinstance(name, str):
-                continue
+        for name, schema in _functions(tools):
             if not _PLAIN.fullmatch(name):
                 raise SkeletonError("names")
-            if perf_counter() > deadline:
+            if thread_time() > deadline:
                 raise SkeletonError("time")
-            schema = function.get("parameters", function.get("input_schema"))
             document = _Document(schema, self._truth)
             _, called = document.mark(_STRING), document.mark(_STRING, [name])  # the first is the call's id
             made = document.of(schema)
             found += _pieces(self._frame(called, made if isinstance(made, dict) else {}), document.words)
         return [self._head, *found] if len(tools) > 1 and self._head else found
+
+
+def announces(request: dict[str, Any]) -> bool:
+    """Whether a request has tools, or a schema that its answer has to follow."""
+    return bool(request.get(_TOOLS)) or next(_schemas_of(request), None) is not None
+
+
+def of_request(
+    request: dict[str, Any],
+    calls: Callable[[], Calls],
+    styles: Iterable[tuple[str, str, int | None]] = STYLES,
+    seconds: float = float("inf"),
+) -> list[str]:
+    """The pieces of everything that a request of OpenAI's or Anthropic's APIs announces. Raises `SkeletonError`.
+
+    calls: those of its model, asked for if there are tools. seconds: of this thread, after which no further tool
+    is read, and after a quarter of it no schema.
+    """
+    tools, choice = request.get(_TOOLS) or [], request.get("tool_choice")
+    if not isinstance(tools, list):
+        raise SkeletonError("names")
+    found, deadline = list[str](), thread_time() + seconds / 4
+    for schema in _schemas_of(request):
+        if thread_time() > deadline:
+            raise SkeletonError("time")
+        found += [piece for style in styles for piece in of_schema(schema, style)]
+    if tools and "none" not in (choice, choice.get("type") if isinstance(choice, dict) else None):
+        known = calls()  # the first time, this compiles a template
+        found += known.of_tools(tools, thread_time() + seconds)
+    return found
+
+
+def style_of(request: dict[str, Any]) -> tuple[tuple[str, str, int | None], ...]:
+    """How JSON is written in the last answer that is JSON; every style where there is none."""
+    messages = request.get("messages")
+    for message in reversed(messages if isinstance(messages, list) else []):
+        text = message.get("content") if isinstance(message, dict) else None
+        if isinstance(text, str) and text[:1] in ("{", "[") and message.get("role") == "assistant":
+            return (LINES if "\n" in text else SPACED if '": ' in text else COMPACT,)
+    return STYLES
+
+
+def _schemas_of(request: dict[str, Any]) -> Iterator[Any]:
+    """The JSON schemas that the answer has to follow: a format's, or those of tools that have to be called."""
+    text, given = request.get("text"), request.get("structured_outputs")
+    for asked in (request.get("response_format"), text.get("format") if isinstance(text, dict) else None):
+        if isinstance(asked, dict) and asked.get("type") == "json_schema":
+            inner = asked.get("json_schema", asked)
+            if isinstance(inner, dict) and isinstance(inner.get("schema"), dict):
+                yield inner["schema"]
+    if isinstance(given, dict) and given.get("json") is not None:
+        with contextlib.suppress(ValueError):  # no JSON: the server refuses it
+            yield json.loads(given["json"]) if isinstance(given["json"], str) else given["json"]
+    tools, choice = request.get(_TOOLS), request.get("tool_choice")
+    chosen: Any = choice.get("function", choice) if isinstance(choice, dict) else {}
+    named = chosen.get("name") if isinstance(chosen, dict) else None
+    is_any = choice == "required" or (isinstance(choice, dict) and choice.get("type") == "any")
+    for name, schema in _functions(tools) if named is not None or is_any else ():
+        if is_any:
+            call = {"properties": {"name": {"const": name}, "parameters": schema}}
+            shared = schema if isinstance(schema, dict) else {}
+            definitions = {key: shared.get(key) for key in ("$defs", "definitions")}
+            yield {"type": "array", "items": call, **definitions}
+        elif name == named:
+            yield schema
+
+
+def _functions(tools: Any) -> Iterator[tuple[str, Any]]:
+    """Name and schema of each tool, whichever API's it is."""
+    for tool in tools if isinstance(tools, list) else ():
+        function = tool.get("function", tool) if isinstance(tool, dict) else None
+        if isinstance(function, dict) and isinstance(name := function.get("name"), str):
+            yield name, function.get("parameters", function.get("input_schema"))

@@ -283,7 +283,7 @@ def executed(numbers: dict[str, Any]) -> str:
     )
 
 
-#: Columns of the page about agents, by the names of `benchmarks.agents.rows`, and their heads.
+#: Columns of the page about agents, by the names of `benchmarks.agents`, and their heads.
 AGENT_COLUMNS = {
     "gpu_align": "`gpu_align`",
     "gpu_align, views": "with the forms",
@@ -333,13 +333,44 @@ def agents(numbers: dict[str, Any]) -> str:
     )
 
 
-#: What earlier answers bring: rows of `benchmarks.agents.rows`, and their heads.
+#: What earlier answers bring: rows of `benchmarks.agents`, and their heads.
 LEARNED_COLUMNS = {
     "gpu_align, views": "`gpu_align`, with the forms",
     "gpu_align, views, learned": "and a pack of its answers",
     "suffix_decoding_4_deep, views": "suffix decoding, with the forms",
     "suffix_decoding_4_deep_cached, views": "and its answers cached",
 }
+
+
+#: Sets of `benchmarks.agents.announced` that the page shows, and its columns.
+ANNOUNCED = {
+    "calls": "calls of at most 60 tokens, with their tools",
+    "objects, spaced": 'JSON by a schema, `": "`',
+    "objects, compact": 'JSON by a schema, `":"`',
+    "objects, lines": "JSON by a schema, on lines",
+    "files": "a file in a call, the old one as prediction",
+}
+ANNOUNCED_COLUMNS = {
+    "today, gpu_align": "without skeletons",
+    "an earlier one, gpu_align": "after an answer of that shape",
+    "skeleton, gpu_align": "with skeletons",
+    "skeleton, suffix_decoding_4_deep": "suffix decoding, with skeletons",
+}
+
+
+def announced(numbers: dict[str, Any]) -> str:
+    """What skeletons save, by set, from benchmarks/results/announced.json."""
+    rows = []
+    for name, told in ANNOUNCED.items():
+        counts = [tables.read("announced")[name][column] for column in ANNOUNCED_COLUMNS]
+        cells = [
+            f"{c['tokens'] / c['steps']:.2f}\u00a0@\u00a0{c['rejected'] / c['accepted']:.2f}" for c in counts
+        ]
+        rows.append([told, f"{counts[0]['tokens']:,}", *cells])
+    return tables.table(["", "tokens", *ANNOUNCED_COLUMNS.values()], rows, "lrrrrr") + (
+        "\n\nTokens a step @ rejected per accepted, K = 32 (`python -m benchmarks.agents.announced`). Calls are "
+        "those that a public benchmark accepts; the objects have values of one or two words by a seed."
+    )
 
 
 def agents_learned(numbers: dict[str, Any]) -> str:
@@ -369,7 +400,7 @@ def _us(cycles: float) -> str:
 PAGES = {
     DOCS.parent / "README.md": {"headline": headline, MAIN_BLOCK: front_page},
     DOCS / "worth-it.md": {"predictions": predictions},
-    DOCS / "agents.md": {"agents": agents, "agents-learned": agents_learned},
+    DOCS / "agents.md": {"announced": announced, "agents": agents, "agents-learned": agents_learned},
     DOCS / "tuning.md": {"choose-k": by_num_draft_tokens},
     DOCS / "developer" / "compiled-kernels.md": {
         "latency": latency,

@@ -43,6 +43,8 @@ class PredictorOptions:
     sampling: Any = None
     #: Whether `prediction` is a text of earlier answers or of the prompt: nothing is drafted before a match.
     memory: bool = False
+    #: Of such a text: whether it is likely, as answers to requests like this one are.
+    related: bool = False
 
 
 class TokenPredictor(ABC):

@@ -131,14 +131,22 @@ class PredictorLoop:
         tokenizer: Any = None,
         sampling: Any = None,
         memory: bool = False,
+        related: bool = False,
     ) -> None:
         """Begin a sequence: counts are zero, and a predictor that failed is asked again.
 
-        The last five are in the predictor's `PredictorOptions`.
+        All but the prompt are in the predictor's `PredictorOptions`.
         """
         self.predictions, self.failure, self._draft = Predictions(), None, []
         options = PredictorOptions(
-            self.num_draft_tokens, self.vocab_size, tuple(prediction), max_len, tokenizer, sampling, memory
+            self.num_draft_tokens,
+            self.vocab_size,
+            tuple(prediction),
+            max_len,
+            tokenizer,
+            sampling,
+            memory,
+            related,
         )
 
         def begin() -> None:

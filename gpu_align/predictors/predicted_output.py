@@ -126,6 +126,7 @@ class PredictedOutputTokenPredictor(TokenPredictor):
             self._ids,
             self._prompt_len,
             memory=self.options.memory,
+            related=self.options.related,
             **_ends_and_temperature(self.options.sampling),
         )
         self._draft, self._length = None, 0

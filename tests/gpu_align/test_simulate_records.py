@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.corpus.mix import ByteTokenizer
+from gpu_align.ops.layout import FIRST_GAP
 from gpu_align.simulate import (
     EditError,
     Record,
@@ -20,12 +21,20 @@ from gpu_align.simulate import (
     records_of_files,
     records_of_git,
 )
+from gpu_align.skeletons import join
 from gpu_align.tools.inputs import MAX_BYTES, json_lines
 from gpu_align.tools.simulate import tokenizers
 from tests.gpu_align.bench.test_bench_data import git
 
 GOOD = {"id": "a", "prediction": [1, 2], "output": [1, 3]}
 TEXT = {"id": 1, "prediction": [], "tokenizer": "tekken"}
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "ls", "parameters": {"properties": {"path": {"type": "string"}}}},
+    }
+]
 
 #: Line → the place in it that the message names, or its words.
 MALFORMED: list[tuple[object, str]] = [
@@ -40,6 +49,8 @@ MALFORMED: list[tuple[object, str]] = [
     ({"id": 1, "prediction_text": "x", "output": [1]}, "needs a tokenizer"),
     ({"id": 1, "instruction": "do", "before": "x"}, "after: "), ({**TEXT, "output_text": ""}, "output: "),
     ({**TEXT, "output_text": "x", "tokenizer": "/no/dir"}, "tokenizer: "),
+    ({**GOOD, "tools": TOOLS}, "expected a tokenizer"),
+    ({**TEXT, "output_text": "x", "tools": 5}, "skeleton: names"),
 ]  # fmt: skip
 
 
@@ -306,3 +317,23 @@ def test_a_folder_is_not_asked_of_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_p
             tokenizers.TransformersTokenizer(name)
     with pytest.raises(ValueError, match=r"\(\S+ \w+ .*\)$"):  # what transformers says
         tokenizers.TransformersTokenizer(str(tmp_path))
+
+
+def test_tools_and_schemas_are_drafted_from(tmp_path: Path) -> None:
+    """As in a server: behind a prediction, else as a text that is likely, where a match comes first."""
+    schema = {"properties": {"a": {"type": "string"}}}
+    asked = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    path = tmp_path / "records.jsonl"
+    given = [
+        {**TEXT, "output_text": "x", "tools": TOOLS},
+        {**TEXT, "output_text": "x", "prediction": [5], "response_format": asked},
+        {**TEXT, "output_text": "x"},
+    ]
+    path.write_text("".join(f"{json.dumps(each)}\n" for each in given))
+    tokenizer = load_tokenizer("tekken")
+    called, formatted, plain = read_records(path)
+    call = [tokenizer.encode(piece) for piece in ('[TOOL_CALLS]ls{"path": "', '"}')]
+    assert (called.prediction, called.memory, called.related) == (join(call), True, True)
+    assert formatted.prediction[:2] == [5, FIRST_GAP]
+    assert (formatted.memory, formatted.related) == (plain.memory, plain.related) == (False, False)
+    assert plain.prediction == []

@@ -215,9 +215,9 @@ def test_servers_whose_template_has_no_calls(engine: Engine, monkeypatch: pytest
 
 
 def test_what_a_server_renders_with() -> None:
-    online = SimpleNamespace(chat_template="text", default_chat_template_kwargs={"thinking": False, "x": []})
+    online = SimpleNamespace(chat_template="text")
     state = SimpleNamespace(online_renderer=online, args=SimpleNamespace(tool_call_parser="hermes"))
-    assert Template.of(state) == Template("text", (("thinking", False),), "hermes")
+    assert Template.of(state) == Template("text", "hermes")
     assert Template.of(SimpleNamespace()) == Template()
     engine = Engine(limit=2000)
     engine.renderer.tokenizer = tokenizer = Tokenizer()
@@ -225,7 +225,7 @@ def test_what_a_server_renders_with() -> None:
         {"tools": [READ]}, engine.vllm_config, engine.renderer, Template.of(state), conversation.Views()
     )
     asked = tokenizer.asked[0]
-    assert (asked["chat_template"], asked["thinking"], asked["tokenize"]) == ("text", False, False)
+    assert (asked["chat_template"], asked["tokenize"]) == ("text", False)
 
 
 def test_equal_tools_are_read_once_for_each_tenant(engine: Engine) -> None:

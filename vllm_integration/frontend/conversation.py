@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpu_align import views
+from gpu_align import skeletons, views
 
 from ..wire import request as wire
 from .prediction import CONVERSATION, Limits, Taken, expects_json, ids_of
-from .skeletons import Template, announces, skeleton_of
+from .skeletons import Template, skeleton_of
 
 #: Bytes of token ids, with all that holds them, that this process keeps of earlier turns.
 _KEPT_BYTES = 64 * 2**20
@@ -71,7 +71,7 @@ async def join(
     if document is None:
         return prediction
     skeleton = b""
-    if announces(document):
+    if skeletons.announces(document):
         skeleton = await run(skeleton_of, document, vllm_config, renderer, template, kept)
     if prediction is not None and prediction.token_ids:
         ids = prediction.token_ids + skeleton

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ... import skeletons
 from ...files import Text, TokenId, checked, expect
 from ...views import in_forms, texts_in
 from ..inputs import (
@@ -35,6 +36,8 @@ class Record:
     tokenizer: str | None = None
     #: Whether the prediction is none, but texts of the prompt: nothing is drafted before the output matches them.
     memory: bool = False
+    #: Of these: whether there are skeletons of tools or a schema among them.
+    related: bool = False
 
 
 def read_records(path: Path, tokenizer: str | None = None, with_views: bool = False) -> list[Record]:
@@ -92,7 +95,25 @@ def _parse(fields: dict[str, Any], default_tokenizer: str | None, with_views: bo
             texts_to_draft = [with_line_feeds(found.prediction_text or "")]
         views = in_forms(texts_to_draft)
         prediction = [token for view in views for token in load_tokenizer(name).encode(view)] or prediction
-    return Record(str(found.id), prompt, prediction, output, name, memory and bool(prediction))
+    if announced := _announced(fields, name):
+        memory = memory or not prediction
+        prediction = announced + prediction if memory else prediction + announced
+    memory = memory and bool(prediction)
+    return Record(str(found.id), prompt, prediction, output, name, memory, memory and bool(announced))
+
+
+def _announced(fields: dict[str, Any], tokenizer: str | None) -> list[int]:
+    """The skeletons of a record's `tools` and `response_format`, as the plugin makes them."""
+    if not skeletons.announces(fields):
+        return []
+    if tokenizer is None:
+        raise ValueError("tools, response_format: expected a tokenizer: --tokenizer NAME_OR_PATH")
+    loaded = load_tokenizer(tokenizer)
+    try:
+        pieces = skeletons.of_request(fields, lambda: skeletons.Calls(loaded.render))
+    except skeletons.SkeletonError as error:
+        raise ValueError(f"tools, response_format: no skeleton: {error.reason}") from None
+    return skeletons.join([loaded.encode(piece) for piece in pieces]) if pieces else []
 
 
 def _tokens(found: RecordFields, field: str, tokenizer: str | None) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import io
+import json
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -34,6 +35,9 @@ class TextTokenizer(Protocol):
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes this token stands for, maybe a part of a character; the name of a special one (``<s>``)."""
 
+    def render(self, messages: list[dict[str, Any]], ends_open: bool) -> str:
+        """The text of a conversation by its chat template; ends_open: up to the next answer."""
+
 
 class TekkenTokenizer:
     """Tekken, from the tokenizer file that ships inside the mistral-common package."""
@@ -61,6 +65,10 @@ class TekkenTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         piece: bytes = self._tekken.id_to_byte_piece(token_id, self._keep)
         return piece
+
+    def render(self, messages: list[dict[str, Any]], ends_open: bool) -> str:
+        calls = [call["function"] for message in messages for call in message.get("tool_calls", ())]
+        return "".join(f"[TOOL_CALLS]{call['name']}{json.dumps(call['arguments'])}" for call in calls)
 
 
 class TransformersTokenizer:
@@ -99,6 +107,11 @@ class TransformersTokenizer:
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
+
+    def render(self, messages: list[dict[str, Any]], ends_open: bool) -> str:
+        return str(
+            self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ends_open)
+        )
 
     def token_bytes(self, token_id: int) -> bytes:
         token = self._tokenizer.convert_ids_to_tokens(token_id)

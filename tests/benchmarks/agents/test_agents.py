@@ -13,9 +13,8 @@ pytest.importorskip("mistral_common")
 from benchmarks import tables
 from benchmarks.agents import readers
 from benchmarks.agents.forms import WRITE, Exchange, exchanges, hunks, numbered
-from benchmarks.agents.main import main
+from benchmarks.agents.main import ROWS, TOKENIZER, Row, knowledge, main, measure, records_of
 from benchmarks.agents.readers import HALVES, LAST_OBSERVATIONS, Change, Edit, Message
-from benchmarks.agents.rows import ROWS, TOKENIZER, Row, knowledge, measure, records_of
 from gpu_align import views
 from gpu_align.simulate import load_tokenizer
 
