@@ -359,7 +359,7 @@ ANNOUNCED_COLUMNS = {
 
 
 def announced(numbers: dict[str, Any]) -> str:
-    """What skeletons save, by set, from benchmarks/results/announced.json."""
+    """Table what skeletons save, by set, from benchmarks/results/announced.json."""
     rows = []
     for name, told in ANNOUNCED.items():
         counts = [tables.read("announced")[name][column] for column in ANNOUNCED_COLUMNS]
