@@ -23,9 +23,11 @@ ROOT = Path(__file__).parents[2]
     ],
 )
 def test_a_program_runs(module: str, options: tuple[str, ...], printed: str, tmp_path: Path) -> None:
+    # pytest-benchmark measures nothing in a worker of pytest-xdist.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{module}", *(o.format(out=tmp_path) for o in options)],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+        cwd=ROOT, env={**env, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert printed in done.stdout
