@@ -64,7 +64,7 @@ def test_earlier_answers_are_marked_and_print_as_a_size() -> None:
     content = open_request("r", request.sampling_params, vocab_size=9, capacity=9, packs=("x",))
     assert content is not None
     assert content.token_ids.tolist() == [1, 2, 3]
-    assert content[1:] == (wire.TextKind.MEMORY, ("x",), found.sharing_key)
+    assert content[1:4] == (wire.TextKind.MEMORY, ("x",), found.sharing_key)
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def engine(has_gpu: bool) -> list[Finding]:
     ("entry_points", "expected"),
     [
         ({}, [("vllm", "not installed; the library works without it", None)]),
-        ({"one": "test_doctor:engine", "two": "test_doctor:engine"}, [("runner", "False", True)] * 2),
+        ({"one": f"{__name__}:engine", "two": f"{__name__}:engine"}, [("runner", "False", True)] * 2),
         ({"gone": "no_such_package.a:b"}, [("gone plugin", "No module named 'no_such_package'", False)]),
     ],
     ids=["no plugin", "two plugins", "a plugin whose package is gone"],

@@ -47,7 +47,7 @@ WRONG: dict[str, str] = {
         pairs.jsonl --policy recipe_pack → 'recipe_pack': drafts from recipes
         pairs.jsonl {tekken} --policy recipe_pack --recipes off → they are off
         pairs.jsonl --recipes words.jsonl → do not all name one tokenizer
-        pairs.jsonl {tekken} --recipes words.jsonl --policy gpu_align → expected JSON, plain or gzipped
+        pairs.jsonl {tekken} --recipes words.jsonl --policy gpu_align → words.jsonl: expected a recipe pack
         pairs.jsonl {tekken} --recipes missing --policy gpu_align → No such file
         pairs.jsonl --length-factor -1 → --length-factor: expected
         pairs.jsonl --length-factor 0.3
@@ -150,7 +150,7 @@ WRONG: dict[str, str] = {
         deep.yaml
         missing.yaml → No such file
         binary.bin → expected UTF-8 text
-        words.jsonl → error: words.jsonl: format: expected
+        words.jsonl → error: words.jsonl: expected an object
         {file}
         pairs.jsonl
         steps.yaml --html steps.yaml → is also the input
