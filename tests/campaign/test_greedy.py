@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.campaign.slot_audit import AUDIT
-from tests.vllm.engines import Request, V2Engine
+from tests.vllm.engines import BLOCK_SIZE, Request, V2Engine, vllm_version
 from tests.vllm.tiny_llama import build_bytes
 
 pytestmark = pytest.mark.vllm
@@ -237,6 +237,12 @@ class Stage:
     mix: str = "recipes, earlier answers"
     requests: int = 120
 
+    @property
+    def not_cached(self) -> int:
+        """At most so many tokens of an answer's end: before 0.33 vLLM does not cache its last step of drafts."""
+        blocks = 0 if vllm_version() >= "0.33" else -(-self.num_draft_tokens // BLOCK_SIZE)
+        return BLOCK_SIZE * blocks
+
     def engine(self, model: Path, directory: Path, *, ours: bool, **changed: Any) -> V2Engine:
         settings = {**self.settings, **changed}
         if ours:
@@ -426,13 +432,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_greedy_answers_are_those_of_the_engine_without_the_plugin(
     stage: Stage, model: Path, tmp_path: Path, count: Callable[[int], int], rng: random.Random
 ) -> None:
-    """And so is what each request finds in the prefix cache; each slot holds its request's text alone."""
+    """And so is what each request finds in the prefix cache, but for vLLM 0.32's last step; each slot holds its
+    request's text alone."""
     expected = without_plugin(stage, model, tmp_path / "without", rng)
     with stage.engine(model, tmp_path / "with", ours=True) as engine:
         assert "PredictedOutputs" in engine.facts["scheduler"]
         for index, (request, output, found) in enumerate(expected.talk):
             prediction = (output, output[::-1], None)[index % 3]
-            assert looked_up(engine, replace(request, prediction=prediction)) == (output, found), request
+            ours, hits = looked_up(engine, replace(request, prediction=prediction))
+            assert (ours, hits[0]) == (output, found[0]), request
+            assert 0 <= found[1] - hits[1] <= stage.not_cached, request
         requests = max(stage.requests, count(stage.requests) // len(MORE_STAGES))
         asked = asked_of(expected.cases, requests, rng)
         run = engine.run([each.request for each in asked], 600)

@@ -52,6 +52,7 @@ SEVERAL_PROCESSES = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 # V1 runs on the CPU as it is, without the interpreter.
 RUNNERS = {"V1": {"TRITON_INTERPRET": "0", "VLLM_USE_V2_MODEL_RUNNER": "0"}, "V2": {}}
 MAX_MODEL_LEN = 256
+BLOCK_SIZE = 32  # tokens in a block of the prefix cache
 SHORT = {"GPU_ALIGN_MAX_PREDICTION_TOKENS": "64"}  # less to interpret
 VOCABULARY = range(4, 404)  # the words of the tiny model; smaller ids are special
 
@@ -224,7 +225,7 @@ class V2Engine:
             "enforce_eager": True,
             "max_model_len": MAX_MODEL_LEN,
             "max_num_seqs": 8,
-            "block_size": 32,
+            "block_size": BLOCK_SIZE,
             "num_gpu_blocks_override": 96,
             "max_num_batched_tokens": 256,
             "enable_prefix_caching": False,
