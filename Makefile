@@ -79,7 +79,7 @@ clients: $(VENV)/.dev  ## LiteLLM, instructor and JavaScript clients against a s
 	  $(BIN)/python -m pytest -q tests/vllm_integration/test_vllm_request_clients.py
 
 test-plain: $(VENV)/.plain  ## the tests that need no engine, with any Python: make test-plain PYTHON=python3.12 VENV=.venv312
-	@$(BIN)/python -m pytest -q -m "not vllm" -n $(JOBS) --dist worksteal tests/gpu_align tests/vllm_integration tests/*.py
+	@$(BIN)/python -m pytest -q -m "not vllm" -n $(JOBS) --dist worksteal tests/gpu_align tests/*.py
 
 oldest-transformers: $(VENV)/.plain  ## gpu_align.hf and the predictors with transformers 4.56
 	@test -d .cache/transformers-4.56/transformers || $(BIN)/python -m pip --disable-pip-version-check -q install \
