@@ -25,7 +25,7 @@ WORKER, SCHEDULER = "vllm_integration.worker", "vllm_integration.scheduler"
 FRONT_END = "vllm_integration.frontend"
 RUNNERS = pytest.mark.parametrize("runner", ["V1", "V2"])
 #: Starts an engine for each of the faults at the start and of the missing names, and not one for all of them.
-EACH = "GPU_ALIGN_TEST_EACH_START"
+EACH = "TEST_EACH_START"
 
 
 @dataclass(frozen=True)
