@@ -59,7 +59,7 @@ ROWS = (
     Row("prompt_lookup"),
     Row("prompt_lookup_vllm_v2"),
 )
-#: What no drafter exceeds that copies from one position behind the last token, with the best choice at each step.
+#: Upper bound of drafters that copy from one position after the last token: the best choice at each step.
 BOUND = "bound"
 BOUNDS = (Row(BOUND), Row(BOUND, views=True))
 
@@ -76,7 +76,7 @@ def records_of(exchanges: Sequence[Exchange], encode: Callable[[str], list[int]]
 
 
 def viewed(messages: Iterable[Message], tools: bool, encode: Callable[[str], list[int]]) -> list[int]:
-    """What a server makes of all messages, newest first, as far as there is room."""
+    """The forms that a server makes of all messages, newest first, as far as there is room."""
     found: list[int] = []
     for message in reversed(tuple(messages)):
         for view in views.of_message(message.text, tools, message.is_result):

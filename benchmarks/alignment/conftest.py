@@ -26,7 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What runs on a GPU first, then small before large: a run that is stopped has the most valuable rows."""
+    """Run GPU rows first, then small before large: a run that is stopped has the most valuable rows."""
 
     def key(item: Any) -> tuple[bool, int]:
         params = getattr(getattr(item, "callspec", None), "params", {})

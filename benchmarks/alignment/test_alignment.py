@@ -66,7 +66,7 @@ def draw_pairs(batch: int, size: int) -> tuple[Tokens, Tokens]:
 
 
 def tensors_of(contexts: Tokens, texts: Tokens, device: str) -> tuple[torch.Tensor, ...]:
-    """What `lcs_length` takes."""
+    """The arguments of `lcs_length`."""
     found = []
     for tokens in (contexts, texts):
         found.append(torch.from_numpy(tokens).to(device))

@@ -181,7 +181,7 @@ def spread(times: Sequence[float]) -> dict[str, float]:
 
 
 def machine() -> dict[str, Any]:
-    """What numbers were taken on: CPU, GPU, versions."""
+    """The machine of a measurement: CPU, GPU, versions."""
     import triton
 
     return {
