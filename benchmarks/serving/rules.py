@@ -14,7 +14,7 @@ import numpy.typing as npt
 from benchmarks.serving.trace import ONE
 from vllm_integration.scheduler.draft_budget import DraftBudget, DraftedRequests, likeliest
 from vllm_integration.wire import request as wire
-from vllm_integration.wire.reports import GRAPHS, DraftReport, StepDrafts, survival_levels
+from vllm_integration.wire.reports import DraftReport, StepDrafts, survival_levels
 
 Ints = npt.NDArray[np.int64]
 #: Steps in which a rule that learns gets to know the requests of a batch.
@@ -100,7 +100,6 @@ class Plugin:
         self.num_draft_tokens, self.late = num_draft_tokens, late
         self.name = f"plugin, late by {late}" if late else "plugin"
         self._requests = DraftedRequests(False, num_draft_tokens)
-        self._requests.graphs = [*GRAPHS].index("decode")
         self._budget = DraftBudget(self._requests, num_draft_tokens, 4096, captured=512)
         self._told: deque[StepDrafts] = deque()
         self._ids: list[str] = []

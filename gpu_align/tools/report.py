@@ -34,13 +34,12 @@ def origin_of(step: Step) -> Origin:
 
 
 def summary(log: StepLog) -> str:
-    """One line: the steps, the drafts, the lengths of prediction and prompt, and whether the request ended."""
+    """One line: the steps, the drafts, the lengths of prediction and prompt."""
     steps = len(log.steps)
     return (
         f"{log.output_tokens} tokens in {steps} steps, {_per_step(log.output_tokens, steps):.1f} a step; "
         f"{log.accepted} drafts accepted, {log.rejected} rejected; "
         f"prediction of {log.prediction_tokens} tokens, prompt of {log.prompt_tokens}"
-        + ("" if log.finished else "; not finished: the last whole step is shown last")
     )
 
 
@@ -162,7 +161,7 @@ class LogCounts:
 
 
 def read_folder(folder: Path) -> tuple[list[LogCounts], list[tuple[str, str]]]:
-    """Count every ``*.yaml`` in a folder and the folders in it; files that are no finished step logs, and why.
+    """Count every ``*.yaml`` in a folder and the folders in it; files that are no step logs, and why.
 
     Raises:
         OSError: the folder cannot be read.
@@ -175,11 +174,7 @@ def read_folder(folder: Path) -> tuple[list[LogCounts], list[tuple[str, str]]]:
         for path in paths:
             name = str(path.relative_to(folder))
             try:
-                log = read_step_log(path)
-                if log.finished:
-                    requests.append(LogCounts.of(log, name))
-                else:
-                    skipped.append((name, "the request has not finished"))
+                requests.append(LogCounts.of(read_step_log(path), name))
             except (StepLogError, OSError) as error:
                 skipped.append((name, str(error)))
             advance(name, 1)

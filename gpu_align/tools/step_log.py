@@ -3,9 +3,6 @@
 A step log says what happened in each verification step of one request. The vLLM plugin writes one YAML file a
 request; `gpu-align report` and the demo read it. `docs/metrics.md` describes every field. Files need PyYAML. A
 field stands once, in its class: the reader goes by name and annotation.
-
-A *live file* grows step by step: `dump_live_head`, then `dump_live_step` for each step, one line each. One reader
-reads both; of a live file whose writer was killed it reads the whole lines.
 """
 
 from __future__ import annotations
@@ -34,8 +31,6 @@ _TORN = "\ufffd"  # what a decoder writes for a character of which a later token
 MAX_PREFIX = 128
 #: What YAML takes for the end of a line.
 _LINE_BREAKS = frozenset("\n\r\x85\u2028\u2029")
-#: The beginning of a live file.
-_LIVE_HEAD = f"format: {FORMAT}\nlive: true\n"
 
 #: Token ids -> text.
 Decode = Callable[[list[int]], str]
@@ -88,7 +83,6 @@ class StepLog:
     prediction_tokens: Natural
     steps: list[Step]
     prediction_lines: list[Line] | None = None  # one line where there is no text to find lines in
-    finished: bool = True  # False for a live file, whose request was still running
 
     @property
     def output_tokens(self) -> int:
@@ -191,30 +185,12 @@ def _text_after(decode: Decode, before: list[int], tokens: list[int]) -> str:
 
 def dump(log: StepLog) -> str:
     """The file of a request that has finished; a step without texts has no keys for them."""
-    document = {"format": FORMAT, **_header(log), "usage": log.usage(), **_prediction(log)}
-    return _yaml({**document, "steps": [_row(step) for step in log.steps]})
-
-
-def dump_live_head(log: StepLog) -> str:
-    """The beginning of a live file; the steps of `log` are left out."""
-    # An entry a line: alone, these plain values would stand in braces, after which no key may follow.
-    header = "".join(_yaml({name: value}).strip("{}\n ") + "\n" for name, value in _header(log).items())
-    prediction = _prediction(log)
-    return f"{_LIVE_HEAD}{header}{_yaml(prediction) if prediction else ''}steps:\n"
-
-
-def dump_live_step(step: Step) -> str:
-    """One line of a live file."""
-    return "- " + _yaml(_row(step), on_one_line=True)
-
-
-def _header(log: StepLog) -> dict[str, Any]:
     names = ("request_id", "num_draft_tokens", "prompt_tokens", "prediction_tokens")
-    return {"revision": REVISION, **{name: getattr(log, name) for name in names}}
-
-
-def _prediction(log: StepLog) -> dict[str, Any]:
-    return {} if log.prediction_lines is None else {"prediction_lines": list(map(_row, log.prediction_lines))}
+    document = {"format": FORMAT, "revision": REVISION, **{name: getattr(log, name) for name in names}}
+    document["usage"] = log.usage()
+    if log.prediction_lines is not None:
+        document["prediction_lines"] = list(map(_row, log.prediction_lines))
+    return _yaml({**document, "steps": list(map(_row, log.steps))})
 
 
 def _row(part: Step | Line) -> dict[str, Any]:
@@ -228,12 +204,11 @@ def _row(part: Step | Line) -> dict[str, Any]:
     return row
 
 
-def _yaml(document: Any, *, on_one_line: bool = False) -> str:
+def _yaml(document: Any) -> str:
     import yaml
 
-    width, flow = (2**31 - 1, True) if on_one_line else (100, None)
     text: str = yaml.dump(
-        document, Dumper=_dumper(), sort_keys=False, default_flow_style=flow, allow_unicode=True, width=width
+        document, Dumper=_dumper(), sort_keys=False, default_flow_style=None, allow_unicode=True, width=100
     )
     return text
 
@@ -263,7 +238,7 @@ MAX_DEPTH = 50
 
 
 def read_step_log(path: Path) -> StepLog:
-    """Read a file that the plugin wrote; of a live file, whose writer may be killed, its whole lines.
+    """Read a file that the plugin wrote.
 
     StepLogError: it is not YAML, or not a whole step log. MissingExtraError: PyYAML is not installed.
     """
@@ -273,10 +248,7 @@ def read_step_log(path: Path) -> StepLog:
         raise MissingExtraError("gpu-align report", "PyYAML", "cli") from error
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        written = path.read_bytes()
-        if written.startswith(_LIVE_HEAD.encode()):
-            written = written[: written.rindex(b"\n") + 1]
-        text, depth = written.decode(), 0
+        text, depth = path.read_bytes().decode(), 0
         for event in yaml.parse(text, Loader=loader):
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
@@ -284,10 +256,7 @@ def read_step_log(path: Path) -> StepLog:
                 raise StepLogError(f"expected at most {MAX_DEPTH} levels of YAML, found more")
         document = checked(dict, yaml.load(text, Loader=loader))
         expect(document.get("format") == FORMAT, "format", repr(FORMAT), document.get("format"))
-        is_live = document.get("live") is True
-        if is_live and document.get("steps", 0) is None:
-            document["steps"] = []
-        log: StepLog = checked(StepLog, {**document, "finished": None})
+        log: StepLog = checked(StepLog, document)
         for i, step in enumerate(log.steps):
             counts = [step.accepted, step.verified, len(step.proposed)]
             is_right = sorted(counts) == counts and step.accepted <= len(step.new)
@@ -303,4 +272,4 @@ def read_step_log(path: Path) -> StepLog:
         raise StepLogError(f"{place}expected YAML: {problem}") from None
     except ValueError as error:
         raise StepLogError(str(error)) from None
-    return replace(log, finished=not is_live)
+    return log

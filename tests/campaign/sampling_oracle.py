@@ -202,15 +202,12 @@ class Verdict(NamedTuple):
         return min(self.bins, self.pairs) > limit and not self.impossible
 
 
-def judge(
-    oracle: Oracle, filters: Filters, answers: Sequence[Written], seed: int, *, undrafted: bool = False
-) -> Verdict:
-    """undrafted: these requests get no drafts, and each of their tokens is a draw."""
+def judge(oracle: Oracle, filters: Filters, answers: Sequence[Written], seed: int) -> Verdict:
     texts = [[*w.request.prompt, *w.tokens] for w in answers]
     tokens = np.array([w.tokens for w in answers])
     logits = oracle.logits([text[:-1] for text in texts], tokens.shape[1])
     first = np.array([_next(w) for w in answers])
-    flags = np.array([w.drafted for w in answers]) | undrafted
+    flags = np.array([w.drafted for w in answers])
     logits, tokens, first = logits[flags], tokens[flags], first[flags]
     probs = filters(logits)
     impossible = int((filters(logits, slack=1e-4)[np.arange(len(tokens)), tokens] == 0).sum())

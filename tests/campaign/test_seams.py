@@ -150,15 +150,13 @@ def _edited(seam: Seam, how: str, places: dict[Seam, Place]) -> Iterator[Callabl
         homes = _homes(value) if isinstance(value, type) else [sys.modules[value.__module__]]
         leaf = "__init__" if isinstance(value, type) else value.__name__
     new = Edit(leaf, "" if how == "renamed" else seam.parameters[-1])
-    trees = {home.__module__ if isinstance(home, type) else home.__name__: None for home in homes}
+    trees = {getattr(home, "__module__", home.__name__): None for home in homes}
     with ExitStack() as undo:
         for module in trees:
             tree = SOURCES.tree(module)
-            classes = {
-                home.__name__ for home in homes if isinstance(home, type) and home.__module__ == module
-            }
+            owners = {home.__name__ for home in homes if getattr(home, "__module__", "") == module}
             if tree is not None:
-                SOURCES._trees[module] = new.of(tree, classes)
+                SOURCES._trees[module] = new.of(tree, owners)
                 undo.callback(SOURCES._trees.__setitem__, module, tree)
 
         def touched(other: Seam) -> bool:
@@ -184,12 +182,12 @@ class Edit(ast.NodeTransformer):
     def __init__(self, name: str, parameter: str) -> None:
         self._name, self._parameter = name, parameter
 
-    def of(self, tree: ast.Module, classes: set[str]) -> ast.Module:
-        """A copy with the name edited in these classes; without any, in the module itself."""
-        edited = copy.deepcopy(tree)
-        for node in [n for n in ast.walk(edited) if isinstance(n, ast.ClassDef) and n.name in classes]:
+    def of(self, tree: ast.Module, owners: set[str]) -> ast.Module:
+        """A copy with the name edited in these classes or functions; without any, in the module itself."""
+        edited, kinds = copy.deepcopy(tree), (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        for node in [n for n in ast.walk(edited) if isinstance(n, kinds) and n.name in owners]:
             node.body = [self.visit(statement) for statement in node.body]
-        return edited if classes else self.visit(edited)
+        return edited if owners else self.visit(edited)
 
     def visit(self, node: Any) -> Any:
         if self._parameter:

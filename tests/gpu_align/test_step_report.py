@@ -198,17 +198,9 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
     assert "the last N tokens occur in the prediction" in text
 
 
-def test_a_file_has_json_too_and_is_skipped_until_its_request_has_finished(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_file_has_json_too(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "o.json"
     assert run(folder / "a.yaml", "--json", out).exit_code == 0
     found = json.loads(out.read_text())
     assert (found["request_id"], found["steps"], found["accepted"]) == ("good", 2, 4)
     assert found["by_source"] == {"prediction": {"drafted": 4, "accepted": 4}}
-    whole = read_step_log(folder / "a.yaml")
-    live = step_log.dump_live_head(whole) + "".join(map(step_log.dump_live_step, whole.steps))
-    (folder / "a.yaml").write_text(live)
-    requests, skipped = report.read_folder(folder)
-    assert [request.file for request in requests] == ["c.yaml", "day/b.yaml"]
-    assert ("a.yaml", "the request has not finished") in skipped

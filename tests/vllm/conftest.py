@@ -60,8 +60,7 @@ TIGHT = {"num_draft_tokens": 8, "num_gpu_blocks_override": 10, "max_num_batched_
 
 @pytest.fixture(scope="session", params=[False, True], ids=["synchronous", "asynchronous"])
 def tight(request: pytest.FixtureRequest, start_engine: Callable[..., V2Engine]) -> V2Engine:
-    """A KV cache that three long requests overflow, and 48 tokens a step: longer prompts come in chunks.
-    One of the two logs live."""
+    """A KV cache that three long requests overflow, and 48 tokens a step: longer prompts come in chunks."""
     if request.param:
         return start_engine("tight-async", **TIGHT, asynchronous=True, delay_counts=1, step_log=True)
-    return start_engine("tight", **TIGHT, step_log=True, environment={"GPU_ALIGN_DEBUG_LIVE": "1"})
+    return start_engine("tight", **TIGHT, step_log=True)

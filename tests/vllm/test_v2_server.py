@@ -62,7 +62,7 @@ def test_a_chat_request_with_a_prediction(tiny_model: Path, tmp_path: Path) -> N
     flags = ["--max-model-len", "256", "--max-num-seqs", "4", "--data-parallel-size", "2"]
     flags += ["--api-server-count", "2", "--enable-log-requests"]
     flags += ["--speculative-config", json.dumps({**speculation, "num_speculative_tokens": K})]
-    environment = {"VLLM_PLUGINS": "gpu_align", "GPU_ALIGN_DEBUG_LIVE": "1"}
+    environment = {"VLLM_PLUGINS": "gpu_align"}
     with serve(tiny_model, tmp_path, *flags, environment=environment, runner="V2", program=SERVE) as server:
         before = scrape(server.url)
         assert before["gpu_align_requests_total"] == 0  # shown before anybody has sent a prediction

@@ -108,16 +108,13 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The OpenAI server in its own process, without recipes; stopped at the end.
-
-    Its step logs grow with each step, which a log that has ended does not show, and it tells of each request."""
+    """The OpenAI server in its own process, without recipes, which tells of each request; stopped at the end."""
     from tests.vllm.engines import serve
 
     if not any(point.name == "gpu_align" for point in entry_points(group="vllm.general_plugins")):
         pytest.fail("vLLM finds the plugin by its entry point: run `pip install -e .` first")
     directory = tmp_path_factory.mktemp("server")
-    variables = {"GPU_ALIGN_RECIPES": "off", "GPU_ALIGN_DEBUG_LIVE": "1", "GPU_ALIGN_VERBOSE": "1"}
-    variables["VLLM_PLUGINS"] = "gpu_align"
-    options = ("--enable-log-requests", "--cudagraph-metrics")
-    with serve(tiny_llama, directory, *options, environment=variables, runner="V1") as running:
+    variables = {"GPU_ALIGN_RECIPES": "off", "GPU_ALIGN_VERBOSE": "1", "VLLM_PLUGINS": "gpu_align"}
+    options = {"environment": variables, "runner": "V1"}
+    with serve(tiny_llama, directory, "--enable-log-requests", **options) as running:
         yield running

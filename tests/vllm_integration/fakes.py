@@ -192,13 +192,12 @@ class FakeEngine:
         return sampled[: sampled.index(eos) + 1] if eos in sampled else sampled
 
 
-def engine_of(K: int = 8, *, max_num_seqs: int = 4, counts: bool = False, **speculative: Any) -> Any:
+def engine_of(K: int = 8, *, max_num_seqs: int = 4, **speculative: Any) -> Any:
     """The configuration of a V2 engine, as far as the status shows it."""
     return SimpleNamespace(
         speculative_config=SimpleNamespace(num_speculative_tokens=K, **speculative),
         use_v2_model_runner=True,
         scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs),
-        observability_config=SimpleNamespace(cudagraph_metrics=counts),
     )
 
 
@@ -239,11 +238,11 @@ class Step(NamedTuple):
     accepted: int
 
 
-def message(steps: Sequence[Step], *, own: bool = True, refused: int = 0, graphs: int = 0) -> str:
+def message(steps: Sequence[Step], *, own: bool = True, refused: int = 0) -> str:
     """What travels with one output: `steps`, the last of them its own if `own`."""
     columns = Steps(*np.array(steps, dtype=np.int64).reshape(-1, 4).T)
     places = np.zeros(len(steps), np.int64)
-    (text,) = encode(columns, places, np.array([own]), np.array([refused]), graphs)
+    (text,) = encode(columns, places, np.array([own]), np.array([refused]))
     return text
 
 

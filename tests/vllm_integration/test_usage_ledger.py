@@ -24,7 +24,7 @@ from vllm_integration.scheduler.draft_budget import DraftedRequests
 from vllm_integration.scheduler.verification_ledger import VerificationLedger
 from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire import request as wire
-from vllm_integration.wire.reports import DRAFT_MODEL, GRAPHS, REFUSALS, DraftReport, StepDrafts
+from vllm_integration.wire.reports import DRAFT_MODEL, REFUSALS, DraftReport, StepDrafts
 from vllm_integration.wire.steps import HEADER, decode, encode
 
 PREDICTION, CONTEXT = 1, 2
@@ -36,24 +36,21 @@ class Message(NamedTuple):
     steps: list[Step]
     own: bool
     refused: str = ""
-    graphs: int = 0
 
 
 def read(text: str) -> Message:
     found = decode([text])
     steps = [Step(*numbers) for numbers in zip(*(column.tolist() for column in found.steps), strict=True)]
     assert found.counts.tolist() == [len(steps)]
-    return Message(steps, bool(found.own[0]), REFUSALS[int(found.refused[0])], int(found.graphs[0]))
+    return Message(steps, bool(found.own[0]), REFUSALS[int(found.refused[0])])
 
 
 @pytest.mark.parametrize("own", [True, False])
-@pytest.mark.parametrize("graphs", [0, len(GRAPHS) - 1])
 @pytest.mark.parametrize("refused", REFUSALS)
 @pytest.mark.parametrize("steps", [[], [Step(1, 16, 12, 3)], [Step(0, 0, 0, 0), Step(2, 1000, 1, 1)]])
-def test_a_message_survives_the_way(steps: list[Step], own: bool, refused: str, graphs: int) -> None:
-    expected = Message(steps, own and bool(steps), refused, graphs)
-    more = {"own": expected.own, "refused": REFUSALS.index(refused), "graphs": graphs}
-    assert read(message(steps, **more)) == expected
+def test_a_message_survives_the_way(steps: list[Step], own: bool, refused: str) -> None:
+    expected = Message(steps, own and bool(steps), refused)
+    assert read(message(steps, own=expected.own, refused=REFUSALS.index(refused))) == expected
 
 
 def test_messages_of_a_batch_are_read_together() -> None:
@@ -123,7 +120,7 @@ def test_a_batch_is_settled_as_each_of_its_requests_alone(seed: int) -> None:
     requests: dict[str, Any] = {}
     known: dict[str, Oracle] = {}
     late: list[dict[str, tuple[int, int, int]]] = [{}]
-    off, graphs_told = False, 0
+    off = False
     for number in range(20):
         while len(requests) < size:
             name = f"{number}-{len(requests)}"
@@ -153,10 +150,8 @@ def test_a_batch_is_settled_as_each_of_its_requests_alone(seed: int) -> None:
         now_off = number == 15 and seed % 3 == 0
         off |= now_off
         refused = {name: "cut" for name in batch if draw.random() < 0.1}
-        graphs = 5 if now and number >= 3 else 0
-        graphs_told = graphs or graphs_told
         drafted.off |= now_off
-        drafted.take(DraftReport([drafts_of(now)] if now else [], {}, refused, graphs=graphs))
+        drafted.take(DraftReport([drafts_of(now)] if now else [], {}, refused))
         for name, oracle in known.items():
             oracle.drafts = ([now[name]] if name in now else []) + oracle.drafts
             oracle.refused = refused.get(name, oracle.refused)
@@ -171,7 +166,7 @@ def test_a_batch_is_settled_as_each_of_its_requests_alone(seed: int) -> None:
             if name in known and sampled[name]:
                 left = min(slots[name] - invalid.get(name, 0), trimmed.get(name, slots[name]))
                 settled = known[name].settle(left, sampled[name], kept, off)
-                expected[name] = settled._replace(graphs=graphs_told)
+                expected[name] = settled
             requests[name].num_tokens += kept
         # And one of a request that a connector has failed, which is not in the step.
         outputs.append(SimpleNamespace(request_id="failed", new_token_ids=[], trace_headers={"t": "p"}))

@@ -6,16 +6,14 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import prometheus_client
 import pytest
 
-from tests.vllm_integration.fakes import Step, count, engine_of, message
-from vllm_integration.config import in_use
+from tests.vllm_integration.fakes import Step, count, message
 from vllm_integration.config.settings import Settings
-from vllm_integration.frontend import metrics, status, usage
+from vllm_integration.frontend import metrics, usage
 from vllm_integration.frontend.usage import Collector
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import REFUSALS
@@ -43,31 +41,6 @@ def moved(before: Counter[str]) -> dict[str, float]:
         for name, value in values().items()
         if value != before[name] and "_bucket{" not in name
     }
-
-
-@pytest.mark.parametrize("counts", [False, True])
-def test_graph_modes_are_asked_for_only_where_vllm_tells_them(
-    monkeypatch: pytest.MonkeyPatch, counts: bool
-) -> None:
-    installed: list[str] = []
-    pytest.importorskip("vllm")
-    monkeypatch.setattr(status, "install", installed.append)
-    monkeypatch.setattr(metrics, "_metrics", metrics._metrics)
-    for engine, made in ((None, []), (engine_of(counts=counts), ["graph_modes"] * counts)):
-        monkeypatch.setattr(in_use, "_engine", engine)
-        status.announce()
-        assert installed == made
-
-
-def test_graph_modes_are_counted() -> None:
-    metrics.create()
-    metrics.count_graph("FULL")
-    before, seen = values(), []
-    told = SimpleNamespace(cudagraph_stats=SimpleNamespace(runtime_mode="PIECEWISE"))
-    for stats in (told, None, SimpleNamespace(cudagraph_stats=None), told):
-        usage.update_scheduler_stats(lambda _, each: seen.append(each), None, stats)
-    assert len(seen) == 4
-    assert moved(before) == {"gpu_align_graph_mode_total{PIECEWISE}": 2}
 
 
 def test_a_request_moves_every_counter_by_what_happened() -> None:

@@ -13,7 +13,6 @@ from tests.vllm_integration.fakes import report_of, request_of
 from vllm_integration.scheduler import draft_budget as rule
 from vllm_integration.scheduler.draft_budget import FEW, DraftBudget, DraftedRequests
 from vllm_integration.wire import request as wire
-from vllm_integration.wire.reports import GRAPHS
 
 K = 16
 
@@ -118,8 +117,7 @@ def test_slots_and_credits_are_those_of_the_docstring(seed: int) -> None:
     oracle = Oracle(K, max_slots, free, sure, late, learns=rng.random() < 0.7)
     oracle.captured = rng.choice([0, 7, 32, 64, 512])
     requests = DraftedRequests(False, K)
-    requests.graphs = rng.randrange(len(GRAPHS))
-    oracle.plain_alone = [*GRAPHS][requests.graphs] in ("context", "backend")
+    requests.plain_graphs_alone = oracle.plain_alone = rng.random() < 0.3
     budget = DraftBudget(
         requests,
         K,

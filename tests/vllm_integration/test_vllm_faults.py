@@ -54,10 +54,7 @@ LOG = [
     (debug_log.LoggedRequest, "record"),
     (request_drafter.RequestDrafter, "explainer_of"),
     (debug_log.DebugLog, "_log_of"),
-    (debug_log.DebugLog, "_begin"),
-    (debug_log.step_log, "dump_live_step"),
     (debug_log.step_log, "dump"),
-    (debug_log.os, "open"),
 ]
 
 # What is broken, and what that costs: all drafts for good ("start") or for a minute ("pause"), those of a request,
@@ -88,7 +85,6 @@ def test_v1_goes_on(
 ) -> None:
     v1_alone(monkeypatch)
     monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path / "logs"))
-    monkeypatch.setenv("GPU_ALIGN_DEBUG_LIVE", str(int("live" in place[1] or place[1] == "_begin")))
     break_at(monkeypatch, *place)
     ours = PredictedOutputs(config())
     ours.load_model()

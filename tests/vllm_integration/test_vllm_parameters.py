@@ -104,15 +104,14 @@ PARAMETERS = [{"min_p": 0.2}, {"logit_bias": {3: 5.0}}, {"min_p": 0.2, "logit_bi
 @pytest.mark.parametrize(
     ("settings", "served"),
     [
-        ({}, True),
-        ({"v2": True, "scheduler": None}, True),
-        ({"scheduler": "someone.ElsesScheduler"}, False),  # may plan placeholders, which V1 verifies
-        ({"method": "ngram"}, False),
-        ({"off": "a seam is missing"}, False),
+        ({}, False),
+        (V2, True),
+        ({**V2, "method": "ngram"}, False),
+        ({**V2, "off": "a seam is missing"}, False),
     ],
-    ids=["V1", "V2", "another scheduler", "another drafter", "the plugin off"],
+    ids=["V1", "V2", "another drafter", "the plugin off"],
 )
-def test_parameters_that_vllm_refuses_are_served_if_drafts_can_be_left_out(
+def test_parameters_that_vllm_refuses_are_served_where_drafts_are_verified_by_them(
     verify: Callable[[Any, Any], Any],
     given: dict[str, Any],
     settings: dict[str, Any],
@@ -134,35 +133,6 @@ def test_parameters_that_vllm_refuses_are_served_if_drafts_can_be_left_out(
 
 
 @pytest.fixture
-def build() -> Callable[..., Any]:
-    processors = pytest.importorskip("vllm.v1.sample.logits_processor")
-    return wrapped_by(proposer_v1.build_processors)(processors.build_logitsprocs)
-
-
-def names(processors: Any) -> set[str]:
-    return {type(each).__name__ for each in processors.all}
-
-
-def test_v1_has_the_processors_of_an_engine_without_drafts(
-    build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines: list[str] = []
-    monkeypatch.setattr(proposer_v1.logger, "info", lambda line, *args: lines.append(line % args))
-    all_of_them = {"MinTokensLogitsProcessor", "LogitBiasLogitsProcessor", "MinPLogitsProcessor"}
-    device = torch.device("cpu")
-    ours = build(engine_config_of(), device, False, False)
-    assert lines == ["gpu_align: requests with min_p or logit_bias are served, without drafts"]
-    assert names(ours) == all_of_them
-    assert [type(each).__name__ for each in ours.argmax_invariant] == ["MinPLogitsProcessor"]
-    assert names(build(engine_config_of(method="ngram"), device, False, False)) == {
-        "MinTokensLogitsProcessor"
-    }
-    assert names(build(engine_config_of(), device, False, True)) == set()
-    with pytest.raises(ValueError, match="Custom logits processors are not supported"):
-        build(engine_config_of(), device, False, False, ("module:Processor",))
-
-
-@pytest.fixture
 def proposer(monkeypatch: pytest.MonkeyPatch) -> PredictedOutputs:
     """K = 4, without vLLM."""
     v1_alone(monkeypatch)
@@ -173,15 +143,14 @@ def predicted(output: list[int], **more: Any) -> Any:
     return sampling(PredictedOutputParams(token_ids=output).to_extra_args(), **more)
 
 
-@pytest.mark.parametrize("given", [*PARAMETERS, {"min_p": 1e-6}, {"thinking_token_budget": 0}], ids=str)
 @pytest.mark.parametrize("everybody", ["0", "1"])
-def test_v1_drafts_for_no_request_that_has_them(
-    proposer: PredictedOutputs, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], everybody: str
+def test_v1_drafts_for_no_request_with_a_thinking_budget(
+    proposer: PredictedOutputs, monkeypatch: pytest.MonkeyPatch, everybody: str
 ) -> None:
     monkeypatch.setenv("GPU_ALIGN_DRAFT_WITHOUT_PREDICTION", everybody)
     ours = PredictedOutputs(config(K=4))
     engine = FakeEngine(ours)
-    engine.submit("with", [1], [5, 6, 7, 8], predicted([5, 6, 7, 8], **given))
+    engine.submit("with", [1], [5, 6, 7, 8], predicted([5, 6, 7, 8], thinking_token_budget=0))
     engine.submit("without", [1], [5, 6, 7, 8], predicted([5, 6, 7, 8]))
     engine.step()
     assert engine.drafts == {"with": [], "without": [6, 7, 8]}
@@ -194,18 +163,22 @@ START, END, BUDGET = 1, 2, 3
 
 
 def served(drafts: int, *, mended: bool = True) -> list[list[int]]:
-    """What two requests write in plain steps, with a model that always prefers token 7; the second one has a
-    budget, and thinks from its prompt on."""
+    """What two requests write in steps of the ordinary sampler, with a model that always prefers token 7; the
+    second one has a budget, and thinks from its prompt on."""
     state = pytest.importorskip("vllm.v1.sample.thinking_budget_state")
-    Holder = state.ThinkingBudgetStateHolder
-    original = getattr(Holder.apply_to_logits, "__wrapped__", Holder.apply_to_logits)
-    apply = wrapped_by(proposer_v1.apply_budget)(original) if mended else original
     reasoning = SimpleNamespace(
         reasoning_start_token_ids=[START],
         reasoning_end_token_ids=[END],
         natural_reasoning_end_token_ids=[END],
     )
-    holder = Holder(reasoning, 2, drafts, torch.device("cpu"), False)
+    holder = state.ThinkingBudgetStateHolder(reasoning, 2, drafts, torch.device("cpu"), False)
+    metadata = SimpleNamespace(logprob_token_ids={"r": [5]}, thinking_budget_state_holder=holder)
+    runner = SimpleNamespace(input_batch=SimpleNamespace(sampling_metadata=metadata))
+
+    def original(self: Any, logits: torch.Tensor, drafts: Any) -> None:
+        holder.apply_to_logits(logits, False, [[], []])
+
+    sample = wrapped_by(proposer_v1.sample)(original) if mended else original
     params = [SimpleNamespace(thinking_token_budget=budget) for budget in (None, BUDGET)]
     written: list[list[int]] = [[], []]
     added = [(row, params[row], [START], written[row]) for row in range(2)]
@@ -214,7 +187,7 @@ def served(drafts: int, *, mended: bool = True) -> list[list[int]]:
         logits = torch.zeros((2, 9))
         logits[:, 7] = 1
         holder.update_state(written, [[], []])
-        apply(holder, logits, False, [[], []])
+        sample(runner, logits, SimpleNamespace(num_draft_tokens=[0, 0]) if drafts else None)
         for row, token in enumerate(logits.argmax(dim=-1).tolist()):
             written[row].append(token)
     assert holder.in_spec_mode == (drafts > 0)
@@ -236,6 +209,8 @@ def test_the_ordinary_sampler_answers_logprob_token_ids(
     scored: dict[str, list[int]], drafts: list[int], given: str | None
 ) -> None:
     metadata = SimpleNamespace(num_draft_tokens=drafts)
-    batch = SimpleNamespace(sampling_metadata=SimpleNamespace(logprob_token_ids=scored))
+    batch = SimpleNamespace(
+        sampling_metadata=SimpleNamespace(logprob_token_ids=scored, thinking_budget_state_holder=None)
+    )
     sample = wrapped_by(proposer_v1.sample)(lambda self, logits, metadata: metadata and "drafts")
     assert sample(SimpleNamespace(input_batch=batch), "logits", metadata) == given

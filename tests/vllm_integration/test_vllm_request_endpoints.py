@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.vllm.clients import Answer, ask_all, question, scrape
-from tests.vllm.clients import moved as moved_at_all
+from tests.vllm.clients import Answer, ask_all, moved, question, scrape
 from tests.vllm.engines import Server
 
 pytestmark = pytest.mark.vllm
@@ -27,12 +25,6 @@ ENDPOINTS = {
 
 def ask(server: Server, path: str, *bodies: dict[str, Any]) -> list[Answer]:
     return ask_all(server.url, [{"temperature": 0, **ENDPOINTS[path], **body} for body in bodies], path)
-
-
-def moved(before: Counter[str], after: Counter[str]) -> dict[str, float]:
-    """Without the steps by graph mode, which any request moves."""
-    found = moved_at_all(before, after)
-    return {name: count for name, count in found.items() if "graph_mode" not in name}
 
 
 def content(text: Any) -> dict[str, Any]:

@@ -68,25 +68,6 @@ def test_a_long_body_with_a_prediction_is_refused(
     assert refused("bytes") == before + 1
 
 
-def test_too_much_structure_is_told_with_the_limit_and_what_was_found(
-    request_app: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GPU_ALIGN_MAX_BODY_ITEMS", "132")
-    # Keys: model, prompt, prediction, type, content. Two objects, one array and 99 objects in it; 101 commas.
-    body = chunked(json.dumps(with_prediction([{}] * 99)).encode(), 50)
-    assert post(request_app, body)[0] == 400  # of vLLM, at the limit
-    monkeypatch.setenv("GPU_ALIGN_MAX_BODY_ITEMS", "131")
-    before = refused("items")
-    status, answer, _ = post(request_app, body)
-    assert (status, refused("items")) == (413, before + 1)
-    assert json.loads(answer)["error"]["message"] == (
-        "prediction: expected a request body of at most 131 keys, arrays and objects, 4 plain values counting "
-        "as one (GPU_ALIGN_MAX_BODY_ITEMS), got 132"
-    )
-    without = json.dumps({**GOOD, "stop": [], "more": [{}] * 200}).encode()
-    assert post(request_app, chunked(without))[:2] == SERVED
-
-
 #: Keys that JSON reads as `prediction`.
 KEYS = (
     b'"prediction"  \n :',

@@ -180,7 +180,7 @@ def test_slots_that_the_device_trimmed_are_told_with_the_step_itself() -> None:
 
 def test_a_step_without_drafts_reports_nothing() -> None:
     reporter = DraftReporter(4, K, torch.device("cpu"))
-    reporter.graphs = 3
+    reporter.plain_graphs_alone = True
     step(reporter, [3], 1.0)
     output = SimpleNamespace()
     reporter.begin_step()
@@ -193,7 +193,7 @@ def test_a_step_without_drafts_reports_nothing() -> None:
 def test_they_travel_between_processes_with_vllms_own_output() -> None:
     outputs = pytest.importorskip("vllm.v1.outputs")
     reporter = DraftReporter(4, K, torch.device("cpu"))
-    reporter.graphs = 3
+    reporter.plain_graphs_alone = True
     reporter.begin_step()
     reporter.copy(["a"], np.array([2]), drafts_of([2], 0.5), torch.arange(4))
     output = outputs.ModelRunnerOutput(req_ids=["a"], req_id_to_index={"a": 0})
@@ -201,7 +201,7 @@ def test_they_travel_between_processes_with_vllms_own_output() -> None:
     there = reports.take(pickle.loads(pickle.dumps(output)))
     (drafts,) = there.drafts
     assert (drafts.req_ids, drafts.length.tolist(), drafts.position.tolist()) == (["a"], [2], [2])
-    assert (there.refused, there.graphs) == ({"b": "cut"}, 3)
+    assert (there.refused, there.plain_graphs_alone) == ({"b": "cut"}, True)
     empty = outputs.ModelRunnerOutput(req_ids=[], req_id_to_index={})
     assert reports.take(empty) is None
 

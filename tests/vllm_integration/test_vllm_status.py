@@ -24,7 +24,7 @@ from vllm_integration.frontend import metrics, prediction, status
 from vllm_integration.frontend import usage as usage_collector
 from vllm_integration.frontend.usage import _BY_THE_WORKER, Collector
 from vllm_integration.seams import install as compat
-from vllm_integration.wire.reports import GRAPHS, REFUSALS
+from vllm_integration.wire.reports import REFUSALS
 from vllm_integration.wire.steps import FAULTS, HEADER
 
 pytestmark = pytest.mark.usefixtures("plugin_on", "defaults")
@@ -125,7 +125,6 @@ def test_the_status_has_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         "recipes": [],
         "memory_tokens": 0,
         "settings": {"GPU_ALIGN_RECIPES": "off", "GPU_ALIGN_STRICT_LIMITS": True},
-        "full_cuda_graphs": {"full": "", "others": ""},
     }
     monkeypatch.setattr(compat, "_off_reason", "a seam is missing")
     off = get(app_with()).json()
@@ -140,8 +139,7 @@ def test_a_worker_that_has_turned_drafting_off_is_in_the_status(monkeypatch: pyt
     told = []
     why = "RuntimeError at drafter.py:1 propose"
     for faults in ({}, {"drafting": why}, {"step log": why}, {}):
-        graphs = [*GRAPHS].index("backend") if faults else 0
-        header = {HEADER: message([Step(0, 0, 0, 0)], graphs=graphs), FAULTS: json.dumps(faults)}
+        header = {HEADER: message([Step(0, 0, 0, 0)]), FAULTS: json.dumps(faults)}
         output = SimpleNamespace(**vars(request), trace_headers=header, new_token_ids=[1], finished=False)
         usage_collector.process_outputs(lambda self, outputs: None, processor, [output])
         found = get(app).json()
@@ -154,7 +152,6 @@ def test_a_worker_that_has_turned_drafting_off_is_in_the_status(monkeypatch: pyt
             assert (shown or 0) == (part in faults)
         told.append((found["on"], found["off_reason"], gauge))
     assert told == [(True, None, 1), (False, why, 0), (True, None, 1), (True, None, 1)]
-    assert found["full_cuda_graphs"] == GRAPHS["backend"]._asdict()
     for reason, gauge in (("a seam is missing", 0), (None, 1)):  # from its start
         monkeypatch.setattr(compat, "_off_reason", reason)
         app_with()

@@ -90,7 +90,6 @@ class Settings(BaseModel):
     draft_without_prediction: _Flag = False
     max_prediction_tokens: Annotated[int | None, _count("tokens")] = None
     debug_dir: _Path = None
-    debug_live: _Flag = False
     verbose: Annotated[int, Field(ge=0, le=2, description="0, 1 or 2")] = 0
     cuda_graphs: _Flag = True
     drafter: Annotated[str | None, Field(description="a speculative configuration of vLLM's as JSON")] = None
@@ -98,10 +97,7 @@ class Settings(BaseModel):
     max_draft_tokens: Annotated[int | None, _count("tokens")] = None
     strict_limits: _Flag = False
     max_prediction_chars: Annotated[int | None, _count("characters")] = None
-    max_prediction_parts: Annotated[int, _count("parts")] = 1000
-    max_prediction_depth: Annotated[int, _count("levels")] = 8
     max_body_bytes: Annotated[int, _count("bytes")] = 4 * 2**20
-    max_body_items: Annotated[int, _count("keys, arrays and objects")] = 40_000
     bill_rejected: _Flag = False
     usage_details: _Flag = False
     fill_tokens: Annotated[int, _count("tokens", least=0)] = FILL_TOKENS
@@ -186,14 +182,12 @@ def drafts_without_prediction(recipes: Sequence[str] | None = None, memory: bool
 
 @functools.cache
 def warn_of_unknown_names(settings: Settings) -> None:
-    """WARNINGs, once a process: the `GPU_ALIGN_*` variables that mean nothing, with what may be meant, one that
-    has no effect without another, and vLLM's Rust front end, which drops unknown fields."""
+    """WARNINGs, once a process: the `GPU_ALIGN_*` variables that mean nothing, with what may be meant, and vLLM's
+    Rust front end, which drops unknown fields."""
     known = [PREFIX + field.upper() for field in Settings.model_fields]
     for name in sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known):
         nearest = difflib.get_close_matches(name, known, n=1, cutoff=0)
         logger.warning("%s is not a setting of gpu_align; the nearest one is %s", name, nearest[0])
-    if settings.debug_live and settings.debug_dir is None:
-        logger.warning("GPU_ALIGN_DEBUG_LIVE has no effect: there is no GPU_ALIGN_DEBUG_DIR")
     if os.environ.get("VLLM_USE_RUST_FRONTEND", "0").strip() not in ("", "0"):
         logger.warning(
             "VLLM_USE_RUST_FRONTEND is set: that front end drops the `prediction` field of requests. "

@@ -8,11 +8,10 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
-from ..config.engine_config import V1_SCHEDULER
 from ..config.in_use import drafts_predictions
 from ..config.settings import Settings, drafts_without_prediction
 from ..seams.guard import shown_id
-from ..seams.install import missing, seam
+from ..seams.install import seam
 from ..wire import request as wire
 from .prediction import (
     CONVERSATION,
@@ -115,18 +114,10 @@ def _offline(processor: Any, value: Any) -> wire.Prediction:
 
 @seam("parameters._validate_spec_decode")
 def validate(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """`SamplingParams._validate_spec_decode`, which finds neither `min_p` nor `logit_bias`."""
-    if (self.min_p or self.logit_bias) and _serves_them(engine_of_request.get()):
+    """`SamplingParams._validate_spec_decode`, which on V2 finds neither `min_p` nor `logit_bias`: drafts are
+    verified by both there."""
+    engine = engine_of_request.get()
+    if engine is not None and engine.use_v2_model_runner and drafts_predictions(engine):
         self = copy.copy(self)
         self.min_p, self.logit_bias = 0.0, None
     return original(self, *args, **kwargs)
-
-
-def _serves_them(vllm_config: Any) -> bool:
-    """Whether the engine of this configuration does; None: of none of ours. On V1 our scheduler keeps vLLM's from
-    planning placeholders for such a request, which would be verified like drafts."""
-    if vllm_config is None or not drafts_predictions(vllm_config):
-        return False
-    if vllm_config.use_v2_model_runner:
-        return True
-    return vllm_config.scheduler_config.scheduler_cls == V1_SCHEDULER and not missing("parameters_v1")

@@ -29,8 +29,8 @@ LOST = ("no_draft", "no_slots")
 #: What can happen to a prediction that is not used as it came, and why. "truncated": served with what fits.
 #: "refused": an HTTP error, or an exception of the offline API. "dropped": the worker serves without it.
 REFUSED = (
-    *product(("characters", "tokens", "parts", "nesting"), ("truncated", "refused")),
-    *product(("bytes", "items", "malformed", "unsupported"), ("refused",)),
+    *product(("characters", "tokens"), ("truncated", "refused")),
+    *product(("bytes", "malformed", "unsupported"), ("refused",)),
     *product(("malformed", "room", "conversation"), ("dropped",)),
     *((f"skeleton_{reason}", "dropped") for reason in skeletons.REASONS),
     *product(("view",), ("truncated", "dropped")),
@@ -69,10 +69,6 @@ _SPECS: dict[str, dict[str, tuple[Any, ...]]] = {
         "steps_lost": (
             "Steps after a request's first that verified no draft: none was made, or it got no draft slots.",
             {"reason": LOST},
-        ),
-        "graph_mode": (
-            "Steps by CUDA graph mode, with --cudagraph-metrics.",
-            {"mode": ("FULL", "PIECEWISE", "NONE")},
         ),
         "realignments": ("Times drafts from a prediction were accepted again after some had been rejected.",),
     },
@@ -134,11 +130,6 @@ def show_faults(engine: Mapping[str, str] | None = None) -> None:
 def count_refused(reason: str, action: str) -> None:
     """A prediction was not taken whole. Both are of a few fixed words, they become labels."""
     _get("predictions_refused").labels(reason, action).inc()
-
-
-def count_graph(mode: str) -> None:
-    """A step of the engine ran with CUDA graphs in this mode of vLLM's."""
-    _get("graph_mode").labels(mode).inc()
 
 
 def count_request(prediction_length: int | None) -> None:

@@ -58,8 +58,8 @@ def init_entrypoints_middleware(
 class PredictionMiddleware:
     """ASGI middleware.
 
-    HTTP 413: a body over `GPU_ALIGN_MAX_BODY_BYTES` or `GPU_ALIGN_MAX_BODY_ITEMS` brings a prediction. HTTP 400:
-    something is malformed, or a prediction comes to one of `UNSUPPORTED_ENDPOINTS`.
+    HTTP 413: a body over `GPU_ALIGN_MAX_BODY_BYTES` brings a prediction. HTTP 400: something is malformed, or a
+    prediction comes to one of `UNSUPPORTED_ENDPOINTS`.
 
     Other paths pass untouched, as does everything on servers that do not draft from predictions. A body in which
     nothing can be ours is not parsed, and goes to vLLM as it came. One that is refused is read to its end, because
@@ -121,8 +121,6 @@ def _to_be_read(scope: Scope) -> _Body | None:
 
 #: Keys that bring a prediction.
 _KEYS = (FIELD.encode(), wire.KEY.encode())
-#: So many plain values of arrays and objects cost as much as one key, array or object.
-VALUES_PER_ITEM = 4
 
 
 def _pattern(*keys: bytes) -> re.Pattern[bytes]:
@@ -138,25 +136,16 @@ _MISSPELT = re.compile(rb'"[\w-]{0,8}predict[\w-]{0,8}"[ \t\n\r]*:')
 _MAY_BE = (b"predict", b"vllm_xargs", rb"\u")
 
 
-def scan(body: bytes, most_items: int) -> tuple[bool, bool, int]:
+def scan(body: bytes) -> tuple[bool, bool]:
     """Of a body of JSON: whether one of `_KEYS` is a key of an object in it, however written; whether there may be
-    anything that `take` looks at; and, where there may be more than `most_items` beside a prediction, its keys,
-    arrays and objects, and a quarter of the commas between their values.
-
-    What lies in strings is no structure. JSON may also be UTF-16 or UTF-32, which then have bytes of zero, as no
-    UTF-8 of JSON has; what is structure is not told apart there, and all is counted."""
-    is_wide = b"\0" in body
-    if is_wide:
-        body = body.replace(b"\0", b"")
+    anything that `take` looks at. JSON may be UTF-16 or UTF-32, which have bytes of zero, as no UTF-8 of it."""
+    body = body.replace(b"\0", b"")
     if not any(part in body for part in _MAY_BE):
-        return False, False, 0
-    if _KEY.search(body) is None:
-        return False, any(each.search(body) for each in (_OPTIONS_KEY, _MISSPELT)), 0
-    if len(body) <= most_items:
-        return True, True, 0
-    if not is_wide:
-        body = b"".join(body.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
-    return True, True, sum(map(body.count, (b"{", b"[", b":"))) + body.count(b",") // VALUES_PER_ITEM
+        return False, False
+    brings_prediction = _KEY.search(body) is not None
+    return brings_prediction, brings_prediction or any(
+        each.search(body) for each in (_OPTIONS_KEY, _MISSPELT)
+    )
 
 
 class _Body:
@@ -174,30 +163,18 @@ class _Body:
         self._settings, self._client, self._template = settings, client, template
         self._switch = None if switch is None else switch.decode("latin-1")
 
-    def _check_size(self, size: int, items: int) -> None:
-        settings = self._settings
-        if size > settings.max_body_bytes:
-            reason, most, found = "bytes", f"{settings.max_body_bytes} bytes (GPU_ALIGN_MAX_BODY_BYTES)", size
-        elif items > settings.max_body_items:
-            counted = f"keys, arrays and objects, {VALUES_PER_ITEM} plain values counting as one"
-            most = f"{settings.max_body_items} {counted} (GPU_ALIGN_MAX_BODY_ITEMS)"
-            reason, found = "items", items
-        else:
-            return
-        expected = f"{FIELD}: expected a request body of at most {most}, got {found}"
-        raise FieldError(expected, reason, code=413)
-
     async def take(self, body: bytes) -> tuple[HttpRequest | None, bytes | None]:
         """Read the request's prediction and choices, and its body without them; None for a part that does not
         change. Raises `FieldError`."""
         vllm_config, renderer = self._client.vllm_config, self._client.renderer
         run = functools.partial(asyncio.get_running_loop().run_in_executor, renderer._executor)
-        look = functools.partial(_limiting.run, scan, body, self._settings.max_body_items)
+        look, settings = functools.partial(_limiting.run, scan, body), self._settings
         found = look() if len(body) <= _SHORT else await run(look)
-        brings_prediction, may_be_ours, items = found or (False, True, 0)
-        if brings_prediction and self._is_limited:
-            self._check_size(len(body), items)
-        settings = self._settings
+        brings_prediction, may_be_ours = found or (False, True)
+        if brings_prediction and self._is_limited and len(body) > settings.max_body_bytes:
+            most = f"{settings.max_body_bytes} bytes (GPU_ALIGN_MAX_BODY_BYTES)"
+            message = f"{FIELD}: expected a request body of at most {most}, got {len(body)}"
+            raise FieldError(message, "bytes", code=413)
         always = settings.conversation or settings.draft_without_prediction
         is_asked = self._is_limited and (self._switch is not None or always)
         prediction = rest = None
@@ -209,47 +186,9 @@ class _Body:
             except Exception as error:
                 count_refused("conversation", "dropped")
                 serve_without_prediction("A conversation", error)
-        if prediction is None and self._settings.usage_details and drafts_without_prediction():
+        if prediction is None and settings.usage_details and drafts_without_prediction():
             prediction = wire.Prediction()
         return None if prediction is None else HttpRequest(prediction), rest
-
-
-@seam("run_batch.run_request")
-async def run_request(
-    original: Callable[..., Any], serve: Any, request: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """A line of `vllm run-batch`, which comes and goes without HTTP."""
-    engine_client = getattr(getattr(serve, "__self__", None), "engine_client", None)
-    if request.url not in ENDPOINTS or not drafts_predictions(getattr(engine_client, "vllm_config", None)):
-        return await original(serve, request, *args, **kwargs)
-
-    async def served(asked: Any) -> Any:
-        body, http = _Body(Settings.here(), request.url, engine_client), None
-        try:
-            whole = asked.model_dump_json(exclude={"messages"}, exclude_unset=True).encode()
-            http, rest = await body.take(whole)
-            if rest is not None:
-                asked.vllm_xargs = json.loads(rest).get("vllm_xargs")
-                asked.model_extra.pop(FIELD, None)
-        except FieldError as error:
-            from vllm.exceptions import VLLMValidationError
-
-            error.count()
-            raise VLLMValidationError(str(error), parameter=error.parameter) from None
-        except Exception as error:
-            serve_without_prediction("A line of a batch", error)
-        http_request.set(http)  # vLLM serves each line in a task of its own
-        response = await serve(asked)
-        usage = getattr(response, "usage", None)
-        if (
-            http is not None
-            and usage is not None
-            and http.complete(document := {"usage": usage.model_dump()})
-        ):
-            response.usage = type(usage)(**document["usage"])
-        return response
-
-    return await original(served, request, *args, **kwargs)
 
 
 def _completing(send: Send, request: HttpRequest) -> Send:

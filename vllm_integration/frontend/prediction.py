@@ -12,7 +12,6 @@ import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any, NamedTuple
 
 from gpu_align import views
@@ -124,8 +123,7 @@ class Limits:
 
     def exceeded(self, where: str, reason: str, limit: int) -> None:
         """Count what the caller is about to cut. Raises `FieldError` instead when strict."""
-        unit = "levels of nesting" if reason == "nesting" else reason
-        message = f"{where}: expected at most {limit} {unit}, got more"
+        message = f"{where}: expected at most {limit} {reason}, got more"
         if self.settings.strict_limits:
             raise FieldError(message, reason)
         count_refused(reason, "truncated")
@@ -145,13 +143,7 @@ def parse_prediction(value: object, limits: Limits, *, plain_text: bool = False)
     if not isinstance(value, dict):
         shape = 'a string or {"type": "content", …}' if plain_text else '{"type": "content", …}'
         raise FieldError(f"prediction: expected {shape}, got {type_name(value)}")
-    content, where = value.get("content"), "prediction.content"
-    parts, depth = limits.settings.max_prediction_parts, limits.settings.max_prediction_depth
-    if isinstance(content, list) and len(content) > parts:
-        limits.exceeded(where, "parts", parts)
-        value = {**value, "content": content[:parts]}
-    if _deeper_than(value, depth):  # the documented shape has 3 levels, deeper is only what is ignored anyway
-        limits.exceeded(FIELD, "nesting", depth)
+    where = "prediction.content"
     content = _member(FIELD, value, "content", "content")
     if isinstance(content, str):
         return checked_text(where, [content], limits)
@@ -192,16 +184,6 @@ def checked_text(where: str, pieces: Iterable[str], limits: Limits) -> str:
     except ValueError as error:
         raise FieldError(str(error)) from None
     return wire.normalise_newlines(text)
-
-
-def _deeper_than(value: object, limit: int) -> bool:
-    """Whether arrays and objects nest more than `limit` deep. O(size), without recursion."""
-    level: list[Any] = [value]
-    while level and limit > 0:
-        children = chain.from_iterable(each.values() if isinstance(each, dict) else each for each in level)
-        level = [child for child in children if isinstance(child, (dict, list))]
-        limit -= 1
-    return bool(level)
 
 
 def type_name(value: object) -> str:

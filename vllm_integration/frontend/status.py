@@ -14,9 +14,8 @@ import gpu_align
 from ..config.in_use import engine_here, inner_tokens
 from ..config.settings import SHOWN_HASH, Settings, packs_of
 from ..seams.guard import shown_reason
-from ..seams.install import install, off_reason
-from ..wire.reports import GRAPHS
-from . import metrics, usage
+from ..seams.install import off_reason
+from . import metrics
 from .prediction import ENDPOINTS
 
 logger = logging.getLogger("vllm.gpu_align")
@@ -72,8 +71,6 @@ def announce() -> None:
     if engine is None:
         return
     metrics.create()
-    if engine.observability_config.cudagraph_metrics:
-        install("graph_modes")
     facts = server_facts(engine)
     packs = [f"{pack['name']}@{(pack['hash'] or '')[7:SHOWN_HASH]}".rstrip("@") for pack in facts["recipes"]]
     metrics.set_info(**{**facts, "drafter": facts["drafter"] or "", "recipes": ",".join(packs)})
@@ -107,6 +104,5 @@ class StatusEndpoint:
         engine = engine_here()
         reason, off = metrics.off_reason(), metrics.all_faults()
         changing = {"on": reason is None, "off_reason": reason, "faults": off}
-        graphs = [*GRAPHS.values()][usage.collector.graphs]._asdict()
         facts = server_facts(engine) if engine else {}
-        return JSONResponse({**facts, **changing, "full_cuda_graphs": graphs})
+        return JSONResponse({**facts, **changing})

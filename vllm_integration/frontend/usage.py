@@ -21,7 +21,7 @@ from gpu_align.tools.step_log import SOURCES
 
 from ..config.in_use import engine_here
 from ..config.settings import Settings
-from ..seams.guard import Guard, shown_id
+from ..seams.guard import shown_id
 from ..seams.install import seam
 from ..wire import request as wire
 from ..wire.reports import REFUSALS
@@ -174,8 +174,6 @@ class Collector:
 
     def __init__(self) -> None:
         self.requests: dict[str, RequestUsage] = {}
-        #: Place in `GRAPHS`: what a worker has told.
-        self.graphs = 0
 
     def follow(self, req_id: str, prediction: Any) -> None:
         """`prediction`: what the request has in `extra_args`. Following a request again changes nothing."""
@@ -219,7 +217,6 @@ class Collector:
                 request.tell_steps(taken)
             realignments += sum(request.add_step(source, *verified) for source, _, *verified in taken)
         metrics.count_steps(messages.steps, firsts=firsts, realignments=realignments)
-        self.graphs = int(messages.graphs[-1]) or self.graphs
         for number in messages.refused[messages.refused > 0].tolist():
             metrics.count_refused(*_BY_THE_WORKER[REFUSALS[number]])
         for output, _ in sent:
@@ -238,17 +235,6 @@ class Collector:
 
 #: The collector of this process.
 collector = Collector()
-_graph_modes = Guard("graph modes", "does not count steps by CUDA graph mode", then=metrics.show_faults)
-
-
-@seam("graph_modes.update_scheduler_stats")
-def update_scheduler_stats(
-    original: Callable[..., None], self: Any, scheduler_stats: Any, *args: Any, **kwargs: Any
-) -> None:
-    """`OutputProcessor.update_scheduler_stats`, once a step; wrapped only with `--cudagraph-metrics`."""
-    original(self, scheduler_stats, *args, **kwargs)
-    if (stats := getattr(scheduler_stats, "cudagraph_stats", None)) is not None:
-        _graph_modes.run(metrics.count_graph, stats.runtime_mode)
 
 
 @seam("usage.add_request")

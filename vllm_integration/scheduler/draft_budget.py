@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..config.settings import FILL_TOKENS, SURE, SURE_LATE
 from ..wire import request as wire
-from ..wire.reports import DRAFT_MODEL, GRAPHS, REFUSALS, DraftReport
+from ..wire.reports import DRAFT_MODEL, REFUSALS, DraftReport
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -74,7 +74,7 @@ class DraftedRequests:
         refused    index of REFUSALS; 0 when the front end knows of it
         ours       whether it is ours, and not the model's own drafter's
 
-    off: whether the worker drafts nothing.
+    off: whether the worker drafts nothing. plain_graphs_alone: as of `DraftReport`.
     `reports` counts reports: a draft is as new as can be where `made == reports`.
     """
 
@@ -89,7 +89,7 @@ class DraftedRequests:
         self.table = np.zeros(64, dtype=np.dtype([drafts, *numbers, survival], align=True))
         self.reports = 0
         self.off = False
-        self.graphs = 0
+        self.plain_graphs_alone = False
         self._rows: dict[str, int] = {}
         self._free = list(range(1, len(self.table)))
         self._blank(np.arange(len(self.table)))
@@ -106,7 +106,7 @@ class DraftedRequests:
         """Take in what came with a step's output, once a step, be it nothing. req_ids, rows: of the step, if
         the caller has looked them up: the drafts of that very step come with the same list."""
         self.reports += 1
-        self.graphs = report.graphs or self.graphs
+        self.plain_graphs_alone |= report.plain_graphs_alone
         table = self.table
         for drafts in report.drafts:
             at = rows if rows is not None and drafts.req_ids is req_ids else self.rows_of(drafts.req_ids)
@@ -171,7 +171,6 @@ OVER = 1 / 16
 #: Where plain steps have FULL graphs and those of mixed lengths have none: what drafts have to promise, in tokens
 #: for each request of the step; without it no request gets slots.
 WORTH = 0.2
-_PLAIN_ALONE = frozenset(map([*GRAPHS].index, ("context", "backend")))
 
 
 class DraftBudget:
@@ -261,7 +260,7 @@ class DraftBudget:
             slots = likeliest(survival.T, most)
         if self.learns:
             promise = promised(survival, slots)
-            if self._requests.graphs in _PLAIN_ALONE and promise.sum() < WORTH * size:
+            if self._requests.plain_graphs_alone and promise.sum() < WORTH * size:
                 slots, promise = slots * 0, promise * 0
             credit -= promise * (made != NEVER)
             self._requests.table["credit"][rows] = np.minimum(np.maximum(credit, 0), self._most)

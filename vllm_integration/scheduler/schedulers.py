@@ -32,23 +32,16 @@ from .verification_ledger import VerificationLedger
 def dump_engine_exception(
     original: Callable[..., Any], config: Any, scheduler_output: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """`_dump_engine_exception`: draft tokens and predictions are printed as their number."""
+    """`_dump_engine_exception`: draft tokens and predictions are printed as their number. Where this fails vLLM
+    prints nothing of the step."""
     if drafts_predictions(config, even_if_off=True):
-        try:
-            scheduler_output = _without_predictions(scheduler_output)
-        except Exception as error:
-            scheduler_output = f"not printed: {type(error).__name__}"
+        scheduler_output = copy.copy(scheduler_output)
+        drafts = scheduler_output.scheduled_spec_decode_tokens
+        scheduler_output.scheduled_spec_decode_tokens = {r: f"{len(ids)} tokens" for r, ids in drafts.items()}
+        scheduler_output.scheduled_new_reqs = list(map(copy.copy, scheduler_output.scheduled_new_reqs))
+        for new in scheduler_output.scheduled_new_reqs:
+            wire.put_back(new)
     return original(config, scheduler_output, *args, **kwargs)
-
-
-def _without_predictions(scheduler_output: Any) -> Any:
-    output = copy.copy(scheduler_output)
-    drafts = output.scheduled_spec_decode_tokens
-    output.scheduled_spec_decode_tokens = {req_id: f"{len(ids)} tokens" for req_id, ids in drafts.items()}
-    output.scheduled_new_reqs = list(map(copy.copy, output.scheduled_new_reqs))
-    for new in output.scheduled_new_reqs:
-        wire.put_back(new)
-    return output
 
 
 class Recall:

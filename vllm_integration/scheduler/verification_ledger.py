@@ -88,7 +88,7 @@ class VerificationLedger:
         sent = done & (goes_with >= 0)
         self._waiting = steps[:, ~sent]
         own, refused = done[waited:].view(np.int8), self._requests.table["refused"][rows]
-        messages = encode(Steps(*counted[:, sent]), goes_with[sent], own, refused, self._requests.graphs)
+        messages = encode(Steps(*counted[:, sent]), goes_with[sent], own, refused)
         for output, text in zip(outputs, messages, strict=True):
             headers = output.trace_headers
             output.trace_headers = {HEADER: text} if headers is None else {**headers, HEADER: text}

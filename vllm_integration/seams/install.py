@@ -123,11 +123,7 @@ def wrapped_by(wrapper: Callable[..., Any]) -> Callable[[Callable[..., Any]], Ca
         def replacement(*args: Any, **kwargs: Any) -> Any:
             return wrapper(original, *args, **kwargs)
 
-        @functools.wraps(original)
-        async def coroutine(*args: Any, **kwargs: Any) -> Any:
-            return await wrapper(original, *args, **kwargs)
-
-        return coroutine if inspect.iscoroutinefunction(wrapper) else replacement
+        return replacement
 
     return wrap
 

@@ -144,10 +144,10 @@ def _probe_one(sources: Sources, seam: Seam) -> SeamStatus:
     if seam.kind == "global":
         return SeamStatus(seam, "found")
     bases = list(sources.classes(found))
-    if member and not bases:
+    if member and not (bases or isinstance(found.node, _Function)):
         return SeamStatus(seam, "missing", f"{name} is no class")
     if seam.kind == "field":
-        if any(_has(base.node, member) for base in bases):
+        if any(_has(base.node, member) for base in bases or [found]):
             return SeamStatus(seam, "found")
         return SeamStatus(seam, "missing", f"{name} has no {member}")
     function = found.node if isinstance(found.node, _Function) else _method(bases, member or "__init__")
@@ -250,7 +250,10 @@ def _method(bases: list[_Found], name: str) -> _Function | None:
 
 
 def _has(node: ast.stmt, name: str) -> bool:
-    """Whether a class declares the attribute, or one of its methods sets it on its first argument."""
+    """Whether a class declares the attribute, or one of its methods sets it on its first argument; or a function
+    has one of that name."""
+    if isinstance(node, _Function):
+        return any(isinstance(each, ast.Attribute) and each.attr == name for each in ast.walk(node))
     for member in _body(node):
         if name in _assigned(member):
             return True

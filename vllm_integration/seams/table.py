@@ -15,8 +15,9 @@ class Seam:
 
     groups: what is installed together with it, keys of `GROUPS`.
     kind: "wrap" (replaced by a wrapper that calls the original), "call" (called as it is), "implement"
-        (vLLM calls ours in its place), "field" (an instance attribute, property or dataclass field that is read),
-        "global" (a name in a module that is read or, for a moment, replaced).
+        (vLLM calls ours in its place), "field" (an instance attribute, property or dataclass field that is read;
+        of a function, an attribute that it sets or reads), "global" (a name in a module that is read or, for a
+        moment, replaced).
     module, attribute: where it is; `attribute` is dotted below the module.
     purpose: what this package needs it for; behind ⇒ what would replace it on V2, in tests/vllm/upstream.patch.
     parameters: for "wrap", "call" and "implement": the leading parameters, in order, that must be there.
@@ -68,27 +69,27 @@ class Group:
 
 
 CONFIG = "vllm.config.vllm"
-_PROCESSOR, _LAUNCHERS = "vllm.v1.engine.input_processor", "vllm.entrypoints.launchers"
+_PROCESSOR = "vllm.v1.engine.input_processor"
 
 GROUPS: dict[str, Group] = {
     # The core: drafts and their lengths.
     "config": Group("", CONFIG, "config.engine_config"),
     "inputs": Group("", _PROCESSOR, "frontend.inputs"),
-    "app": Group("", f"{_LAUNCHERS}.app", "frontend.middleware"),
+    "app": Group("", "vllm.entrypoints.launchers.app", "frontend.middleware"),
     "v1": Group("", "", "worker.proposer_v1"),
     "v2_start": Group("", "vllm.v1.worker.gpu.model_runner", "plugin"),
     "v2": Group("", "", "worker.speculator", "worker.request_drafter"),
     "scheduler": Group(),
     # Extras.
-    "run_batch": Group(
-        "reads no predictions of `vllm run-batch`", f"{_LAUNCHERS}.run_batch", "frontend.middleware"
+    "skeletons": Group(
+        "may write skeletons of calls in another form than the model",
+        "vllm.entrypoints.launchers.api_server.app_state",
     ),
     "streams": Group(
         "leaves tokens of a step together in streams", "vllm.parser.abstract_parser", "frontend.streams"
     ),
     "usage": Group("reports no usage", "vllm.v1.engine.output_processor", "frontend.usage"),
     "usage_v1": Group("reports no usage with the V1 model runner", "", "worker.request_drafter"),
-    "graph_modes": Group("does not count steps by CUDA graph mode", "", "frontend.usage"),
     "step_log": Group("writes no step logs"),
     "memory": Group("remembers no answers"),
     "dump": Group(
@@ -97,8 +98,6 @@ GROUPS: dict[str, Group] = {
     "parameters": Group(
         "leaves min_p and logit_bias to vLLM, which refuses them", _PROCESSOR, "frontend.inputs"
     ),
-    "parameters_v1": Group("does not serve min_p and logit_bias on V1", "", "worker.proposer_v1"),
-    "seeds": Group("leaves seeds beside long prompts to vLLM", "", "worker.proposer_v1"),
     "graphs": Group("leaves CUDA graphs to vLLM", "", "worker.graphs"),
     "adaptive": Group("schedules draft slots without adaptive verification"),
     "inner": Group("drafts without GPU_ALIGN_DRAFTER"),
@@ -127,8 +126,12 @@ inputs vllm.renderers.base:BaseRenderer
   field _executor the threads that vLLM tokenises in
 app vllm.entrypoints.launchers.app
   wrap init_entrypoints_middleware(args,app) our middleware, behind those of vLLM
-run_batch vllm.entrypoints.launchers.run_batch
-  wrap run_request(serving_engine_func,request) a line of a file is a request without HTTP
+
+# How the server has the model write calls.
+skeletons vllm.entrypoints.launchers.api_server.app_state:init_app_state
+  field online_renderer,args,tool_call_parser the application's state, and the name in its arguments
+skeletons vllm.renderers.online_renderer:OnlineRenderer
+  field chat_template the text of `--chat-template`
 
 # Streamed tool calls and thoughts.
 streams vllm.parser.abstract_parser:DelegatingParser
@@ -161,7 +164,7 @@ memory vllm.v1.request:Request
 scheduler memory vllm.v1.request:Request
   field output_token_ids the answer; no drafts past the end ⇒ draft_lengths
 
-# What vLLM prints of a step that has failed.
+# The plan of a step, and what vLLM prints of one that has failed.
 dump vllm.logging_utils.dump_input
   wrap _dump_engine_exception(config,scheduler_output,scheduler_stats) drafts are printed as their number
 v1 usage dump vllm.v1.core.sched.output:SchedulerOutput
@@ -180,12 +183,6 @@ usage vllm.v1.engine.output_processor:OutputProcessor
 usage vllm.v1.engine:EngineCoreOutput
   field trace_headers the one open mapping from the scheduler to the front end
   field new_token_ids tokens of a step that are output; vLLM cuts them at a stop string
-graph_modes vllm.v1.engine.output_processor:OutputProcessor
-  wrap update_scheduler_stats(self,scheduler_stats) steps by CUDA graph mode, with `--cudagraph-metrics`
-graph_modes vllm.v1.metrics.stats:SchedulerStats
-  field cudagraph_stats the step's, if any
-graph_modes vllm.compilation.cuda_graph:CUDAGraphStat
-  field runtime_mode its mode
 usage vllm.v1.core.sched.output:SchedulerOutput
   field num_invalid_spec_tokens drafts that a grammar has ruled out
 usage vllm.v1.outputs:ModelRunnerOutput
@@ -199,10 +196,8 @@ usage_v1 vllm.v1.worker.gpu_model_runner:GPUModelRunner
 v1 vllm.v1.worker.gpu_model_runner:GPUModelRunner
   wrap _update_states(self,scheduler_output) who arrived, finished or left; runs also when nothing is scheduled
   wrap _input_fits_in_drafter(self,common_attn_metadata) near max_model_len vLLM zeroes all drafts
-  field drafter find our proposer on a runner
+  field drafter,input_batch our proposer, and the rows of the batch
   wrap _sample(self,logits,spec_decode_metadata) that of drafts leaves out logprob_token_ids
-v1 seeds vllm.v1.worker.gpu_model_runner:GPUModelRunner
-  field input_batch the rows of the batch
 v1 vllm.v1.worker.gpu_input_batch:InputBatch
   field req_ids,num_prompt_tokens row → request, prompt length
 v1 v2 vllm.v1.core.sched.output:SchedulerOutput
@@ -213,26 +208,11 @@ v1 vllm.v1.sample.rejection_sampler
   wrap apply_sampling_constraints(logits,cu_num_draft_tokens,sampling_metadata) fails on top_k without drafts
   wrap expand_batch_to_tokens(x,cu_num_tokens,num_tokens,replace_from,replace_to) uninitialised on the CPU
 v1 vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder
-  wrap apply_to_logits(self,logits,predict_bonus_token,spec_token_ids) it ends the thinking of another request
-  field in_spec_mode whether it counts rows by drafts
+  field in_spec_mode whether it counts rows of logits by drafts
 
-# Requests with a seed, on the V1 model runner and a CPU.
-seeds vllm.v1.worker.gpu_model_runner:GPUModelRunner
-  wrap _bookkeeping_sync(self,scheduler_output) ends the engine where a prompt comes in parts
-  field discard_request_mask rows whose prompt has not ended
-seeds vllm.v1.worker.gpu_input_batch:InputBatch
-  field generators row → generator
-
-# Sampling parameters that vLLM refuses on any server that drafts.
+# Sampling parameters that vLLM refuses on any server that drafts, though V2 verifies drafts by them.
 parameters vllm.sampling_params:SamplingParams
-  wrap _validate_spec_decode(self,speculative_config) min_p and logit_bias are served all the same
-parameters_v1 vllm.v1.worker.gpu_model_runner
-  wrap build_logitsprocs(vllm_config,device,is_pin_memory,is_pooling_model,custom_logitsprocs) \
-      with any drafter vLLM leaves out those of min_p and logit_bias
-parameters_v1 vllm.v1.sample.logits_processor
-  global BUILTIN_LOGITS_PROCESSORS those that an engine without drafts has
-parameters_v1 vllm.v1.sample.logits_processor.state:LogitsProcessors
-  field all those that vLLM has made
+  wrap _validate_spec_decode(self,speculative_config) min_p and logit_bias are served on V2 all the same
 
 # Drafting on the V2 model runner.
 v2_start vllm.v1.worker.gpu.model_runner

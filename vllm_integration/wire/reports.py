@@ -25,35 +25,6 @@ REFUSALS = ("", "cut", "dropped", "no_room")
 Ints = npt.NDArray[np.integer[Any]]
 
 
-class Graphs(NamedTuple):
-    """full: the steps that a server runs with FULL CUDA graphs. others: why it runs others without, and what would
-    give it; empty where there are none."""
-
-    full: str
-    others: str = ""
-
-
-_PLAIN, _WHOLE = "steps without drafts", "steps with K drafts for every request"
-#: By name what the worker has found; the scheduler passes the place in this order on, which is 15 at most.
-GRAPHS = {
-    "unknown": Graphs(""),
-    "all": Graphs("all steps"),
-    "decode": Graphs("all decode steps"),
-    "no mode": Graphs("no steps", "cudagraph_mode has none"),
-    "off": Graphs("only the steps that vLLM does", "GPU_ALIGN_CUDA_GRAPHS=0"),
-    "failed": Graphs("only the steps that vLLM does", "no more could be added"),
-    "pipeline": Graphs(_WHOLE, "only the last pipeline stage drafts, and all stages have to pad alike"),
-    "microbatches": Graphs(_WHOLE, "microbatches are captured for one number of tokens a request"),
-    "states": Graphs(_WHOLE, "the model has layers with recurrent states"),
-    "context": Graphs(f"{_PLAIN} and {_WHOLE}", "context parallelism"),
-    "backend": Graphs(
-        f"{_PLAIN} and {_WHOLE}",
-        "graphs of the attention backend take one length for all requests, those of FlashAttention 3 and of "
-        "--attention-backend TRITON_ATTN any",
-    ),
-}
-
-
 class StepDrafts(NamedTuple):
     """The drafts that one step of a worker made for B requests.
 
@@ -73,14 +44,14 @@ class StepDrafts(NamedTuple):
 class DraftReport(NamedTuple):
     """drafts: those whose copies have arrived on the host, the oldest first. trimmed: request → draft slots that
     this very step verified, where the device trims them. refused: request → one of `REFUSALS`. faults: part
-    of the plugin that is off in the worker → why. graphs: place in `GRAPHS`, which comes with whatever else
-    there is."""
+    of the plugin that is off in the worker → why. plain_graphs_alone: whether plain steps have FULL CUDA graphs,
+    and drafts of mixed lengths none; comes with whatever else there is."""
 
     drafts: Sequence[StepDrafts] = ()
     trimmed: Mapping[str, int] = {}
     refused: Mapping[str, str] = {}
     faults: Mapping[str, str] = {}
-    graphs: int = 0
+    plain_graphs_alone: bool = False
 
 
 def attach(model_runner_output: Any, report: DraftReport) -> None:

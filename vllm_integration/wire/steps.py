@@ -42,14 +42,13 @@ class Messages(NamedTuple):
     steps: of all outputs, one output's after the other's. counts: [M] how many steps each output brought.
     own: [M] 1 where the last of them is the output's own step; a step whose draft is not reported yet comes with
     a later output. refused: [M] why the request's prediction is not used as it came, an index of
-    `reports.REFUSALS`. graphs: [M] place in `reports.GRAPHS`.
+    `reports.REFUSALS`.
     """
 
     steps: Steps
     counts: Ints
     own: Ints
     refused: Ints
-    graphs: Ints
 
 
 def count_verified(slots: Counts, length: Counts, sampled: Counts, kept: Counts) -> tuple[Counts, Counts]:
@@ -67,15 +66,16 @@ def count_verified(slots: Counts, length: Counts, sampled: Counts, kept: Counts)
 _STEP, _FLAGS = len(Steps._fields) * _INT.itemsize, _INT.itemsize
 
 
-def encode(steps: Steps, output: Ints, own: Ints, refused: Ints, graphs: int = 0) -> list[str]:
+def encode(steps: Steps, output: Ints, own: Ints, refused: Ints) -> list[str]:
     """M messages. output: [S] the place of the output, 0 ≤ place < M, that each step goes with. own, refused: [M].
 
     A message is the four numbers of each of its steps, in their order, then one of its flags.
     """
     in_order = np.array(steps)[:, np.argsort(output, kind="stable")]
     ends = _STEP * np.cumsum(np.bincount(output, minlength=len(own)))
-    flags = own + _INT.type(8 * graphs) + 2 * refused
-    return list(map(add, _cut(in_order.T, ends), _cut(flags, _FLAGS * np.arange(1, len(own) + 1))))
+    return list(
+        map(add, _cut(in_order.T, ends), _cut(own + 2 * refused, _FLAGS * np.arange(1, len(own) + 1)))
+    )
 
 
 def _cut(numbers: Ints, ends: Ints) -> Iterator[str]:
@@ -95,7 +95,7 @@ def decode(texts: Sequence[str]) -> Messages:
     numbers = np.frombuffer("".join(texts).encode("latin-1"), dtype=_INT).astype(np.int64)
     last = np.cumsum(sizes) // _INT.itemsize - 1
     steps, flags = np.delete(numbers, last).reshape(-1, len(Steps._fields)), numbers[last]
-    return Messages(Steps(*steps.T), counts, flags & 1, flags >> 1 & 3, flags >> 3)
+    return Messages(Steps(*steps.T), counts, flags & 1, flags >> 1)
 
 
 def tell_faults(output: Any, faults: Mapping[str, str]) -> None:

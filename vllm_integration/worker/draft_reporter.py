@@ -97,8 +97,8 @@ class DraftReporter:
             columns["token_ids"] = ((max_reqs, num_draft_tokens), torch.int64)
             columns["tails"] = ((max_reqs, misses.tail_len), torch.int32)
         self.step = 0
-        #: Place in `GRAPHS`, once the runner has decided.
-        self.graphs = 0
+        #: As of `DraftReport`, once the runner has decided.
+        self.plain_graphs_alone = False
         self.free = [StepCopies(columns, device) for _ in range(batches_in_flight + _SPARE)]
         self.in_flight: deque[StepCopies] = deque()  # the oldest first
         self._misses, self._device, self._lock = misses, device, threading.Lock()
@@ -168,7 +168,7 @@ class DraftReporter:
     def attach(self, model_runner_output: Any, step: int, refused: Mapping[str, str] | None = None) -> None:
         """Attach to the output of `step` what has arrived from it or from earlier ones."""
         drafts, trimmed = self._arrived_by(step)
-        report = DraftReport(drafts, trimmed, refused or {}, faults(), self.graphs)
+        report = DraftReport(drafts, trimmed, refused or {}, faults(), self.plain_graphs_alone)
         attach(model_runner_output, report)
 
     def _arrived_by(self, now: int) -> tuple[list[StepDrafts], dict[str, int]]:

@@ -26,9 +26,28 @@ from ..config.in_use import drafts_predictions, inner_tokens
 from ..config.settings import Settings
 from ..seams.guard import shown_fault, strict
 from ..seams.install import seam
-from ..wire.reports import GRAPHS
 
 logger = logging.getLogger("vllm.gpu_align")
+
+_PLAIN, _WHOLE = "steps without drafts", "steps with K drafts for every request"
+#: Name of what was found → the steps that run with FULL CUDA graphs, and why others do not; empty where all do.
+GRAPHS = {
+    "all": ("all steps", ""),
+    "decode": ("all decode steps", ""),
+    "no mode": ("no steps", "cudagraph_mode has none"),
+    "off": ("only the steps that vLLM does", "GPU_ALIGN_CUDA_GRAPHS=0"),
+    "failed": ("only the steps that vLLM does", "no more could be added"),
+    "pipeline": (_WHOLE, "only the last pipeline stage drafts, and all stages have to pad alike"),
+    "microbatches": (_WHOLE, "microbatches are captured for one number of tokens a request"),
+    "states": (_WHOLE, "the model has layers with recurrent states"),
+    "context": (f"{_PLAIN} and {_WHOLE}", "context parallelism"),
+    "backend": (
+        f"{_PLAIN} and {_WHOLE}",
+        "graphs of the attention backend take one length (any: FlashAttention 3, --attention-backend TRITON_ATTN)",
+    ),
+}
+#: Names that are no loss to anybody, or that the operator chose.
+_ASKED_FOR = ("all", "decode", "no mode", "off")
 
 
 @seam("graphs.initialize_kv_cache")
@@ -45,16 +64,12 @@ def initialize_kv_cache(original: Callable[..., Any], self: Any, *args: Any, **k
             name, detail = "failed", shown_fault(error)
         reporter = getattr(self.speculator, "reporter", None)
         if reporter is not None and not kwargs.get("is_profiling"):
-            reporter.graphs = [*GRAPHS].index(name)
+            reporter.plain_graphs_alone = name in ("context", "backend")
             full, others = GRAPHS[name]
             why = "; others not: " + " ".join(filter(None, [others, detail])) if others else ""
             level = logging.INFO if name in _ASKED_FOR else logging.WARNING
             logger.log(level, "gpu_align runs %s with FULL CUDA graphs%s", full, why)
     return result
-
-
-#: Names of `GRAPHS` that are no loss to anybody, or that the operator chose.
-_ASKED_FOR = ("all", "decode", "no mode", "off")
 
 
 def add_graphs(runner: Any) -> tuple[str, str]:

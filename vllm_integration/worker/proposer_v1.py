@@ -5,36 +5,22 @@ requests its rows hold or when they finish; the wrapped `_update_states` does.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..config.in_use import drafts_predictions
 from ..seams.guard import faults
 from ..seams.install import install, seam, watch
 from ..wire.reports import DraftReport, StepDrafts, attach
 from ..wire.request import RequestContent
 from .request_drafter import RequestDrafter, ours
 from .requests import StopRule, stop_rule, take_refusals
-
-logger = logging.getLogger("vllm.gpu_align")
-
-
-def without_drafts(sampling_params: Any) -> bool:
-    """Whether drafts of a request with these parameters would not be verified by its own distribution."""
-    return (
-        bool(sampling_params.logit_bias)
-        or sampling_params.min_p > 0
-        or sampling_params.thinking_token_budget is not None
-    )
 
 
 @dataclass
@@ -53,7 +39,7 @@ class PredictedOutputsProposer(RequestDrafter):
 
     def __init__(self, vllm_config: Any) -> None:
         watch()  # harmless again; vLLM may have been told to load other plugins only
-        for group in ("v1", "usage_v1", "parameters_v1", "seeds"):
+        for group in ("v1", "usage_v1"):
             install(group)
         max_context_len = int(vllm_config.model_config.max_model_len)
         super().__init__(vllm_config, max_context_len)
@@ -111,8 +97,8 @@ class PredictedOutputsProposer(RequestDrafter):
     def _admit(self, req_id: str, params: Any) -> None:
         if req_id in self.requests:  # a streaming-input request is sent again with a longer prompt
             self._finish([req_id])
-        if params is None or self.drafter is None or without_drafts(params):
-            return
+        if params is None or self.drafter is None or params.thinking_token_budget is not None:
+            return  # drafts would not be verified by its own distribution
         content = self.open(req_id, params)
         if content is not None:
             prompt_len = int(self._batch.num_prompt_tokens[self._batch.req_ids.index(req_id)])
@@ -251,70 +237,26 @@ def input_fits_in_drafter(
     return bool(fits) if ours(self) is None else common_attn_metadata is not None
 
 
-# What V1 (vLLM 0.32) does with sampling parameters beside any drafter, mended. It leaves out the processors of
-# `min_p` and `logit_bias`, which its rejection sampler does not give to drafts. The last token of each request
-# goes through the ordinary sampler, with all of them: a request without drafts is served as without a drafter.
-
-
-@seam("v1.apply_to_logits")
-def apply_budget(
-    original: Callable[..., Any],
-    self: Any,
-    logits: Any,
-    predict_bonus_token: bool,
-    spec_token_ids: Any,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    """`ThinkingBudgetStateHolder.apply_to_logits`, which counts rows of logits by drafts and looks for the ends of
-    thinking in what is written. Where the ordinary sampler samples a step, there is one row a request."""
-    spec_mode = self.in_spec_mode
-    self.in_spec_mode = spec_mode and (predict_bonus_token or any(spec_token_ids or ()))
-    try:
-        return original(self, logits, predict_bonus_token, spec_token_ids, *args, **kwargs)
-    finally:
-        self.in_spec_mode = spec_mode
-
-
-@seam("parameters_v1.build_logitsprocs")
-def build_processors(
-    original: Callable[..., Any],
-    vllm_config: Any,
-    device: Any,
-    is_pin_memory: bool,
-    is_pooling_model: bool,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    """`build_logitsprocs` as the V1 runner imported it: all that are built in. The original refuses others."""
-    made = original(vllm_config, device, is_pin_memory, is_pooling_model, *args, **kwargs)
-    if is_pooling_model or not drafts_predictions(vllm_config, even_if_off=True):
-        return made
-    from vllm.v1.sample import logits_processor
-
-    known = list(made.all)
-    added = [
-        processor(vllm_config, device, is_pin_memory)
-        for processor in logits_processor.BUILTIN_LOGITS_PROCESSORS
-        if not any(isinstance(each, processor) for each in known)
-    ]
-    logger.info("gpu_align: requests with min_p or logit_bias are served, without drafts")
-    return type(made)([*known, *added])
-
-
 @seam("v1._sample")
 def sample(
     original: Callable[..., Any], self: Any, logits: Any, spec_decode_metadata: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """`GPUModelRunner._sample`: `logprob_token_ids` are answered by the ordinary sampler only. Our scheduler plans
     no drafts beside them, so that it can sample the step."""
+    metadata = self.input_batch.sampling_metadata
     if (
-        spec_decode_metadata is not None
-        and self.input_batch.sampling_metadata.logprob_token_ids
-        and not any(spec_decode_metadata.num_draft_tokens)
+        spec_decode_metadata is None
+        or not metadata.logprob_token_ids
+        or any(spec_decode_metadata.num_draft_tokens)
     ):
-        spec_decode_metadata = None
-    return original(self, logits, spec_decode_metadata, *args, **kwargs)
+        return original(self, logits, spec_decode_metadata, *args, **kwargs)
+    if (budgets := metadata.thinking_budget_state_holder) is None:
+        return original(self, logits, None, *args, **kwargs)
+    budgets.in_spec_mode = False  # one row a request; it would end the thinking of another one
+    try:
+        return original(self, logits, None, *args, **kwargs)
+    finally:
+        budgets.in_spec_mode = True
 
 
 @seam("v1.apply_sampling_constraints")
@@ -340,28 +282,3 @@ def expand(
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
     values = x.masked_fill(x == replace_from, replace_to)
     return values.repeat_interleave(counts, output_size=num_tokens)
-
-
-#: Generator of the CPU → its state at the end of the last step.
-_states: WeakKeyDictionary[torch.Generator, torch.Tensor] = WeakKeyDictionary()
-
-
-@seam("seeds._bookkeeping_sync")
-def take_back_draws(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """`GPUModelRunner._bookkeeping_sync`, which takes back the draws of a request with a seed whose prompt has not
-    ended, by the generator's offset. On the CPU, where generators have none and the original ends the engine, this
-    sets the state from before the step."""
-    generators = self.input_batch.generators
-    if not generators or self.device.type != "cpu":
-        return original(self, *args, **kwargs)
-    unfinished = {row: generators.pop(row) for row in [*generators] if self.discard_request_mask.np[row]}
-    for generator in unfinished.values():
-        if (state := _states.get(generator)) is None:
-            generator.manual_seed(generator.initial_seed())
-        else:
-            generator.set_state(state)
-    try:
-        return original(self, *args, **kwargs)
-    finally:
-        generators.update(unfinished)
-        _states.update((generator, generator.get_state()) for generator in generators.values())

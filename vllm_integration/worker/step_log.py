@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from ..seams.install import install
 from ..wire import request as wire
 from ..wire.steps import count_verified
 from .requests import StopRule, stop_rule
-from .startup import WorkerLog, append, logs_here, tokenizer_of
+from .startup import WorkerLog, logs_here, tokenizer_of
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -57,8 +56,8 @@ class Proposal(NamedTuple):
 
 @dataclass
 class LoggedRequest:
-    """A request whose steps are kept. tokens: prompt and output. ended: it has met a stop token or `max_tokens`.
-    written: steps in its live file, which `texts` tells the next ones of; None without one."""
+    """A request whose steps are kept. tokens: prompt and output. ended: it has met a stop token or
+    `max_tokens`."""
 
     req_id: str
     content: wire.RequestContent
@@ -70,8 +69,6 @@ class LoggedRequest:
     tokens: list[int] = field(default_factory=list)
     explainer: Explainer | None = None
     explanation: Explanation | None = None
-    written: int | None = None
-    texts: step_log.Texts | None = None
 
     def record(self, sampled: list[int], slots: int, position: int) -> None:
         """Keep a step that sampled these behind `position` tokens and verified so many drafts, with where the
@@ -115,8 +112,8 @@ class DebugLog(WorkerLog):
         log.proposed(…)         # what is drafted for the next one
         log.finish(req_ids)
 
-    num_draft_tokens: K. decode: token ids → text; None leaves texts out. live: whether files grow with each step.
-    explain: a request's explainer, by its content and the length of its prompt.
+    num_draft_tokens: K. decode: token ids → text; None leaves texts out. explain: a request's explainer, by its
+    content and the length of its prompt.
     """
 
     def __init__(
@@ -124,14 +121,12 @@ class DebugLog(WorkerLog):
         directory: str,
         num_draft_tokens: int,
         decode: step_log.Decode | None = None,
-        *,
-        live: bool = False,
         explain: Explain | None = None,
     ) -> None:
         self._num_draft_tokens = num_draft_tokens
         self._decode = decode
         self._directory = Path(directory)
-        self._is_live, self._explain = live, explain
+        self._explain = explain
         self._requests: dict[str, LoggedRequest] = {}
         setting = "GPU_ALIGN_DEBUG_DIR"
         super().__init__(
@@ -175,7 +170,6 @@ class DebugLog(WorkerLog):
                 request.tokens = token_ids[row, : end - sampled].tolist()
                 request.explainer = self._explain(request.content, request.prompt_len)
             request.record(token_ids[row, end - sampled : end].tolist(), int(verified), end - sampled)
-            self.follow(request)
 
     @guarded
     def proposed(self, req_ids: Sequence[str], draft: Any, duration_us: int) -> None:
@@ -196,34 +190,6 @@ class DebugLog(WorkerLog):
             if request := self._requests.pop(req_id, None):
                 self.write(request)
 
-    @guarded
-    def follow(self, request: LoggedRequest) -> None:
-        """Append the steps that a live file does not have yet; nothing where files are not live."""
-        if not self._is_live:
-            return
-        path = self._path_of(request)
-        if request.written is None or not path.exists():  # the directory may have been cleared
-            self._begin(request, path)
-        steps = request.steps[request.written :]
-        if not steps:
-            return
-        if request.texts is not None:
-            steps = [request.texts.of(step) for step in steps]
-        request.written = len(request.steps)
-        append(path, "".join(map(step_log.dump_live_step, steps)).encode())
-
-    def _begin(self, request: LoggedRequest, path: Path) -> None:
-        log = self._log_of(request)
-        if self._decode is not None:
-            request.texts = step_log.Texts(self._decode, request.tokens[: request.prompt_len])
-            log = replace(log, steps=[]).with_texts(self._decode)
-        request.written = 0
-        path.unlink(missing_ok=True)  # of an earlier request of that id; and never follow a link
-        append(path, step_log.dump_live_head(log).encode(), os.O_CREAT | os.O_EXCL)
-
-    def _path_of(self, request: LoggedRequest) -> Path:
-        return self._directory / safe_name(request.req_id)
-
     def _log_of(self, request: LoggedRequest) -> step_log.StepLog:
         prediction = request.content.token_ids.tolist()
         return step_log.StepLog(
@@ -237,11 +203,11 @@ class DebugLog(WorkerLog):
 
     @guarded
     def write(self, request: LoggedRequest) -> None:
-        """Write the file of a request that has finished, whole or not at all, in the place of a live one."""
+        """Write the file of a request that has finished, whole or not at all."""
         log = self._log_of(request)
         if self._decode is not None:
             log = log.with_texts(self._decode, request.tokens[: request.prompt_len])
-        write_at_once(self._path_of(request), [step_log.dump(log).encode()], 0o600)
+        write_at_once(self._directory / safe_name(request.req_id), [step_log.dump(log).encode()], 0o600)
 
 
 def _decoder_of(model_config: Any) -> step_log.Decode | None:
@@ -264,5 +230,5 @@ def open_log(
     if not settings.debug_dir or not logs_here(vllm_config) or install("step_log"):
         return None
     decode = _decoder_of(vllm_config.model_config)
-    log = DebugLog(settings.debug_dir, num_draft_tokens, decode, live=settings.debug_live, explain=explain)
+    log = DebugLog(settings.debug_dir, num_draft_tokens, decode, explain)
     return log if log.on else None
