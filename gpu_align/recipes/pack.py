@@ -48,12 +48,9 @@ SHIPPED = Path(__file__).with_name("base.json.gz")
 NUM_BINS = 20
 #: The most words of a recipe's context.
 MAX_WORDS = 3
-#: Of files that are written whole; and of those that grow: a head, then a row a line.
-FORMAT, LINES_FORMAT = 2, 3
-#: Kind → the name of such a file, and the formats that are read.
-KINDS = {"pack": ("a recipe pack", (FORMAT,)), "misses": ("a file of misses", (FORMAT, LINES_FORMAT))}
-
-_LINES = b'{"format":%d,' % LINES_FORMAT
+FORMAT = 2
+#: Kind → the name of such a file.
+KINDS = {"pack": "a recipe pack", "misses": "a file of misses"}
 
 
 class PackError(ValueError):
@@ -162,27 +159,18 @@ class RecipePack:
 
 def read_file(path: Path, **parsers: Callable[[dict[str, Any]], Any]) -> Any:
     """Read a file of one of these kinds; PackError where it is none, with the name of the first of them."""
-    expected, data = next(iter(parsers)), None
+    expected = next(iter(parsers))
     try:
         text = read_text(path)
-        if text.startswith(_LINES) and b"\n" in text:
-            head, *lines = text.split(b"\n")[:-1]  # without a last line that a killed process began
-            data = {**json_of(head), "lines": list(map(json_of, lines))}
-        else:
-            data = json_of(text)
-        data = checked(dict, data)
+        data = checked(dict, json_of(text))
         kind = str(data.get("kind", "pack"))[:60]
         expected = kind if kind in parsers else expected
         expect(kind == expected, "kind", expected, kind)
-        expect(data.get("format") in KINDS[kind][1], "format", "one that is known", data.get("format"))
-        if data["format"] == FORMAT:
-            _check_hash(data, text)
+        expect(data.get("format") == FORMAT, "format", "one that is known", data.get("format"))
+        _check_hash(data, text)
         return parsers[kind](data)
     except ValueError as error:
-        what, formats = KINDS[expected]
-        raise PackError(
-            f"{path}: expected {what} of format {' or '.join(map(str, formats))} ({error})"
-        ) from error
+        raise PackError(f"{path}: expected {KINDS[expected]} of format {FORMAT} ({error})") from error
 
 
 def write_file(path: Path, kind: str, data: dict[str, Any], mode: int = 0o666) -> None:

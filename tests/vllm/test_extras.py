@@ -64,9 +64,6 @@ STEPS = (
         "step log", f"{WORKER}.step_log:LoggedRequest.record", "step log", ("writes no step logs any more",)
     ),
     Fault(
-        "recipe misses", f"{WORKER}.miss_log:Source", "recipe misses", ("counts no recipe misses any more",)
-    ),
-    Fault(
         "response memory, an answer is kept",
         f"{SCHEDULER}.schedulers:Recall.keep",
         "response memory",
@@ -132,12 +129,6 @@ STEPS = (
 )
 STARTS = (
     Fault("step log", f"{WORKER}.request_drafter:open_log", "step log", ("writes no step logs any more",)),
-    Fault(
-        "recipe misses",
-        f"{WORKER}.request_drafter:open_miss_log",
-        "recipe misses",
-        ("counts no recipe misses any more",),
-    ),
     Fault(
         "response memory",
         f"{SCHEDULER}.schedulers:Recall.__init__",
@@ -225,7 +216,6 @@ class Bench:
             environment={
                 "GPU_ALIGN_STRICT": "0",
                 "GPU_ALIGN_RECIPES": "base",
-                "GPU_ALIGN_RECIPE_MISSES": str(directory / "misses"),
                 "GPU_ALIGN_MEMORY_TOKENS": "1000",
                 "GPU_ALIGN_MAX_PREDICTION_TOKENS": "64",
                 **environment,

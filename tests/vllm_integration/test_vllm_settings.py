@@ -112,7 +112,7 @@ def test_settings_decide_whether_requests_without_a_prediction_are_drafted_for(
         ("GPU_ALIGN_RECIPES", "base,off"),
         ("GPU_ALIGN_MEMORY_TOKENS", "-1"),
         ("GPU_ALIGN_MEMORY_TOKENS", "a lot"),
-        ("GPU_ALIGN_RECIPE_MISSES_SHAPES", "3"),
+        ("GPU_ALIGN_DRAFTER_FILLS", "3"),
     ],
 )
 def test_unreadable_settings_are_named(name: str, value: str) -> None:

@@ -21,7 +21,7 @@ from tests.vllm_integration.parser_answers import (
     make_tokenizer,
     thought_of,
 )
-from vllm_integration.frontend import streams
+from vllm_integration.frontend import skeletons, streams
 
 pytest.importorskip("vllm")
 
@@ -218,6 +218,16 @@ def test_thoughts_are_streamed_alike(name: str) -> None:
     before, between, after = thought_of(name).split("{}")
     answers = {what: f"{before}{thought}{between}{text}{after}" for what, (thought, text) in THOUGHTS.items()}
     check(name, None, name, answers)
+
+
+@pytest.mark.parametrize("name", skeletons._FORMATS)
+def test_a_skeletons_call_is_one_that_the_parser_reads(name: str) -> None:
+    """Where the chat template renders no calls, skeletons have the format that is written down for the parser."""
+    if name in ELSEWHERE:
+        pytest.skip(ELSEWHERE[name])
+    for tool, arguments in (WRITE, READ):
+        answer = skeletons._FORMATS[name] % (tool, json.dumps(arguments))
+        assert alike(whole(name, None, answer)) == ("", "", [(tool, arguments)]), answer
 
 
 @pytest.mark.parametrize(("tool", "reasoning"), BOTH)

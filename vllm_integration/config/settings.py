@@ -105,8 +105,6 @@ class Settings(BaseModel):
     arena_tokens: Annotated[int | None, _count("tokens")] = None
     recipes: _Packs = SHIPPED_RECIPES
     recipe_registry: _Path = None
-    recipe_misses: _Path = None
-    recipe_misses_shapes: _Flag = False
     conversation: _Flag = False
     memory_tokens: Annotated[int, _count("tokens", least=0)] = 0
     min_match: Annotated[int, Field(ge=1, le=MAX_MATCH, description=f"1 to {MAX_MATCH} tokens")] = 1

@@ -14,7 +14,6 @@ import torch
 
 from ..seams.guard import Guard, faults
 from ..wire.reports import DraftReport, Ints, StepDrafts, attach, survival_levels
-from .miss_log import MissLog
 
 #: Steps whose copies may be under way at once, beyond the batches that the engine has in flight.
 _SPARE = 3
@@ -70,7 +69,7 @@ class DraftReporter:
         reporter.attach(output, step)                    # when the output leaves the worker
 
     max_reqs, num_draft_tokens: sizes of a batch. device: where the drafts are. batches_in_flight: how many
-    steps the engine may have started and not finished. misses: the log that gets steps with `tails`.
+    steps the engine may have started and not finished.
 
     `attach` adds what has arrived by then of this step, and all of earlier ones, with its age in steps. The copies
     of step t − 1 have been under way since before step t began, so it waits for them, in general for nothing: the
@@ -84,7 +83,6 @@ class DraftReporter:
         num_draft_tokens: int,
         device: torch.device,
         batches_in_flight: int = 1,
-        misses: MissLog | None = None,
     ) -> None:
         columns: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
             "length": ((max_reqs,), torch.int32),
@@ -93,15 +91,12 @@ class DraftReporter:
             "total_len": ((max_reqs,), torch.int32),
             "query_ends": ((max_reqs + 1,), torch.int32),
         }
-        if misses is not None:
-            columns["token_ids"] = ((max_reqs, num_draft_tokens), torch.int64)
-            columns["tails"] = ((max_reqs, misses.tail_len), torch.int32)
         self.step = 0
         #: As of `DraftReport`, once the runner has decided.
         self.plain_graphs_alone = False
         self.free = [StepCopies(columns, device) for _ in range(batches_in_flight + _SPARE)]
         self.in_flight: deque[StepCopies] = deque()  # the oldest first
-        self._misses, self._device, self._lock = misses, device, threading.Lock()
+        self._device, self._lock = device, threading.Lock()
         self._trimming = Guard("trimmed drafts", "counts drafts that the device trimmed as rejected")
         self._side: Any = None
         if device.type == "cuda":
@@ -123,12 +118,11 @@ class DraftReporter:
         draft: Any,
         total_len: torch.Tensor,
         query_ends: torch.Tensor | None = None,
-        tails: torch.Tensor | None = None,
     ) -> None:
         """Start the copy of this step's drafts, in the order of `req_ids`; all but `rows` is on the device.
 
         rows: [B] their rows in `total_len` [max_reqs] int32. query_ends: [B + 1] int32, 0 and where each request's
-        verified positions end (its drafts and one more), if the device has trimmed drafts. tails: see `MissLog`.
+        verified positions end (its drafts and one more), if the device has trimmed drafts.
 
         Where every buffer is in use, the oldest copy that has arrived gives its buffer up (on ranks whose outputs
         are not used none is needed); without a free one this step is not reported.
@@ -144,7 +138,6 @@ class DraftReporter:
             # The engine overwrites these, or frees them, before the drafter is launched again.
             step.copy(len(total_len), total_len=total_len)
             step.copy(size + 1, query_ends=query_ends)
-            step.copy(size, tails=tails, token_ids=None if tails is None else draft.token_ids)
             with self._beside_the_engine(step.event):
                 step.copy(size, length=draft.length, source=draft.source, confidence=draft.confidence)
 
@@ -184,10 +177,6 @@ class DraftReporter:
                 drafts.append(_read(step, now))
                 if step.step == now and trims:
                     trimmed = self._trimming.run(_slots_left, step) or {}
-                if self._misses is not None and "tails" in step.copied:
-                    made, more = drafts[-1], (step.host("token_ids"), step.host("tails"))
-                    columns = made.position, made.source, made.length, *more
-                    self._misses.take(step.req_ids, *columns)
                 self._release()
         return drafts, trimmed
 

@@ -168,11 +168,6 @@ class PredictedOutputsProposer(RequestDrafter):
         )
         duration_us = (time.perf_counter_ns() - started) // 1000
         total_len = self.total_len[slots].numpy()
-        if (misses := self.miss_log) is not None:
-            tails = misses.tails_of(self.token_ids, self.total_len, slots)
-            columns = (draft.source, draft.length, draft.token_ids, tails)
-            if tails is not None:
-                misses.take(req_ids, total_len, *(column.numpy() for column in columns))
         draft.length.clamp_(max=torch.tensor(rooms, dtype=torch.int32))
         draft.source.mul_(draft.length > 0)
         if self.log is not None:

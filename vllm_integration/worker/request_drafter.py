@@ -20,7 +20,6 @@ from ..seams.install import off_reason, seam
 from ..wire import request as wire
 from ..wire.reports import DRAFTING, REPORTS, DraftReport, attach
 from .draft_reporter import when_it_leaves
-from .miss_log import MissLog, open_miss_log
 from .requests import any_refusals, open_request, refuse
 from .startup import compiling, drafter_config, load_recipes
 from .step_log import DebugLog, open_log
@@ -64,7 +63,6 @@ class RequestDrafter:
         self.recipes: Recipes | None = None
         self.drafter: Any = None
         self.log: DebugLog | None = None
-        self.miss_log: MissLog | None = None
 
     def start(self, step: Callable[[], object]) -> None:
         """Run what makes the drafter; where that fails, nothing is drafted until the process ends."""
@@ -77,7 +75,7 @@ class RequestDrafter:
             self.guard.end(error)
 
     def make(self, vllm_config: Any, max_slots: int, device: Any, **more: Any) -> None:
-        """Make the drafter, and the logs. more: of the drafter."""
+        """Make the drafter, and the log. more: of the drafter."""
         settings, K = self.settings, self.num_draft_tokens
         load = Guard("recipes", "drafts without recipes", num_ranks=self.guard.num_ranks)
         self.recipes = load.run(load_recipes, settings, vllm_config)
@@ -99,8 +97,6 @@ class RequestDrafter:
         if self.log is not None:
             with compiling("what the step log explains drafts with"):
                 self.log.guard.run(lambda: self.explainer_of(wire.RequestContent(), 0).at([0]))
-        open_misses = Guard("recipe misses", "counts no recipe misses")
-        self.miss_log = open_misses.run(open_miss_log, settings, self.recipes, K, vllm_config, device)
         if jit.not_kept and (self.log is not None or str(device) == "cpu"):
             how = "compiled anew with each start" if jit.COMPILED else "slow, in plain Python"
             logger.warning("gpu_align's code on the host is %s: %s", how, jit.not_kept)
@@ -167,17 +163,14 @@ class RequestDrafter:
         )
 
     def follow(self, req_id: str, content: wire.RequestContent, prompt_len: int, params: Any) -> None:
-        """A request that is drafted for has come, or has returned: the logs follow it."""
-        if self.miss_log is not None:
-            self.miss_log.add(req_id, prompt_len)
+        """A request that is drafted for has come, or has returned: the log follows it."""
         if self.log is not None:
             self.log.add(req_id, content, prompt_len, params)
 
     def finish(self, req_ids: Collection[str]) -> None:
         """These requests have finished."""
-        for log in (self.miss_log, self.log):
-            if log is not None:
-                log.finish(req_ids)
+        if self.log is not None:
+            self.log.finish(req_ids)
 
     def add(
         self, slot: int, req_id: str, content: wire.RequestContent, prompt_len: int

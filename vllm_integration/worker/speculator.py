@@ -84,7 +84,7 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         with compiling("the drafter's kernel"):
             self.drafter.warm_up(states.all_token_ids.gpu, states.total_len.gpu)
         in_flight = 1 + int(getattr(vllm_config.parallel_config, "pipeline_parallel_size", 1))
-        self.reporter = DraftReporter(max_slots, self.num_draft_tokens, device, in_flight, self.miss_log)
+        self.reporter = DraftReporter(max_slots, self.num_draft_tokens, device, in_flight)
 
     @property
     def enable_adaptive_verification(self) -> bool:
@@ -234,9 +234,8 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         if not dummy_run:
             if trims:
                 self.draft_token_confidence_probs[:num_reqs].copy_(draft.confidence)
-            tails = None if self.miss_log is None else self.miss_log.tails_of(token_ids, total_len, rows)
             ends = input_batch.cu_num_logits if trims else None
-            self.reporter.copy(req_ids, host_rows, draft, total_len, ends, tails)
+            self.reporter.copy(req_ids, host_rows, draft, total_len, ends)
         drafts: torch.Tensor = draft.token_ids
         return drafts
 

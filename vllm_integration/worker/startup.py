@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
-import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +17,7 @@ from gpu_align.recipes import PackError
 from gpu_align.recipes.tokenize import Encode
 
 from ..config.settings import SHOWN_HASH, Settings, load_pack
-from ..seams.guard import Guard, shown_error, shown_reason
+from ..seams.guard import shown_error, shown_reason
 from ..seams.install import install
 
 logger = logging.getLogger("vllm.gpu_align")
@@ -171,45 +168,7 @@ def compiling(what: str) -> Iterator[None]:
         logger.info("gpu_align compiled %s in %.1f s; it is cached for the next start", what, seconds)
 
 
-class WorkerLog:
-    """A log that a setting asks for, with texts of requests in a directory of its own. Whatever fails turns the
-    log off, and nothing else: see `Guard`, of which these are arguments."""
-
-    def __init__(
-        self, part: str, costs: str, setting: str, directory: Path, *, then: Callable[[], object]
-    ) -> None:
-        self.guard = Guard(part, costs, spared=(OSError,), then=then)
-        self.guard.run(make_private, setting, directory)
-
-    @property
-    def on(self) -> bool:
-        """Whether the log has not failed."""
-        return not self.guard.is_off
-
-
 def logs_here(vllm_config: Any) -> bool:
     """Whether this is the first of its tensor-parallel ranks, which draft the same: it writes logs."""
     parallel = vllm_config.parallel_config
     return int(parallel.rank) % int(parallel.tensor_parallel_size) == 0
-
-
-def append(path: Path, text: bytes, how: int = 0) -> None:
-    """Write behind what a file has, all of it at once: of a process that is killed, whole lines stay."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | how
-    with open(os.open(path, flags, 0o600), "wb", buffering=0) as file:
-        rest = memoryview(text)
-        while rest:
-            rest = rest[file.write(rest) :]
-
-
-def make_private(setting: str, directory: Path) -> None:
-    """Make a directory for texts of requests; one WARNING where it is there and others can see into it."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        directory.mkdir(mode=0o700)
-    except FileExistsError:
-        if not directory.is_dir():
-            raise
-        mode = stat.S_IMODE(directory.stat().st_mode)
-        if mode & 0o077:
-            logger.warning("%s=%r has mode %04o: other users can see into it", setting, str(directory), mode)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+import stat
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +18,12 @@ from gpu_align.tools.explain import Explainer, Explanation
 from gpu_align.tools.step_log import SOURCES, Step
 
 from ..config.settings import Settings
-from ..seams.guard import guarded, shown_error
+from ..seams.guard import Guard, guarded, shown_error
 from ..seams.install import install
 from ..wire import request as wire
 from ..wire.steps import count_verified
 from .requests import StopRule, stop_rule
-from .startup import WorkerLog, logs_here, tokenizer_of
+from .startup import logs_here, tokenizer_of
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -104,8 +105,8 @@ class LoggedRequest:
         self.ended = self.stop.ends(new, position - self.prompt_len + len(new))
 
 
-class DebugLog(WorkerLog):
-    """Writes the files.
+class DebugLog:
+    """Writes the files. Whatever fails turns the log off, and nothing else: see `Guard`.
 
         log.add(req_id, …)      # a request; then each step:
         log.settle(…)           # what was sampled
@@ -128,15 +129,19 @@ class DebugLog(WorkerLog):
         self._directory = Path(directory)
         self._explain = explain
         self._requests: dict[str, LoggedRequest] = {}
-        setting = "GPU_ALIGN_DEBUG_DIR"
-        super().__init__(
-            "step log", "writes no step logs", setting, self._directory, then=self._requests.clear
-        )
+        clear = self._requests.clear
+        self.guard = Guard("step log", "writes no step logs", spared=(OSError,), then=clear)
+        self.guard.run(_make_private, self._directory)
         if self.on:
             logger.warning(
                 "gpu_align writes the texts of requests and answers to disk (GPU_ALIGN_DEBUG_DIR=%r)",
                 directory,
             )
+
+    @property
+    def on(self) -> bool:
+        """Whether the log has not failed."""
+        return not self.guard.is_off
 
     @guarded
     def add(self, req_id: str, content: wire.RequestContent, prompt_len: int, sampling_params: Any) -> None:
@@ -208,6 +213,18 @@ class DebugLog(WorkerLog):
         if self._decode is not None:
             log = log.with_texts(self._decode, request.tokens[: request.prompt_len])
         write_at_once(self._directory / safe_name(request.req_id), [step_log.dump(log).encode()], 0o600)
+
+
+def _make_private(directory: Path) -> None:
+    """Make a directory for texts of requests; one WARNING where it is there and others can see into it."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(mode=0o700)
+    except FileExistsError:
+        mode = stat.S_IMODE(directory.stat().st_mode)
+        if mode & 0o077:
+            told = "GPU_ALIGN_DEBUG_DIR=%r has mode %04o: other users can see into it"
+            logger.warning(told, str(directory), mode)
 
 
 def _decoder_of(model_config: Any) -> step_log.Decode | None:

@@ -11,9 +11,9 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...files import MAX_COUNT, MAX_TOKEN, Count, Domain, Text, TokenId, checked, expect, json_text
+from ...files import MAX_COUNT, MAX_TOKEN, Count, Domain, Text, TokenId, checked, expect
 from ...ops.recipes import MAX_CONTEXT, SHAPE_WINDOW
-from ...recipes.pack import LINES_FORMAT, context_of, read_file, write_file
+from ...recipes.pack import context_of, read_file, write_file
 from ...recipes.tokenize import shape_of_output
 
 #: Different misses that are held; of further ones only the number is.
@@ -60,11 +60,6 @@ class Misses:
         self.counts[miss] += count
         return True
 
-    def head(self) -> bytes:
-        """The first line of a file that grows; `line_of` each miss follows, as often as it is counted."""
-        about = {"kind": "misses", "tokenizer": self.tokenizer, "made_by": self.made_by}
-        return json_text({"format": LINES_FORMAT, **about}) + b"\n"
-
     def save(self, path: Path | str) -> None:
         """Write them for this user alone, whole or not at all; gzipped if the name ends in ``.gz``."""
         rows = sorted((*miss, count) for miss, count in self.counts.items())
@@ -85,18 +80,16 @@ def count_misses(
     draft: Sequence[int],
     wrote: Sequence[int],
     shape_of: npt.NDArray[np.signedinteger[Any]] | None,
-    accepted_count: int = 1,
 ) -> None:
     """Count a recipe's draft that was verified.
 
-    Its first tokens are accepted, `accepted_count` times, up to the one that is refuted; no more are counted.
+    Its first tokens are accepted, up to the one that is refuted; no more are counted.
 
     Args:
         before: the tokens before the draft, prompt and output; the last `SHAPE_WINDOW` + 1 of them are enough.
         num_output: how many of the output's tokens are before the draft.
         draft, wrote: what was drafted, and what the model wrote from there on, accepted tokens and its own.
         shape_of: [V], `Recipes.shape_of`; None where there are no shapes.
-        accepted_count: 0 leaves accepted tokens out. To count one draft in n, give n for it and 0 for the others.
 
     On the host, about 10 µs for each token that is counted.
     """
@@ -112,16 +105,11 @@ def count_misses(
         shape = [] if shape_of is None else shape_of_output(known[end - output :], shape_of)
         return tuple(known[-MAX_CONTEXT:]), tuple(shape[::-1])
 
-    for k in range(accepted if accepted_count else 0):
-        misses.count(Miss(*contexts(k), tokens[end + k], tokens[end + k]), accepted_count)
+    for k in range(accepted):
+        misses.count(Miss(*contexts(k), tokens[end + k], tokens[end + k]))
     if accepted < checked:
         start = (*contexts(0), int(draft[0])) if accepted else ()
         misses.count(Miss(*contexts(accepted), int(draft[accepted]), int(wrote[accepted]), *start))
-
-
-def line_of(miss: Miss, count: int) -> bytes:
-    """A line of a file that grows."""
-    return json_text((*miss, count)) + b"\n"
 
 
 _TokenOrNone = Annotated[int, Domain("a token id or -1", lambda token: -1 <= token < MAX_TOKEN)]
@@ -143,9 +131,8 @@ class MissRow(NamedTuple):
 def parse_misses(data: dict[str, Any]) -> Misses:
     """The misses of a file's data; the counts of a miss that stands there again add up."""
     counts: Counter[Miss] = Counter()
-    rows = "lines" if data["format"] == LINES_FORMAT else "misses"
-    for i, one in enumerate(checked(list[MissRow], data.get(rows), rows)):
-        where, count = f"{rows}[{i}]", one.times
+    for i, one in enumerate(checked(list[MissRow], data.get("misses"), "misses")):
+        where, count = f"misses[{i}]", one.times
         contexts = {
             name: context_of(where, getattr(one, name), name.startswith("shape"), least=0)
             for name in ("literal", "shape", "literal_start", "shape_start")
