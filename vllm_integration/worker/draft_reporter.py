@@ -24,7 +24,7 @@ class StepCopies:
     where a copy has ended when it returns.
 
     columns: name → [max_reqs, …] on the host. req_ids: of the step; its first rows are theirs. rows: [B] their
-    rows in `total_len`. copied: the columns of the step.
+    rows in `total_len`. trims: whether the step has `query_ends`.
     """
 
     def __init__(
@@ -39,14 +39,12 @@ class StepCopies:
         self.step = 0
         self.req_ids: Sequence[str] = ()
         self.rows: Ints = np.zeros(0, dtype=np.int64)
-        self.copied: set[str] = set()
+        self.trims = False
 
-    def copy(self, size: int, **device: torch.Tensor | None) -> None:
-        """Start to copy the first `size` rows of each tensor that there is into the column of its name."""
+    def copy(self, size: int, **device: torch.Tensor) -> None:
+        """Start to copy the first `size` rows of each tensor into the column of its name."""
         for name, tensor in device.items():
-            if tensor is not None:
-                self.columns[name][:size].copy_(tensor[:size], non_blocking=True)
-                self.copied.add(name)
+            self.columns[name][:size].copy_(tensor[:size], non_blocking=True)
 
     def host(self, name: str) -> Any:
         """[B, …] what a column has of the requests of the step, a view."""
@@ -133,11 +131,12 @@ class DraftReporter:
             if not self.free:
                 return
             size, step = len(req_ids), self.free.pop()
-            step.step, step.req_ids, step.rows, step.copied = self.step, req_ids, rows, set()
+            step.step, step.req_ids, step.rows, step.trims = self.step, req_ids, rows, query_ends is not None
             self.in_flight.append(step)
             # The engine overwrites these, or frees them, before the drafter is launched again.
             step.copy(len(total_len), total_len=total_len)
-            step.copy(size + 1, query_ends=query_ends)
+            if query_ends is not None:
+                step.copy(size + 1, query_ends=query_ends)
             with self._beside_the_engine(step.event):
                 step.copy(size, length=draft.length, source=draft.source, confidence=draft.confidence)
 
@@ -169,13 +168,12 @@ class DraftReporter:
         trimmed: dict[str, int] = {}
         with self._lock:
             while self.in_flight and (step := self.in_flight[0]).step <= now:
-                trims = "query_ends" in step.copied
-                if step.step < now or trims:
+                if step.step < now or step.trims:
                     step.wait()
                 if not step.arrived():
                     break
                 drafts.append(_read(step, now))
-                if step.step == now and trims:
+                if step.step == now and step.trims:
                     trimmed = self._trimming.run(_slots_left, step) or {}
                 self._release()
         return drafts, trimmed

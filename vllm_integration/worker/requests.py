@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
@@ -14,15 +13,13 @@ from ..wire import request as wire
 
 logger = logging.getLogger("vllm.gpu_align")
 
-#: Predictions of this process that were not used as they came: "dropped" (malformed), "cut" (too long) or
-#: "no_room" (the arena is full of others that are in use).
-refused: Counter[str] = Counter()
 _MAX_REFUSALS = 1000
 _refusals: dict[str, str] = {}
 
 
 def take_refusals() -> dict[str, str]:
-    """Request → "dropped", "cut" or "no_room", since this was last asked."""
+    """Request → why its prediction is not used as it came, since this was last asked: "dropped" (malformed), "cut"
+    (too long) or "no_room" (the arena is full of others that are in use)."""
     taken = dict(_refusals)
     _refusals.clear()
     return taken
@@ -34,8 +31,7 @@ def any_refusals() -> bool:
 
 
 def refuse(req_id: str, reason: str, told: str, *args: Any) -> None:
-    """Count it, and say so in one WARNING: `told` with the request's id and `args`."""
-    refused[reason] += 1
+    """Report it, and say so in one WARNING: `told` with the request's id and `args`."""
     if len(_refusals) < _MAX_REFUSALS:  # they must not pile up if they are not read
         _refusals[req_id] = reason
     logger.warning(told, shown_id(req_id), *args)
@@ -80,8 +76,8 @@ def open_request(
         ):
             raise ValueError(f"prediction: expected 0 ≤ token id < {vocab_size}, got others")
     except (TypeError, ValueError) as error:
-        told = "Request %s is served without its prediction: %s (%d dropped so far)"
-        refuse(req_id, "dropped", told, shown_reason(error), refused["dropped"] + 1)
+        told = "Request %s is served without its prediction: %s"
+        refuse(req_id, "dropped", told, shown_reason(error))
         return content if even_without else None
     if token_ids.size > capacity:
         told = "The prediction of request %s was cut: expected at most %d tokens, got %d"
