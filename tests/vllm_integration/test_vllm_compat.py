@@ -92,7 +92,7 @@ def test_wrapping_twice_wraps_once(engine_module: Callable[[], ModuleType], call
 
 @pytest.mark.usefixtures("engine_module")
 def test_a_parameter_that_must_be_given_is_to_be_known() -> None:
-    seams = [SEAMS[3], replace(SEAMS[3], parameters=())]
+    seams = [SEAMS[2], replace(SEAMS[2], parameters=())]
     assert [status.state for status in source_probe.probe_sources(seams=seams)] == ["found", "changed"]
 
 
