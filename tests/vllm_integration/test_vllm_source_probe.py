@@ -216,6 +216,14 @@ PLANTED = [
         "missing usage.trace_headers",
         "usage",
     ),
+    Planted(
+        "what a function sets on its argument renamed",
+        "vllm.entrypoints.launchers.api_server.app_state",
+        "state.online_renderer",
+        "state.renderer",
+        "missing skeletons.online_renderer",
+        "skeletons",
+    ),
 ]
 
 
