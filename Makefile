@@ -127,7 +127,7 @@ llama-cpp: $(VENV)/.dev  ## llama-cpp-python with our drafts: docs/examples/with
 	  $$($(BIN)/python -c "from benchmarks.real_model.model import gguf_file; print(gguf_file())")
 
 static-check: $(VENV)/.dev  ## registers, stack, shared memory and loads of every kernel, without a GPU
-	@$(BIN)/python -m benchmarks.compiled.static_check --all
+	@$(BIN)/python -m benchmarks.compiled.static_check
 
 # Any release: its wheel is fetched, its sources are read, nothing of it is installed or imported.
 probe: $(VENV)/.base  ## look up every private vLLM name in a release: make probe VLLM=0.33.0

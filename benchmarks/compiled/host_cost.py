@@ -1,4 +1,4 @@
-"""What an eager step costs the host, without a GPU: ``python -m benchmarks.compiled.host_cost``.
+"""The host's cost of an eager step, without a GPU: ``python -m benchmarks.compiled.host_cost``.
 
 The kernels are compiled for a GPU (sm_90) and Triton launches them there, with a driver in between that only
 remembers what it was asked to launch. So all that Python does is timed, and nothing of what CUDA does (a launch of
@@ -12,59 +12,17 @@ import os
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import torch
-from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from benchmarks.compiled.launches import NoDevice
 from gpu_align import Drafter
 from gpu_align import drafter as drafter_module
 
 BATCH, CONTEXT, K = 64, 8192, 16
-TARGET = GPUTarget("cuda", 90, 32)
 #: A launcher gets three sizes of the grid, stream, function, metadata, this and two hooks, then the kernel's own.
 LAUNCH_METADATA = 6
-
-
-class NoUtils:
-    """What Triton asks of a device, answered as an H100 does."""
-
-    def load_binary(self, *_: Any) -> tuple[int, ...]:
-        return 1, 1, 0, 0, 1024  # module, function, registers, spills, threads
-
-    def unload_module(self, *_: Any) -> None:
-        pass
-
-    def get_device_properties(self, _: int) -> dict[str, int]:
-        return {"max_shared_mem": 232_448}
-
-
-class NoDevice:
-    """A driver that launches nothing. `launches` holds what it was asked to, while it `listens`."""
-
-    utils = NoUtils()
-
-    def __init__(self, target: GPUTarget = TARGET, number: int = 0) -> None:
-        self.target, self.number = target, number
-        self.launches: list[tuple[Any, ...]] = []
-        self.listens = True
-
-    def launcher_cls(self, *_: Any) -> Callable[..., None]:
-        def launch(*args: Any) -> None:
-            if self.listens:
-                self.launches.append(args)
-
-        return launch
-
-    def get_current_device(self) -> int:
-        return self.number
-
-    def get_current_stream(self, _: int) -> int:
-        return 0
-
-    def get_current_target(self) -> GPUTarget:
-        return self.target
 
 
 def microseconds(call: Callable[[], object], repeats: int = 2000, rounds: int = 10) -> float:
@@ -82,7 +40,7 @@ def main() -> None:
     if os.environ.get("TRITON_INTERPRET", "0") == "1":
         raise SystemExit("TRITON_INTERPRET: expected unset or 0, found 1: the interpreter launches nothing")
     warnings.simplefilter("ignore")  # Triton on settings that it will change
-    device = NoDevice()
+    device = NoDevice("sm_90")
     driver.set_active(device)
     from gpu_align.ops import backend
     from gpu_align.ops.step import StepLaunch
@@ -120,7 +78,7 @@ def main() -> None:
         backend._compiled.clear()
         drafter.propose(*call)
     theirs = device.launches[len(ours) :]
-    kernels = list(step_kernel.device_caches[0][0].values())
+    kernels = list(step_kernel.device_caches[device.get_current_device()][0].values())
     assert len(kernels) == 1, f"expected one kernel for all calls, found {len(kernels)}"
     assert len(ours) == len(theirs) == len(calls)
     for number, pair in enumerate(zip(ours, theirs, strict=True)):

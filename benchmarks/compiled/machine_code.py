@@ -1,11 +1,10 @@
 """Every kernel's machine code, executed: ``python -m benchmarks.compiled.machine_code [--quick]``, without a GPU.
 
-Kernels are compiled as their launchers call them, for each of `TARGETS`, and stand in the place of Triton's: what
-launches them does so unchanged, and `racing` runs their instructions on tensors of the CPU. The cases are those of
-the tests: batches of requests that arrive, leave and repeat each other, in garbage. Drafts **and all that is
-stored** have to be what reference and oracle say; races, accesses outside of a tensor or unaligned, and shared
-memory that is read before it is written are findings. So are instructions that no case reached, if they are more
-than 2 %.
+Kernels are compiled as their launchers call them, for each target of `BANKS`, and `racing` runs their instructions
+on tensors of the CPU. The cases are those of the tests: batches of requests that arrive, leave and repeat each
+other, in garbage. Drafts **and all that is stored** have to be what reference and oracle say; races, accesses
+outside of a tensor or unaligned, and shared memory that is read before it is written are findings. So are
+instructions that no case reached, if they are more than 2 %.
 
 ``--write`` puts the rows of the installed Triton into the pages, beside those of other versions: for another one,
 ``pip install --target DIR triton==3.6.0`` and PYTHONPATH=DIR. Exit code 1: something was found.
@@ -13,18 +12,15 @@ than 2 %.
 
 from __future__ import annotations
 
-import importlib
-import os
 import random
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
-from unittest.mock import patch
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from itertools import product
+from typing import Annotated, NamedTuple
 from zlib import crc32
 
 import torch
@@ -32,134 +28,53 @@ import typer
 
 from benchmarks import tables
 from benchmarks.compiled import static_check
+from benchmarks.compiled.launches import Launch, in_place_of_triton
 from benchmarks.compiled.racing import Findings, RacingMachine, where
 from benchmarks.compiled.sass import Program, disassemble
-from benchmarks.compiled.sass_warp import Memory, constant_bank, flat
+from benchmarks.compiled.sass_warp import BANKS
 
-#: Target → where shared memory begins.
-TARGETS = {"sm_80": 0, "sm_90": 0x400, "sm_100": 0x400}
 #: Shares of a run's time; those that are not here have one.
 WEIGHTS = {"step": 8}
+#: Cases that differ, and races, after which a run ends.
+MOST_WRONG = 20
 
 
-@dataclass
-class Code:
+class Code(NamedTuple):
     """One compiled variant of a kernel, and what its runs found."""
 
-    label: str
+    kernel: str
     program: Program
-    #: Those of the kernel that are in constant bank 0.
-    arguments: list[str]
-    shared: int
-    num_warps: int
     findings: Findings
 
 
 class Emulator:
-    """Lets Triton compile kernels for a target, as for a launch, and runs what it made.
+    """Runs what Triton compiled for a target, in place of a launch.
 
     Args:
-        target: a key of `TARGETS`.
+        target: a key of `BANKS`.
         seed: of the order in which programs, warps and branches go.
-        runs: else it only compiles, into Triton's cache.
     """
 
-    def __init__(self, target: str, seed: int, runs: bool = True) -> None:
-        self.target, self.rng, self.runs = target, random.Random(seed), runs
+    def __init__(self, target: str, seed: int) -> None:
+        self.target, self.rng = target, random.Random(seed)
         self.codes: dict[str, Code] = {}
-        self.compiled: set[str] = set()
         #: Name of the kernel that was launched last.
         self.last = ""
 
-    def launch(self, kernel: Any, grid: tuple[int, ...], args: Any, by_name: dict[str, Any]) -> None:
-        self.last = kernel.fn.__name__
-        compiled = kernel.warmup(*args, grid=grid, **by_name)
-        if not self.runs:
-            self.compiled.add(compiled.hash)
-            return
+    def __call__(self, launch: Launch) -> None:
+        self.last, compiled = launch.kernel, launch.compiled
         if compiled.hash not in self.codes:
-            self.codes[compiled.hash] = self._code_of(kernel, compiled)
-        if 0 not in grid:
-            given = {**dict(zip(kernel.arg_names, args, strict=False)), **by_name}
-            self._run(self.codes[compiled.hash], given, (*grid, 1)[:2])
-
-    def _code_of(self, kernel: Any, compiled: Any) -> Code:
-        names, constants = kernel.arg_names, compiled.src.constants
-        sizes = [f"{names[i]} {value}" for (i,), value in constants.items() if names[i].isupper()]
-        arguments = [name for name, kind in compiled.src.signature.items() if kind != "constexpr"]
-        code, made = disassemble(compiled.asm["cubin"]), compiled.metadata
-        return Code(
-            ", ".join([kernel.fn.__name__, *sizes]),
-            code,
-            arguments,
-            made.shared,
-            made.num_warps,
-            Findings(code),
-        )
-
-    def _run(self, code: Code, given: dict[str, Any], grid: tuple[int, int]) -> None:
-        arguments = list(flat({name: given[name] for name in code.arguments}).values())
-        tensors = [arg for arg in arguments if isinstance(arg, torch.Tensor)]
-        # Views share their memory: a storage is laid out once.
-        storages = {t.untyped_storage().data_ptr(): _bytes_of(t) for t in tensors}
-        memory = Memory(list(storages.values()))
-        begins = {pointer: memory.address(i) for i, pointer in enumerate(storages)}
-
-        def placed(arg: Any) -> tuple[int, int]:
-            if not isinstance(arg, torch.Tensor):
-                return int(arg), 4
-            pointer = arg.untyped_storage().data_ptr()
-            return begins[pointer] + arg.data_ptr() - pointer, 8
-
-        bank = constant_bank(self.target, map(placed, arguments))
-        machine = RacingMachine(
-            code.program, memory, bank, code.num_warps, shared_start=TARGETS[self.target], shared_size=code.shared,
-            findings=code.findings, seed=self.rng.randrange(2**32),
-        )  # fmt: skip
-        machine.run_grid(grid)
-        for own, array in zip(storages.values(), memory.arrays, strict=True):
-            own[:] = array
-
-
-def _bytes_of(t: torch.Tensor) -> Any:
-    return torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage()).numpy()
-
-
-class EmulatedKernel:
-    """In the place of a ``@triton.jit`` function."""
-
-    def __init__(self, kernel: Any, emulator: Emulator) -> None:
-        self.kernel, self.emulator = kernel, emulator
-        self.fn, self.arg_names, self.params = kernel.fn, kernel.arg_names, kernel.params
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        return lambda *args, **by_name: self.emulator.launch(self.kernel, grid, args, by_name)
-
-
-@contextmanager
-def in_place_of_triton(emulator: Emulator) -> Iterator[None]:
-    """Every launch of a kernel goes to `emulator`, on CPU tensors."""
-    from triton.runtime import driver
-
-    from benchmarks.compiled.host_cost import NoDevice
-    from gpu_align.ops import lcs
-
-    # Triton keeps what it compiled by the number of a device.
-    driver.set_active(NoDevice(static_check.target_of(emulator.target), int(emulator.target[3:])))
-    kernels = static_check.find_kernels()
-    # The backend "triton" takes CPU tensors where Triton interprets. Kernels are compiled ones by now.
-    with patch.dict(os.environ, TRITON_INTERPRET="1"), patch.object(lcs, "_INTERPRETER_REQUESTS", 1):
-        try:
-            for name, kernel in kernels.items():
-                setattr(_module(name), name.split(".")[1], EmulatedKernel(kernel, emulator))
-            yield
-        finally:
-            for name, kernel in kernels.items():
-                setattr(_module(name), name.split(".")[1], kernel)
-
-
-def _module(name: str) -> Any:
-    return importlib.import_module(f"gpu_align.ops.{name.split('.')[0]}.kernel")
+            program = disassemble(compiled.asm["cubin"])
+            self.codes[compiled.hash] = Code(launch.kernel, program, Findings(program))
+        code, made = self.codes[compiled.hash], compiled.metadata
+        if 0 in launch.grid:
+            return
+        with launch.in_memory(self.target) as (memory, constants):
+            machine = RacingMachine(
+                code.program, memory, constants, made.num_warps, shared_start=BANKS[self.target][2],
+                shared_size=made.shared, findings=code.findings, seed=self.rng.randrange(2**32),
+            )  # fmt: skip
+            machine.run_grid(launch.grid)
 
 
 # Cases: each raises AssertionError where anything differs.
@@ -232,9 +147,16 @@ CASES: dict[str, list[Callable[[random.Random], None]]] = {
 
 def compile_cases(target: str, name: str) -> dict[str, int]:
     """Compile what a kind of cases launches, for a GPU that need not be there. Returns a row's fields."""
-    emulator = Emulator(target, 0, runs=False)
-    run_cases(emulator, [name], range(2), 0, most_wrong=10**9)  # nothing is computed: everything is wrong
-    return {"compiled": len(emulator.compiled)}
+    found: set[str] = set()
+
+    def take(launch: Launch) -> None:
+        found.add(launch.compiled.hash)
+
+    with in_place_of_triton(target, take):
+        for case, turn in product(CASES[name], range(2)):
+            with suppress(AssertionError, IndexError, RuntimeError):  # nothing is computed: all is wrong
+                case(random.Random(f"{name} {turn}"))
+    return {"compiled": len(found)}
 
 
 def run_natively(name: str, i: int, seconds: float) -> dict[str, int]:
@@ -252,7 +174,7 @@ SMALL_STEPS = [lambda rng, K=K, s=s: steps(rng, K, s, is_small=True) for K, s in
 
 
 class Row(NamedTuple):
-    """What the runs of a kernel found, all its variants together.
+    """Findings of a kernel, all its variants together.
 
     Attributes:
         differences: cases of it that did not end as they should.
@@ -282,13 +204,13 @@ class Outcome(NamedTuple):
 
 
 def run_cases(
-    emulator: Emulator, names: Collection[str], turns: Sequence[int], seed: int, seconds: float = float("inf"),
-    most_wrong: int = 20,
-) -> Outcome:  # fmt: skip
-    """The `turns` of every case, or two at least until its share of `seconds` of the processor is over."""
+    emulator: Emulator, names: Collection[str], turns: Sequence[int], seed: int, seconds: float = float("inf")
+) -> Outcome:
+    """The `turns` of every case, or two at least until its share of `seconds` of the processor is over. It ends
+    when `MOST_WRONG` differ."""
     wrong: dict[str, str] = {}
     variants = [(name, i) for name in names for i in range(len(CASES[name]))]
-    with in_place_of_triton(emulator):
+    with in_place_of_triton(emulator.target, emulator):
         for name, i in variants:
             share = WEIGHTS.get(name, 1) / len(CASES[name]) / sum(WEIGHTS.get(n, 1) for n in names)
             end = time.process_time() + share * seconds
@@ -300,7 +222,7 @@ def run_cases(
                 except (AssertionError, IndexError, NotImplementedError, RuntimeError) as error:
                     wrong[of] = f"{emulator.last}: {type(error).__name__}: {str(error)[:500]}"
                 found = len(wrong) + any(code.findings.races for code in emulator.codes.values())
-                if found >= most_wrong or (turn != turns[0] and time.process_time() > end):
+                if found >= MOST_WRONG or (turn != turns[0] and time.process_time() > end):
                     break
     return _outcome(emulator, wrong)
 
@@ -312,7 +234,7 @@ def _outcome(emulator: Emulator, wrong: dict[str, str]) -> Outcome:
     for code in emulator.codes.values():
         found = code.findings
         own = sorted(entered(code.program))
-        kernel = code.label.partition(",")[0]
+        kernel = code.kernel
         differences = sum(text.startswith(f"{kernel}:") for text in wrong.values())
         row = Row(
             kernel, 1, found.programs, found.instructions, differences, len(found.races), found.same_value,
@@ -328,8 +250,8 @@ def _outcome(emulator: Emulator, wrong: dict[str, str]) -> Outcome:
 
 
 def entered(program: Program) -> set[int]:
-    """Instructions that a branch or the one before leads to. Not padding behind the end, and not what is behind
-    ``BRA.DIV``: for warps whose lanes are apart, of which the emulator says that there is none."""
+    """Instructions that a branch or the one before leads to. Not padding after the end, and not the
+    code after ``BRA.DIV`` for warps whose lanes are apart: the emulator refuses those."""
     found: set[int] = set()
     left = [0]
     while left:
@@ -360,11 +282,10 @@ def main(
     write: Annotated[bool, typer.Option("--write", help="put the rows into results and pages")] = False,
 ) -> None:
     """Execute the machine code of every kernel beside its reference, in random order, and look for races."""
-    os.environ.pop("TRITON_INTERPRET", None)  # read when a kernel is decorated
+    targets = static_check.chosen_targets(target or (["sm_90"] if quick else None), BANKS, False)
     import triton
 
     torch.set_num_threads(1)
-    targets = static_check.chosen_targets(target or (["sm_90"] if quick else None), TARGETS, False)
     names = only or list(CASES)
     if quick:
         CASES["lcs"], CASES["step"] = [*CASES["lcs"][:2], *SMALL_LCS], SMALL_STEPS

@@ -57,7 +57,7 @@ class Accesses:
 
 
 class Findings:
-    """What a run found.
+    """Findings of a run.
 
     Attributes:
         races: (what, earlier instruction, later instruction) → bytes.
@@ -288,7 +288,7 @@ class RacingMachine(Machine):
             self.findings.races[what, where(code[earlier]), where(code[later])] += times
 
     def run_grid(self, grid: tuple[int, int]) -> None:
-        """All programs, one behind the other in random order."""
+        """All programs, one after the other in random order."""
         places = [(x, y) for y in range(grid[1]) for x in range(grid[0])]
         for i, (x, y) in enumerate(self.rng.sample(places, len(places))):
             self.first_thread, self.epoch = i * THREADS, 1

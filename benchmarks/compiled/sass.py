@@ -101,22 +101,18 @@ NONE = 7
 
 
 class Control(NamedTuple):
-    """The control word of an instruction, see above."""
+    """The part of the control word that says when an instruction issues, see above."""
 
     stall: int
-    yields: bool
     write: int
     read: int
     wait: int
-    reuse: int
 
 
 def decode(upper: int) -> Control:
     """From the upper 64 bits of an instruction."""
     bits = upper >> 41
-    return Control(
-        bits & 15, not bits >> 4 & 1, bits >> 5 & 7, bits >> 8 & 7, bits >> 11 & 63, bits >> 17 & 15
-    )
+    return Control(bits & 15, bits >> 5 & 7, bits >> 8 & 7, bits >> 11 & 63)
 
 
 @dataclass(frozen=True)
@@ -258,6 +254,7 @@ def _instruction(found: re.Match[str], upper: int, lines: tuple[tuple[str, int],
     )  # fmt: skip
 
 
+@cache
 def disassemble(cubin: bytes) -> Program:
     """A compiled kernel's instructions."""
     from triton import knobs
@@ -273,7 +270,7 @@ def disassemble(cubin: bytes) -> Program:
 
 
 def _split(ins: Instruction) -> tuple[Operand, list[Operand], list[Operand]]:
-    """``(destination, its predicates, sources)``: predicates right behind the destination are written."""
+    """``(destination, its predicates, sources)``: predicates right after the destination are written."""
     first, *rest = ins.operands
     written = []
     while rest and rest[0].kind in ("P", "UP"):
@@ -593,7 +590,7 @@ def _to_integer(w: Registers, ins: Instruction, mask: Array) -> None:
     if "TRUNC" not in ins.modifiers:
         raise NotImplementedError(ins.text)
     d, a = ins.operands
-    with np.errstate(invalid="ignore"):  # garbage of lanes whose result nobody reads
+    with np.errstate(invalid="ignore"):  # garbage of lanes whose result is not read
         whole = np.trunc(_floats(w, a)).astype(np.int64).view(np.uint64)
     if "S64" in ins.modifiers:
         w.write_wide(d, whole, mask)

@@ -9,9 +9,9 @@ cover. A program has its scheduler for itself: what other programs of the GPU do
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -58,7 +58,7 @@ class Latencies:
     #: Until the source registers of a load or store may be overwritten.
     read: int = 12
     barrier: int = 25
-    #: A taken branch, beyond its stall count: the instructions behind it are fetched anew.
+    #: A taken branch, beyond its stall count: the instructions after it are fetched anew.
     branch: int = 8
     #: Cycles between two instructions of a warp on a pipe of 16 lanes, and between two of the load and store unit.
     half_rate: int = 2
@@ -66,22 +66,14 @@ class Latencies:
     further_line: int = 2
 
 
-#: Target → where a kernel's arguments begin in constant bank 0, and where the stack pointer stands in it.
-BANKS = {"sm_80": (0x160, 0x28), "sm_90": (0x210, 0x28), "sm_100": (0x380, 0x37C)}
-
-
-def flat(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a kernel by name; those in a named tuple one by one, as ``tuple.field``."""
-    found: dict[str, Any] = {}
-    for name, value in arguments.items():
-        fields = getattr(value, "_fields", range(len(value))) if isinstance(value, tuple) else ()
-        found |= {f"{name}.{field}": value[i] for i, field in enumerate(fields)} if fields else {name: value}
-    return found
+#: Target → where a kernel's arguments begin in constant bank 0, where the stack pointer stands in it, and where
+#: shared memory begins.
+BANKS = {"sm_80": (0x160, 0x28, 0), "sm_90": (0x210, 0x28, 0x400), "sm_100": (0x380, 0x37C, 0x400)}
 
 
 def constant_bank(target: str, arguments: Iterable[tuple[Any, int]]) -> bytes:
     """Constant bank 0 at a launch. arguments: value and bytes of each."""
-    start, stack = BANKS[target]
+    start, stack, _ = BANKS[target]
     bank = bytearray(4096)
     bank[stack : stack + 4] = STACK.to_bytes(4, "little")
     for value, size in arguments:
@@ -131,27 +123,11 @@ _SPECIAL = {"S2R": "special", "S2UR": "special", "SHFL": "shuffle", "REDUX": "re
 _CONSTANT = {"LDC", "ULDC", "LDCU"}
 
 
-@dataclass
-class Trace:
-    """What a program did, by the index of an instruction."""
+class Trace(NamedTuple):
+    """Cycles until a program's last warp ended, and instructions of all its warps."""
 
-    #: Of its last warp.
-    cycles: int = 0
-    #: Cycles from its issue to the next one's, but for scoreboards.
-    issued: Counter[int] = field(default_factory=Counter)
-    #: Cycles that others waited for its result.
-    waited: Counter[int] = field(default_factory=Counter)
-    #: How often it was issued.
-    count: Counter[int] = field(default_factory=Counter)
-    #: Pipe → cycles for which it was busy, all warps together.
-    busy: Counter[str] = field(default_factory=Counter)
-
-    def load(self, pipe: str) -> float:
-        """Cycles of a multiprocessor that such a program takes of a pipe, or of its schedulers ("issue").
-
-        Schedulers and pipes are there four times; the load and store unit once, but twice as wide.
-        """
-        return self.busy[pipe] / (2 if pipe == "load and store" else 4)
+    cycles: int
+    instructions: int
 
 
 class Warp(Registers):
@@ -164,8 +140,8 @@ class Warp(Registers):
             **dict.fromkeys(("SR_CTAID.X", "SR_CTAID.Y", "SR_CgaCtaId"), nothing),
         }  # fmt: skip
         super().__init__(machine.constants, special)
-        self.machine, self.costs, self.time = machine, machine.latencies, 0
-        self.boards = [(0, 0)] * 6  # when it is at 0, because of which instruction
+        self.machine, self.costs, self.time, self.count = machine, machine.latencies, 0, 0
+        self.boards = [0] * 6  # when each is at 0
         self.pipes: dict[str, int] = {}
         self.local = np.zeros((STACK // 4, 32), np.uint32)  # each lane's stack
         self.mask, self.exited = np.ones(32, bool), np.zeros(32, bool)
@@ -287,49 +263,30 @@ class Warp(Registers):
                 words[at] = self.r[data.number + i]
 
     def run(self) -> Iterator[None]:
-        code, labels, trace = self.machine.program.code, self.machine.program.labels, self.machine.trace
+        code, labels = self.machine.program.code, self.machine.program.labels
         pc = 0
-        while True:
-            if (pc := self._resume(pc)) == ENDED:
-                return
+        while (pc := self._resume(pc)) != ENDED:
             ins = code[pc]
             mask = self.mask if ins.guard is None else self.mask & self.predicate(ins.guard)
-            before = self.time
-            start = self._issue_time(ins, pc)
+            c, pipe = ins.control, _pipe(ins)
+            waited = (self.boards[i] for i in range(6) if c.wait >> i & 1)
+            start = max(self.time, self.pipes.get(pipe, 0), *waited)
             latency, busy = self._execute(ins, mask, start) if mask.any() else (0, 1)
-            c = ins.control
-            self.pipes[_pipe(ins)] = start + busy
-            trace.busy[_pipe(ins)] += busy
-            trace.busy["issue"] += 1
+            self.pipes[pipe] = start + busy
             if c.write != NONE:
-                self.boards[c.write] = max(self.boards[c.write], (start + latency, pc))
+                self.boards[c.write] = max(self.boards[c.write], start + latency)
             if c.read != NONE:
-                held = min(latency, self.costs.read) if latency else 0
-                self.boards[c.read] = max(self.boards[c.read], (start + held, pc))
-            self.time = start + max(c.stall, 1)
-            trace.count[pc] += 1
-            trace.issued[pc] += self.time - start
-            if start > before:
-                trace.waited[self.waited_for] += start - before
+                self.boards[c.read] = max(self.boards[c.read], start + min(latency, self.costs.read))
+            self.time, self.count = start + max(c.stall, 1), self.count + 1
             if ins.name == "BAR":
                 yield
             target = self._branch(ins, mask, pc, labels)
-            if target != pc + 1:  # also where lanes meet elsewhere than behind their BSYNC
+            if target != pc + 1:  # also where lanes meet elsewhere than after their BSYNC
                 self.time += self.costs.branch
-                trace.issued[pc] += self.costs.branch
             pc = target
 
-    def _issue_time(self, ins: Instruction, pc: int) -> int:
-        start, self.waited_for = self.time, pc
-        if (free := self.pipes.get(_pipe(ins), 0)) > start:
-            start = free
-        for i in range(6):
-            if ins.control.wait >> i & 1 and self.boards[i][0] > start:
-                start, self.waited_for = self.boards[i]
-        return start
-
     def _resume(self, pc: int) -> int:
-        """Where the warp goes on: at `pc`, or where others of its lanes are if none is left here."""
+        """The next instruction: `pc`, or that of other lanes if none is left here."""
         if self.mask.any():
             return pc
         if self.paths:
@@ -346,7 +303,7 @@ class Warp(Registers):
         return ENDED
 
     def _branch(self, ins: Instruction, mask: Array, pc: int, labels: dict[str, int]) -> int:
-        """Where the lanes of `self.mask` go on; those that go elsewhere are set aside."""
+        """The next instruction of the lanes of `self.mask`; those that go elsewhere are set aside."""
         name = ins.name
         if name == "BRA" and {"DIV", "CONV"} & {*ins.modifiers}:
             is_whole = bool((self.mask | self.exited).all())
@@ -436,7 +393,6 @@ class Machine:
     shared: Array = field(default_factory=lambda: np.zeros(SHARED, np.uint8))
     #: Sector of global memory → cycle from which on the program finds it in its first-level cache.
     sectors: dict[int, int] = field(default_factory=dict)
-    trace: Trace = field(default_factory=Trace)
 
     def run(self) -> Trace:
         """Run it to its end."""
@@ -447,5 +403,4 @@ class Machine:
             end = max((warp.time for warp, _ in running), default=0) + self.latencies.barrier
             for warp, _ in running:
                 warp.time = end
-        self.trace.cycles = max(warp.time for warp in warps)
-        return self.trace
+        return Trace(max(warp.time for warp in warps), sum(warp.count for warp in warps))

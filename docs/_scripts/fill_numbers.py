@@ -117,17 +117,10 @@ def headline(numbers: dict[str, Any]) -> str:
 
 
 def by_num_draft_tokens(numbers: dict[str, Any]) -> str:
-    """Ours and the best peer at equal cost, for each K, on the five packages."""
-    peers = {
-        OURS: "gpu_align",
-        "suffix_decoding_4_deep": "suffix decoding",
-        "prompt_lookup_vllm_v2": "vLLM's n-gram (V2)",
-    }
-    rows = []
-    for size in sorted({run["num_draft_tokens"] for run in numbers["runs"]}):
-        found = _defaults(numbers, size)
-        rows.append([size, *(" @ ".join(_ratios(found[name]["five"])) for name in peers)])
-    return tables.table(["K", *peers.values()], rows, "rrrr") + "\n\nTokens a step @ rejected per accepted."
+    """Ours for each K, on the five packages."""
+    sizes = sorted({run["num_draft_tokens"] for run in numbers["runs"]})
+    rows = [[size, *_ratios(_defaults(numbers, size)[OURS]["five"])] for size in sizes]
+    return tables.table(["K", "tokens a step", "rejected per accepted"], rows, "rrr")
 
 
 def more_drafters(numbers: dict[str, Any]) -> str:
@@ -251,21 +244,14 @@ def ablation(numbers: dict[str, Any]) -> str:
 
 
 def latency(numbers: dict[str, Any]) -> str:
-    """Cycles by the latency model as µs, for sm_90 and the newest Triton: states down, recipes across."""
+    """Cycles by the latency model as µs, for sm_90 and the newest Triton."""
     stored = tables.read("latency")["triton"]
     newest = max(stored)
-    rows: dict[str, list[str]] = {}
-    throughput = []
-    for label, found in stored[newest].items():
-        kind, _, state = label.partition(": ")
-        if kind == "lcs_length":
-            throughput.append(f"{state} {found['sm_90']['tcups_batch'] * GIGAHERTZ:.1f}")
-        else:
-            rows.setdefault(state, []).append(f"{_us(found['sm_90']['warm'])}/{_us(found['sm_90']['cold'])}")
-    heads = ["µs, warm/cold", "no recipes", "recipes"]
-    return tables.table(heads, ([state, *cells[:2]] for state, cells in rows.items())) + (
-        f"\n\nsm_90, Triton {newest}. `lcs_length`, TCUPS: {', '.join(throughput)}."
+    rows = (
+        [state, *(_us(found["sm_90"][name]) for name in ("warm", "cold"))]
+        for state, found in stored[newest].items()
     )
+    return tables.table([f"µs, sm_90, Triton {newest}", "warm", "cold"], rows)
 
 
 def executed(numbers: dict[str, Any]) -> str:
