@@ -1,4 +1,4 @@
-"""Wording that a reader stumbles over, in the installed packages and the documentation: ``python .ci/words.py``.
+"""Wording that a reader stumbles over, in packages, benchmarks and documentation: ``python .ci/words.py``.
 
 Each pattern has a reason, which says what to write. CONTRIBUTING.md has the words that are used.
 """
@@ -26,7 +26,7 @@ PATTERNS = {
     r"\bwithout a word\b": "silently",
     r"\b(told|heard) (of it )?late\b": "arrives a step late",
     r"\banything to say\b|\bhas a say\b": "matches, counts",
-    r"\b([Ww]ings?|floors?)\b": "package of a process, module, lower bound",
+    r"\b[Ww]ings?\b": "package of a process",
     r"\b(near|far) look\b": "local resync, global resync",
     r"\btake_in\b|\bklass\b|\brival\b": "update_state, class_id, runner-up",
     r"\bfor who (is|has)\b": "for requests that",

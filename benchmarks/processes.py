@@ -27,7 +27,7 @@ def _begin(begin: Callable[[], None] | None) -> None:
 
 
 def dealt(work: Callable[[Sequence[Item]], Iterable[Found]], items: Sequence[Item], jobs: int) -> list[Found]:
-    """What `work` finds for each of its items, in their order; with one job in this process."""
+    """The results of `work`, one an item, in their order; with one job in this process."""
     if jobs == 1:
         return list(work(items))
     parts = 4 * jobs

@@ -58,7 +58,7 @@ class Releases:
 
     @property
     def archives(self) -> list[tuple[str, str, bool]]:
-        """What `Fetch` gets, but for the cache."""
+        """The arguments of `Fetch` without the cache."""
         return [(self.name, version, self.sdist) for version in self.versions]
 
     def texts(self, cache: Path, fetch: Fetch) -> list[dict[str, str]]:

@@ -29,7 +29,7 @@ MODEL = "model"
 #: Records a kind of text; records a quality and `MODEL`.
 NUM_REAL = {"tune": 60, "test": 24}
 NUM_MADE = {"tune": 60, "test": 20}
-#: Mean length of a line above which nobody wrote the text by hand, characters; JSON may be one line.
+#: Mean length of a line, in characters, above which a text was not written by hand; JSON may be one line.
 MAX_LINE = 160
 #: Most characters of a text, and about as many as a part of a longer one has where `Releases.cut` says so.
 MAX_CHARACTERS, PART_CHARACTERS = 48_000, 12_000

@@ -1,4 +1,4 @@
-"""What the corpus has beside the files of real releases: made edits, documents of state, and other tokenizers.
+"""The parts of the corpus beside files of real releases: made edits, documents of state, and other tokenizers.
 
 A state is what an agent rewrites when one thing in its world has changed: a list of records with nested fields,
 printed as JSON or YAML. The next version changes a few values, appends an item or two, now and then removes one:

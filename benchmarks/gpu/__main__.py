@@ -135,7 +135,7 @@ def sanitize(tool: str, name: str, is_dry: bool) -> dict[str, Any]:
 
 
 def sanitized(name: str) -> None:
-    """What a sanitizer watches: random cases, each compared with the reference."""
+    """The program under a sanitizer: random cases, each compared with the reference."""
     import random
 
     from benchmarks.compiled.machine_code import CASES

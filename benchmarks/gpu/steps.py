@@ -117,7 +117,7 @@ class StepBatch(Batch):
         self._scratch.add_(self.case.step_tokens)
 
     def works(self, between: Callable[[], object] | None = None) -> tuple[list[Any], list[Any]]:
-        """What an interval does and what its floor does, each a list of calls; `between` goes before each step."""
+        """The calls of an interval, and those of its floor; `between` goes before each step."""
         ahead = [] if between is None else [between]
         work, floor = [*ahead, self._advance, self.propose], [*ahead, self._advance_scratch]
         return work * self.case.steps, floor * self.case.steps
@@ -180,7 +180,7 @@ def rows(device: str, is_dry: bool, out: Path) -> Iterator[Row]:
 
 
 def time_steps(batch: StepBatch, repeats: int, between: Callable[[], object] | None = None) -> dict[str, Any]:
-    """What `per_step` says of this batch; its drafts after the last interval are checked."""
+    """`per_step` of this batch; its drafts after the last interval are checked."""
     work, floor = (record(calls, batch.device) for calls in batch.works(between))
 
     def interval() -> None:
@@ -193,7 +193,7 @@ def time_steps(batch: StepBatch, repeats: int, between: Callable[[], object] | N
 
 
 def time_host(batch: StepBatch, repeats: int) -> float:
-    """Host microseconds of an eager call, the device left to run behind: the median."""
+    """Host microseconds of an eager call, without waiting for the device: the median."""
     times = []
     for _ in range(repeats):
         batch.before()

@@ -50,7 +50,7 @@ Texts = Sequence[tuple[str, str]]
 
 
 def is_replayed(entry: Entry) -> bool:
-    """Whether a record is an edit that somebody made, not a wrong draft or an output like a model's."""
+    """Whether a record is a real edit, not a wrong draft or an output like a model's."""
     return entry.tokens == "tekken" and not (entry.kind == MODEL or entry.kind in QUALITIES[1:])
 
 

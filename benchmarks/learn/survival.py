@@ -57,7 +57,7 @@ def _in_order(records: Iterable[Record]) -> list[Record]:
 def _replayed(
     records: Sequence[Record], survival: npt.NDArray[np.float64], config: DrafterConfig, jobs: int
 ) -> list[ReplayCounts]:
-    """What the drafter with these curves did on the records, a part for each process.
+    """Replay the records with these curves, a part for each process.
 
     With one process it is this one, with whatever constants the operations have here. The context index keeps as
     many tokens as the context has room for: one capacity for all processes.
@@ -92,7 +92,7 @@ def learn(runs: fit.Array) -> fit.Array:
 def learn_table(
     records: Sequence[Record], config: DrafterConfig | None = None, jobs: int = 1
 ) -> dict[str, Any]:
-    """What ``survival.json`` holds, learned from `training_records` in `NUM_ROUNDS` replays.
+    """The content of ``survival.json``, learned from `training_records` in `NUM_ROUNDS` replays.
 
     config: the drafter's settings; its own table is not read. The number of processes changes nothing.
     """

@@ -72,7 +72,7 @@ def letters_of(size: int) -> list[int]:
 
 
 def output_of(letters: Sequence[int], kind: str, at: int) -> list[int]:
-    """What is written where the draft `letters` differs so: the draft is the same in all tasks."""
+    """The output from which the draft `letters` differs so: the draft is the same in all tasks."""
     before, after = list(letters[:at]), list(letters[at:])
     return {
         "correct": before + after,

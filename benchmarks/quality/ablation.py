@@ -1,4 +1,4 @@
-"""What each mechanism of the drafter adds: ``python -m benchmarks.quality.ablation``.
+"""The gain of each mechanism of the drafter: ``python -m benchmarks.quality.ablation``.
 
 Takes one mechanism away at a time, learns the survival table again without it on the tuning split, and replays the
 test split at K = 64. Compares tokens a step at equal rejections: the curve through the settings without the

@@ -1,4 +1,4 @@
-"""What draft quality has to be, as rows with a verdict each."""
+"""Requirements on draft quality, a row with a verdict each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def curve(points: Iterable[Point]) -> list[Point]:
 def height(points: Sequence[Point], rejected_per_accepted: float) -> float | None:
     """Most tokens a step that a drafter with this `curve` reaches with no more rejections than that.
 
-    Between two points on straight lines, behind the last one level. None left of the first point: the drafter has
+    Between two points on straight lines, after the last one level. None left of the first point: the drafter has
     no setting with so few rejections.
     """
     if not points or rejected_per_accepted < points[0].rejected_per_accepted:
@@ -154,7 +154,7 @@ def one_line_checks(pairs: Sequence[PairResult], clairvoyant: Sequence[PairResul
 
 
 def unrelated_checks(unrelated: Counts, without: Counts) -> list[Check]:
-    """What a prediction costs that has nothing to do with the output."""
+    """The cost of a prediction that has nothing to do with the output."""
     share = unrelated.rejected_from_prediction / max(unrelated.output_tokens, 1)
     few, fewer = (
         unrelated.records > 0 and share <= MAX_UNRELATED_REJECTED,

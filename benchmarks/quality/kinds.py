@@ -64,7 +64,7 @@ def measure(
 
 
 def as_json(found: Mapping[str, Mapping[Run, Counts]]) -> dict[str, Any]:
-    """What the documentation is filled from, by label: counts at the default, and the leads over every peer."""
+    """The numbers of the documentation, by label: counts at the default, and the leads over every peer."""
     return {
         label: {
             "runs": {name: counts[Run(name, K)].as_json() for name in SHOWN if Run(name, K) in counts},

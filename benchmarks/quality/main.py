@@ -54,7 +54,7 @@ def planned_runs() -> list[Run]:
 
 
 def with_cases(entries: Sequence[Entry]) -> list[Entry]:
-    """The corpus, and behind it the cases of `CASES`."""
+    """The corpus, then the cases of `CASES`."""
     real = cases.real(entries)
     strangers = cases.unrelated(cases.hopeless(entries))
     return [
@@ -122,7 +122,7 @@ def as_json(
     entries: Sequence[Entry],
     rows: Mapping[str, Mapping[Run, Counts]],
 ) -> dict[str, Any]:
-    """What the documentation is filled from: integers, so that ratios are computed where they are shown."""
+    """The numbers of the documentation: integers, so that ratios are computed where they are shown."""
     test = {run: total(found, entries, lambda e: e.kind not in CASES) for run, found in results.items()}
     five = {run: total(found, entries, lambda e: e.in_five) for run, found in results.items()}
 

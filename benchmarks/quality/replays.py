@@ -104,14 +104,14 @@ class Reliability:
 
 @dataclass
 class OurPair(PairResult):
-    """What our drafter did on one record, and its confidences beside what was accepted."""
+    """Counts of our drafter on one record, and its confidences beside the accepted drafts."""
 
     reliability: Reliability = field(default_factory=Reliability, repr=False)
 
     def count(self, step: VerifiedStep) -> None:
         super().count(step)
         if step.confidence is not None:
-            # The tokens behind the first wrong one were not put to the test.
+            # The tokens after the first wrong one were not put to the test.
             self.reliability.add(step.confidence[: min(step.accepted + 1, len(step.draft))], step.accepted)
 
 
@@ -125,7 +125,7 @@ def replay_batched(
     memory: bool = False,
     related: Sequence[bool] = (),
 ) -> list[PairResult]:
-    """What `replay` finds with `our_drafter`, with up to `batch_size` records drafted for in one call; faster.
+    """`replay` with `our_drafter`, with up to `batch_size` records drafted for in one call; faster.
 
     memory: take the records' predictions for texts of earlier answers. related: of which records these are answers
     to requests like it; none if empty.

@@ -32,7 +32,7 @@ from gpu_align.tools.simulate.replay import PairResult
 
 
 def cached_corpus(name: str) -> Path:
-    """Where a set of the corpus is kept."""
+    """The file of a set of the corpus."""
     return Path(f".cache/corpus-{name}.jsonl.gz")
 
 
@@ -88,7 +88,7 @@ def tokenizer_of(tokens: str, texts: Sequence[str], cache: Path = DEFAULT_CACHE)
 
 
 def texts_of(entries: Sequence[Entry]) -> list[str]:
-    """What the real files of these entries were changed to, as text, in their order."""
+    """The new texts of the real files of these entries, in their order."""
     tokenizer = load_tokenizer("tekken")
     outputs = (e.record.output for e in entries if e.tokens == "tekken" and e.kind == e.text)
     return [b"".join(map(tokenizer.token_bytes, output)).decode() for output in outputs]
@@ -150,7 +150,7 @@ def read_entries(path: Path) -> list[Entry]:
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What a drafter may know in one kind of tokens: the shipped pack, and outputs of the tuning split."""
+    """The knowledge of a drafter in one kind of tokens: the shipped pack, and outputs of the tuning split."""
 
     recipes: Recipes | None = None
     earlier: Sequence[Sequence[int]] = ()
@@ -266,7 +266,7 @@ def run_records(run: Run, records: Sequence[Record], known: Knowledge | None = N
 
 
 def policy_of(run: Run, records: Sequence[Record], known: Knowledge) -> TokenPredictor:
-    """A drafter of somebody else's."""
+    """A peer."""
     if run.policy in RECIPE_POLICIES:
         if known.recipes is None:
             raise ValueError(f"{run.policy}: expected recipes in the tokens of the records, found none")
