@@ -1,4 +1,4 @@
-"""Guards: a fault of the plugin costs the part that it is in, and one log line; never an answer."""
+"""Guards: a fault switches off the part of the plugin that it is in and logs one line; requests go on."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def line_layout(recipes: RecipeArrays, token: int) -> int:
 def indentation_shift(request: Request, recipes: RecipeArrays, choice: Choice) -> int:
     """How much further than the text the output is indented, in numbers of runs; 0 where nothing says so.
 
-    The match before the position stopped at two runs of one character, each behind a line end.
+    The match before the position stopped at two runs of one character, each after a line end.
     """
     tokens, matched = request.tokens, choice.matched
     i, j = choice.position - matched - 1, request.total - matched - 1
