@@ -1,8 +1,9 @@
-"""Scripts of the documentation and its examples as modules."""
+"""Scripts of the documentation and its examples as modules; repositories to read edits from."""
 
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -20,3 +21,10 @@ def load(path: str) -> ModuleType:
         sys.modules[name] = importlib.util.module_from_spec(spec)  # FastAPI looks annotations up there
         spec.loader.exec_module(sys.modules[name])
     return sys.modules[name]
+
+
+def git(repo: Path, *arguments: str) -> str:
+    """What Git prints, as an author of no configuration."""
+    who = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
+    command = ["git", "-C", str(repo), *who, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 import pytest
 
-import gpu_align
 from gpu_align.tools.console import EXAMPLES
 from tests.modules import ROOT, load
 
@@ -87,12 +86,6 @@ def test_python_in_the_docs_runs(block: Block, tmp_path: Path, monkeypatch: pyte
         assert printed.getvalue() == block.prints
 
 
-def test_the_pages_show_an_engine_that_runs() -> None:
-    """The parametrised test above would pass on a page without code."""
-    for name in ("README.md", "docs/own-engine.md"):
-        assert any(b.runs and b.prints and "Drafter(" in b.code for b in python_blocks(ROOT / name)), name
-
-
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -137,21 +130,6 @@ def test_every_page_is_in_the_navigation() -> None:
     listed = set(re.findall(r"(\S+\.md)\b", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
     docs = ROOT / "docs"
     assert listed == {str(page.relative_to(docs)) for page in docs.rglob("*.md")}
-
-
-#: The names of docs/api.md.
-REFERENCE = re.findall(r"^::: (\S+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
-
-
-def test_every_public_name_is_in_the_reference() -> None:
-    names = {f"gpu_align.{name}" for name in gpu_align.__all__ if name != "__version__"}
-    names |= {
-        f"gpu_align.{name}" for name in ("policies.Policy", "simulate.simulate", "simulate.read_records")
-    }
-    assert names <= set(REFERENCE)
-    operations = {name.rpartition(".")[0].removeprefix("gpu_align.ops.") for name in REFERENCE}
-    assert operations >= {"choose.survival", "index", "layout", "lcs", "step"}
-    assert [name for name in REFERENCE if not _resolves(name)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_page_id)

@@ -1,10 +1,11 @@
-"""One drafting step in plain Python: the semantics that reference and kernel are checked against."""
+"""One drafting step in plain Python, from one text and the context: what reference and kernel are checked against.
+
+Recipes and indentation are not in it: they have examples by hand, and reference and kernel agree on random ones.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
-
-import numpy as np
 
 from gpu_align.ops.align import (
     AT_START,
@@ -60,25 +61,11 @@ class Candidate(NamedTuple):
 class Oracle:
     """One request. `step` takes all its tokens so far and says what is drafted."""
 
-    def __init__(self, prediction, prompt_len, tables, *, K, quarters, vocab_size, capacity,
-                 min_match=1, use_context=True, recipes=(), recipe_floor=0.0,
-                 shapes=(), shape_of=(), packs=(), shapes_first=False, line_ends=(), runs=None,
-                 memory=False, related=False, end_tokens=(), is_hot=False):  # fmt: skip
+    def __init__(self, prediction, prompt_len, tables, *, K, quarters, vocab_size, capacity, min_match=1,
+                 use_context=True, memory=False, related=False, end_tokens=(), is_hot=False):  # fmt: skip
         self.text, self.prompt_len, self.tables = list(prediction), prompt_len, tables
         self.K, self.quarters, self.vocab_size, self.capacity = K, quarters, vocab_size, capacity
         self.min_match, self.use_context = min_match, use_context
-        #: Context -> number, continuation, survival, of the packs that the request uses; the first one decides.
-        self.packs = packs
-        first = (len(shapes), 0) if shapes_first else (0, len(recipes))
-        self.recipes, self.shapes = (
-            {tuple(before): (i, *rest) for i, (before, *rest) in enumerate(lists, start)}
-            for lists, start in zip((recipes, shapes), first, strict=True)
-        )
-        self.shape_of = list(shape_of)
-        #: Tokens that end a line; ``(width, character) -> token`` of each run of one character.
-        self.line_ends, self.runs = set(line_ends), dict(runs or {})
-        self.width_of = {token: run for run, token in self.runs.items()}
-        self.recipe_floor = recipe_floor
         #: Of a memory 32 tokens count as not in sync beforehand, and its beginning is no
         #: beginning of an output.
         self.memory = memory
@@ -240,28 +227,7 @@ class Oracle:
             )
         return classes
 
-    def widened(self, c: Candidate, tokens: list[int]) -> int:
-        """How much wider the output indents than what is copied, by the lines at which the match stopped."""
-        text = tokens if c.own else self.text
-        i, j = c.position - c.matched - 1, len(tokens) - c.matched - 1
-        if c.matched >= MAX_MATCH or i < 1 or j <= self.prompt_len:
-            return 0
-        if not {text[i - 1], tokens[j - 1]} <= self.line_ends or not {text[i], tokens[j]} <= set(
-            self.width_of
-        ):
-            return 0
-        (old, old_character), (new, character) = self.width_of[text[i]], self.width_of[tokens[j]]
-        return new - old if character == old_character else 0
-
-    def indented(self, text: list[int], position: int, by: int) -> int:
-        """A token as it is drafted; no token where a run would have to be wider than there is one for."""
-        token = text[position]
-        if not by or not position or text[position - 1] not in self.line_ends or token not in self.width_of:
-            return token
-        width, character = self.width_of[token]
-        return self.runs.get((width + by, character), -1)
-
-    def compose(self, position: int, num: int, tokens: list[int], by: int) -> list[int]:
+    def compose(self, position: int, num: int, tokens: list[int]) -> list[int]:
         """`num` tokens of the prediction from `position` on, with what was edited before edited again."""
         text = self.text
         draft: list[int] = []
@@ -279,45 +245,16 @@ class Oracle:
                 None,
             )
             if edit is None or replays == MAX_REPLAYS or not (trusted or edit.repeats):
-                draft.append(self.indented(text, position, by))
+                draft.append(text[position])
                 position += 1
                 continue
             replays += 1
             start = self.prompt_len + edit.start
-            draft += tokens[start : start + edit.new]  # that is how the output is indented
+            draft += tokens[start : start + edit.new]
             position += edit.old
-            draft += [self.indented(text, p, by) for p in range(position, min(position + 1, len(text)))]
+            draft += text[position : position + 1]
             position += 1
         return draft[:num]
-
-    def recipe(self, tokens: list[int]) -> tuple[int, list[int], int]:
-        """``(number, draft, value)`` of the first pack's longest context or shape, else of the second's."""
-        shape = self.shape(tokens[self.prompt_len :])
-        found = {
-            "words": [(self.recipes, tuple(tokens[-n:])) for n in range(min(8, len(tokens)), 0, -1)],
-            "shapes": [(self.shapes, tuple(shape[-n:])) for n in range(len(shape), 0, -1)],
-        }
-        for table, context in (each for pack in self.packs for each in found[pack]):
-            if context in table:
-                number, continuation, survival = table[context]
-                units = [round(float(np.float32(p)) * 2**16) for p in survival]
-                floor = max(round(self.recipe_floor * 2**16), 1)
-                likely = [
-                    u >= floor and t < self.vocab_size for u, t in zip(units, continuation, strict=True)
-                ]
-                num = min([*likely, False].index(False), self.K)
-                return number, list(continuation[:num]), sum(units[:num])
-        return -1, [], 0
-
-    def shape(self, output: list[int]) -> list[int]:
-        """The shape of an output, in reading order: the items of its last 32 tokens, at most 8 of them."""
-        if not self.shapes:
-            return []
-        known = [*self.shape_of, -5]
-        items = [-6, *(known[min(t, len(self.shape_of))] for t in output)][-32:]
-        # Of neighbours that are free, the last one stays.
-        kept = [a for a, b in zip(items, [*items[1:], 0], strict=True) if not (-6 < a < 0 and b < 0)]
-        return kept[-8:]
 
     def update_state(self, tokens: list[int]) -> None:
         """Bring what is known up to date: `tokens` are all so far, prompt and output."""
@@ -331,7 +268,7 @@ class Oracle:
         self.seen = max(len(tokens) - self.prompt_len, 0)
 
     def step(self, tokens: list[int]) -> tuple[list[int], int, int]:
-        """``(draft, class or recipe, source)`` after `tokens`, prompt and output; -1 without a draft."""
+        """``(draft, class, source)`` after `tokens`, prompt and output; -1 without a draft."""
         tokens = list(tokens)
         self.update_state(tokens)
         found, cursor = self.candidates(tokens)
@@ -350,23 +287,18 @@ class Oracle:
                 num, value = self.K, 2**31 - 1  # all of the output is the beginning of the prediction
             if value > best_value:
                 best, best_value, best_num = i, value, num
-        number, draft, value = self.recipe(tokens)
-        if value > best_value:
-            class_id, source = number, 3
-        elif best is None:
+        if best is None:
             return [], -1, 0
+        c = found[best]
+        assert c is not None
+        class_id = classes[best] + self.is_hot * len(self.tables.confidence) // 2
+        source = 2 if c.own else 4 if self.memory else 1
+        if c.own:
+            span = len(tokens) - c.position  # a match as long says that the output repeats itself
+            num = best_num if c.matched >= span else min(best_num, span)
+            draft = [tokens[c.position + k % span] for k in range(num)]
         else:
-            c = found[best]
-            assert c is not None
-            class_id = classes[best] + self.is_hot * len(self.tables.confidence) // 2
-            source = 2 if c.own else 4 if self.memory else 1
-            by = self.widened(c, tokens)
-            if c.own:
-                span = len(tokens) - c.position  # a match as long says that the output repeats itself
-                num = best_num if c.matched >= span else min(best_num, span)
-                draft = [self.indented(tokens, c.position + k % span, by) for k in range(num)]
-            else:
-                draft = self.compose(c.position, best_num, tokens, by)
+            draft = self.compose(c.position, best_num, tokens)
         draft = draft[: max(self.capacity - len(tokens), 0)]
         for k, token in enumerate(draft):
             if not 0 <= token < self.vocab_size:

@@ -1,4 +1,4 @@
-"""`PredictionArena`: rules one by one, and call by call against a list of pages with an owner each."""
+"""`PredictionArena`: what it refuses, and call by call against a list of pages with an owner each."""
 
 from dataclasses import dataclass, field
 
@@ -24,18 +24,6 @@ def take(arena: PredictionArena, name: int, num_pages: int) -> Extent:
     return extent
 
 
-def test_a_prediction_is_found_by_its_tokens() -> None:
-    arena, tokens = PredictionArena(4 * P, page=P), text(7, P)
-    given = []
-    for found in (tokens, tokens, text(7, P), text(7, 2 * P)[::2]):
-        given.append(arena.acquire(found))
-        tokens[-1] = 8  # of the caller's own
-    places = [extent and (extent.base, extent.fresh) for extent in given]
-    assert places == [(0, True), (P, True), (0, False), (0, False)]
-    # No traceback shows a user's text.
-    assert "\\x07" not in repr(arena._entries.values())
-
-
 def test_an_empty_prediction_takes_nothing_and_always_fits() -> None:
     arena = PredictionArena(P, page=P)
     take(arena, 0, 1)
@@ -58,6 +46,7 @@ def test_a_prediction_that_others_use_or_that_was_there_is_not_discarded() -> No
 
 
 def test_what_is_refused() -> None:
+    assert [PredictionArena(n).num_tokens for n in (256, 257, 2**31 - PAGE)] == [256, 512, 2**31 - PAGE]
     for n in (-1, 0, 255, 2**31 - PAGE + 1):
         with pytest.raises(ValueError, match=rf"num_tokens: expected 256 .* found {n}$"):
             PredictionArena(n)
@@ -73,12 +62,6 @@ def test_what_is_refused() -> None:
     for n in (0, 3):
         with pytest.raises(TypeError, match="sharing_key: expected a hashable value, found list"):
             arena.acquire(text(1, n), ["a"])  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("asked", "held"), [(256, 256), (257, 512), (2**31 - PAGE, 2**31 - PAGE)])
-def test_sizes(asked: int, held: int) -> None:
-    arena = PredictionArena(asked)
-    assert arena.num_tokens == arena.stats().free_tokens == held
 
 
 SLOTS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=40)

@@ -10,12 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from gpu_align.ops import jit as _jit
-from gpu_align.ops.jit import Entry
 from gpu_align.ops.step.reference import StepReference
 from tests.gpu_align.engine import Engine
 from tests.gpu_align.step_harness import edited
@@ -88,33 +86,6 @@ def test_no_step_compiles() -> None:
     engine.add(1, [1, 2, 3, 4, 5, 6], [9], [1, 2, 3])
     assert engine.propose([1]) == expected
     assert len(step._run.signatures) == 1
-
-
-@compiled_only
-def test_other_types_are_refused_and_not_compiled() -> None:
-    entry = Entry(lambda values: values[0] + 1)
-    assert entry(np.array([2, 9], np.int32)[::2]) == 3
-    assert entry(np.array([4], np.int32)) == 5
-    with pytest.raises(TypeError, match="No matching definition"):
-        entry(np.array([4], np.int64))
-
-
-@compiled_only
-def test_without_a_file_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where there is no place to write: it is compiled for this process."""
-    monkeypatch.setattr(_jit, "not_kept", "")  # of which each server tells
-    names: dict[str, object] = {}
-    exec("def double(x): return 2 * x", names)
-    assert Entry(names["double"])(21) == 42  # type: ignore[arg-type]
-
-
-@compiled_only
-def test_who_looks_through_all_modules_stumbles_over_nothing() -> None:
-    """vLLM on the CPU does, when an engine starts: `vllm.triton_utils.dispatcher`."""
-    for module in list(sys.modules.values()):
-        for name, value in list(getattr(module, "__dict__", {}).items()):
-            if hasattr(value, "__dict__"):
-                assert hasattr(vars(value), "get"), f"{module.__name__}.{name}"
 
 
 @compiled_only

@@ -1,15 +1,24 @@
-"""`Drafter`: the contract, on the references everywhere and on the kernels (interpreted or native)."""
+"""`Drafter`: its contract, on references and kernels; what requests share never shows; bad input costs nothing."""
 
 import contextlib
 import math
 import random
+import re
+import warnings
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpu_align
-from tests.gpu_align.engine import Engine
-from tests.gpu_align.step_harness import BACKENDS, distinct
+from gpu_align import Drafter, DrafterConfig, RecipePack, Source
+from gpu_align.ops.index.kernel import index_kernel, index_keys_kernel
+from gpu_align.ops.layout import PAGE
+from gpu_align.ops.slots.kernel import set_slot_kernel
+from tests.gpu_align.engine import Engine, same, snapshot
+from tests.gpu_align.step_harness import BACKENDS, device_of, distinct
 
 
 @pytest.mark.parametrize("K", [16, 64])
@@ -113,3 +122,366 @@ def test_the_gpu_of_a_drafter_is_current_while_it_runs(monkeypatch):
     engine.drafter.device = torch.device("cpu")
     engine.drafter.remove(0)
     assert entered == ["cuda:1", "cuda:1"]
+
+
+class Operations(TorchDispatchMode):
+    """PyTorch's operations within a ``with`` block, by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.name())
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+class TestPredictions:
+    """Requests share the room for predictions; none of that shows in what is drafted."""
+
+    def test_a_refused_prediction_leaves_the_request_its_context(self, backend):
+        engine = Engine(backend, max_slots=3, max_prediction_tokens=PAGE)
+        block = distinct(20, 40)
+        assert engine.add(0, distinct(100), [], [0, 1, 2])
+        assert not engine.add(1, distinct(100, 5), [], [*block, 7, *block[:4]])
+        assert engine.drafter.prediction_stats.refused == 1
+        first, second = engine.propose([0, 1])
+        assert first[0][: first[1]] == distinct(16, 3)
+        assert second[3] == Source.CONTEXT
+        assert second[0][: second[1]] == block[4 : 4 + second[1]]
+        assert second[1] >= 4
+        # The same as for a request without a prediction.
+        assert engine.add(2, [], [], [*block, 7, *block[:4]])
+        assert engine.propose([2])[0] == second
+        # When the first is gone there is room.
+        engine.drafter.remove(0)
+        assert engine.add(1, distinct(100, 5), [], distinct(3, 5))
+        assert engine.propose([1])[0][0] == distinct(16, 8)
+
+    def test_earlier_answers_give_way_to_a_prediction(self, backend):
+        """A text that might help is no reason to refuse one that a client has sent."""
+        engine = Engine(backend, max_slots=5, T=600, N=300, K=16, max_prediction_tokens=3 * PAGE)
+        answers = [distinct(30, 100 * slot) for slot in range(4)]
+        held = [engine.add(slot, answers[slot], [900], [], memory=True) for slot in range(4)]
+        assert held == [True, True, True, False]
+        assert engine.add(4, [], [900])  # takes no room
+        assert engine.drafter.prediction_stats.used_tokens == 3 * PAGE
+        assert engine.add(4, distinct(300, 500), [900])  # two pages: the two oldest give way
+        assert [len(step[2:]) for step in engine.generate(4, distinct(300, 500))] == [2] * 18
+        assert engine.drafter.prediction_stats.used_tokens == 3 * PAGE
+        sources = []
+        for slot in range(4):
+            engine.write(slot, answers[slot][:8])
+            sources.append(engine.propose([slot])[0][3])
+        assert sources == [Source.NONE, Source.NONE, Source.MEMORY, Source.NONE]
+        assert not engine.add(
+            0, answers[0], [900], memory=True
+        )  # a memory gives way, and takes nobody's place
+        for slot in (0, 1, 2, 4):
+            engine.drafter.remove(slot)
+        assert engine.drafter.prediction_stats.used_tokens == 0
+
+    def test_no_earlier_answer_is_given_up_for_nothing(self, backend):
+        """A prediction that finds no room without them either; an answer that two draft from counts once."""
+        engine = Engine(backend, max_slots=5, T=600, N=3 * PAGE, max_prediction_tokens=3 * PAGE)
+        texts = [distinct(30), distinct(30), distinct(30, 100)]
+        for slot, text in enumerate(texts):
+            assert engine.add(slot, text, [900], text[:8], memory=True)
+        assert engine.add(3, distinct(9, 700), [900])
+        assert not engine.add(4, distinct(2 * PAGE + 1), [900])
+        assert [draft[3] for draft in engine.propose([0, 1, 2])] == [Source.MEMORY] * 3
+        assert engine.add(4, distinct(2 * PAGE), [900])
+        assert [draft[3] for draft in engine.propose([0, 1, 2])] == [Source.NONE] * 3
+
+    def test_requests_with_different_keys_share_nothing_and_draft_the_same(self, backend):
+        engine, prediction = Engine(backend), distinct(90)
+        for slot, key in enumerate(["a", "a", "b", None]):
+            assert engine.add(slot, prediction, [900], distinct(10), sharing_key=key)
+        stats = engine.drafter.prediction_stats
+        assert (stats.num_predictions, stats.reused, stats.used_tokens) == (3, 1, 3 * PAGE)
+        first, *others = engine.propose([0, 1, 2, 3])
+        assert (others, first[1]) == ([first] * 3, 16)
+        with pytest.raises(TypeError, match="sharing_key: expected a hashable value, found dict"):
+            engine.drafter.add(1, prediction, 1, sharing_key={})
+        assert engine.propose([1])[0] == first, "a refused add leaves the slot as it was"
+
+    def test_an_upload_that_fails_leaves_the_slot_vacant(self, backend, monkeypatch):
+        engine = Engine(backend)
+        engine.add(0, distinct(60), [], [0, 1])
+        engine.add(1, distinct(60, 100), [], [100, 101])
+
+        def fail(*_):
+            raise RuntimeError("out of memory")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("gpu_align.ops.slots.build_index", fail)
+            with pytest.raises(RuntimeError, match="out of memory"):
+                engine.add(0, distinct(60, 200), [])
+        assert [length for _, length, *_ in engine.propose([0, 1])] == [0, 16]
+        # What was uploaded in part is not taken for a prediction that is there.
+        assert engine.add(0, distinct(60, 200), [], [200])
+        assert engine.propose([0])[0][0] == distinct(16, 201)
+
+
+#: Of an `add` that uploads and indexes.
+OPERATIONS = ("slice.Tensor", "empty.memory_format", "copy_", "detach", "sort.stable")
+
+
+class TestWhatAddCosts:
+    """What `add` launches, and that nothing waits for it."""
+
+    def test_kernels_and_operations_of_an_add(self, monkeypatch):
+        """How many of them there are is what `add` costs the host. Here none of the kernels runs."""
+        launched: list[tuple[Any, Any]] = []
+        for module in ("index", "slots"):
+            monkeypatch.setattr(
+                f"gpu_align.ops.{module}.launch",
+                lambda kernel, *_, variant=None, **__: launched.append((kernel, variant)),
+            )
+        drafter = Engine("triton").drafter
+        with Operations() as operations:
+            drafter.add(0, distinct(60), 0)
+        assert [kernel for kernel, _ in launched] == [index_keys_kernel, index_kernel, set_slot_kernel]
+        # On a GPU the pages are filled by a copy from pinned memory, `empty` and `copy_`, without `detach`.
+        assert set(operations.names) <= {f"aten::{name}" for name in OPERATIONS}
+        assert len(operations.names) <= len(OPERATIONS)
+        for call in (lambda: drafter.add(1, distinct(60), 0), lambda: drafter.remove(0)):
+            launched.clear()
+            with Operations() as operations:
+                call()
+            assert (launched, operations.names) == ([(set_slot_kernel, None)], [])
+
+    def test_an_upload_is_from_pinned_memory_and_not_waited_for(self, monkeypatch):
+        """On a GPU; `meta` stands for one that is not there."""
+        from gpu_align.ops.slots import _upload
+
+        sources, copies = [], []
+        empty, copy = torch.empty, torch.Tensor.copy_
+        out = torch.zeros(5, dtype=torch.int32, device="meta")
+
+        def unpinned(*size, pin_memory, **kwargs):
+            assert pin_memory
+            sources.append(empty(*size, **kwargs))
+            return sources[-1]
+
+        def copied(out, source, *, non_blocking):
+            assert non_blocking
+            copies.append((source, out.shape))
+            return copy(out, source)
+
+        monkeypatch.setattr(torch, "empty", unpinned)
+        monkeypatch.setattr(torch.Tensor, "copy_", copied)
+        _upload(np.arange(5, dtype=np.int32), out)
+        [(source, shape)] = copies
+        assert source is sources[0]
+        assert (source.tolist(), source.dtype, shape) == (list(range(5)), torch.int32, out.shape)
+
+
+class Half:
+    """Neither a number nor a sequence."""
+
+
+def make(backend="reference", **change):
+    sizes = {
+        "max_slots": 2, "max_context_len": 8, "max_prediction_len": 4, "num_draft_tokens": 3, "vocab_size": 9,
+        "device": device_of(backend),
+    }  # fmt: skip
+    return Drafter(**{**sizes, "backend": backend, **change})
+
+
+def int32(*shape, **where):
+    return torch.zeros(shape, dtype=torch.int32, **where)
+
+
+def inputs(backend):
+    """What a step of `make`'s drafter takes: one request, nothing in its row."""
+    device = device_of(backend)
+    return {
+        "token_ids": int32(2, 8, device=device), "total_len": int32(2, device=device),
+        "slots": int32(1, device=device).long(), "num_sampled": int32(1, device=device) + 1,
+    }  # fmt: skip
+
+
+def refused(call, error, words):
+    """That a call is refused, and all these words of what is said."""
+    with pytest.raises(error) as caught:
+        call()
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("args", "error", "words"),
+        [
+            ((2, [], 0), ValueError, ["slot", "2"]),
+            ((True, [], 0), TypeError, ["slot", "bool"]),
+            (("0", [], 0), TypeError, ["slot", "str"]),
+            ((0, [1] * 5, 0), ValueError, ["prediction", "4", "5"]),
+            ((0, [1, 9], 0), ValueError, ["prediction[1]", "9"]),
+            ((0, [2**63 + 5], 0), ValueError, ["prediction[0]", str(2**63 + 5)]),
+            ((0, [2**70], 0), (ValueError, TypeError), ["prediction"]),
+            *(
+                ((0, wrong, 0), TypeError, ["prediction", found])
+                for wrong, found in (
+                    ([1.5], "float"), ([True], "bool"), (["a"], "<U1"), ([[1]], "2 dimensions"),
+                    ([[1], [1, 2]], ""), (None, "NoneType"), (np.array(1), "0 dimensions"),
+                    (torch.tensor([1.5]), "float32"), (torch.tensor([True]), "bool"),
+                    (torch.tensor([[1]]), "2 dimensions"), (torch.tensor(1), "0 dimensions"),
+                    (torch.tensor([0, 1]).to_sparse(), "sparse"),
+                )
+            ),
+            ((0, torch.tensor([3, 9]), 0), ValueError, ["prediction[1]", "9"]),
+            # The one device besides the CPU that is on every machine.
+            ((0, int32(2, device="meta"), 0), ValueError, ["prediction", "CPU", "meta"]),
+            ((0, [1], 9), ValueError, ["prompt_len", "8", "9"]),
+            ((0, [1], 2.0), TypeError, ["prompt_len", "int", "float"]),
+            ((0, [1], 1, {"end_tokens": [1.5]}), TypeError, ["end_tokens", "float"]),
+            ((0, [1], 1, {"temperature": "1"}), TypeError, ["temperature", "str"]),
+        ],
+    )  # fmt: skip
+    def test_add(self, backend, args, error, words):
+        drafter = make(backend)
+        args, how = args[:3], dict(*args[3:])
+        drafter.add(0, [1, 2], 1)
+        before, stats = snapshot(drafter), drafter.prediction_stats
+        refused(lambda: drafter.add(*args, **how), error, words)
+        assert same(before, drafter)
+        assert drafter.prediction_stats == stats
+
+    @pytest.mark.parametrize(
+        ("change", "error", "words"),
+        [
+            ({"token_ids": torch.zeros((2, 8))}, TypeError, ["token_ids", "int32", "float32"]),
+            ({"token_ids": int32(2, 7)}, ValueError, ["token_ids", "[2, 8]", "[2, 7]"]),
+            ({"token_ids": int32(8, 2).T}, ValueError, ["token_ids", "stride"]),
+            ({"token_ids": int32(2, 8, device="meta")}, ValueError, ["meta"]),
+            ({"total_len": torch.zeros(2)}, TypeError, ["total_len", "float32"]),
+            ({"slots": int32(1)}, TypeError, ["slots", "int64", "int32"]),
+            ({"num_sampled": int32(2)}, ValueError, ["num_sampled", "[1]", "[2]"]),
+            ({"slots": int32(3).long(), "num_sampled": int32(3)}, ValueError, ["slots", "at most 2", "3"]),
+            ({"num_sampled": [1]}, TypeError, ["num_sampled", "list"]),
+            # Values of a row or of the state, which nobody looks at on a GPU.
+            *(
+                ({"total_len": [n, 0], "num_sampled": [num]}, None, f"total_len[0]: expected 0 to 8, found {n}")
+                for n in (9, -1, 2**31 - 1, -(2**31)) for num in (0, 1)
+            ),
+            *(({"slots": [n]}, None, f"slots[0]: expected 0 <= slot < 2, found {n}") for n in (2, -1, 2**62)),
+            ({"slots": [1, 1], "num_sampled": [1, 2]}, None,
+             "slots[1]: expected each slot once, found 1, as in slots[0]"),
+        ],
+    )  # fmt: skip
+    def test_propose(self, backend, change, error, words):
+        drafter, good = make(backend), inputs(backend)
+        if not error and drafter.device.type != "cpu":
+            pytest.skip("values on a GPU are not looked at")
+        for slot in (0, 1):
+            drafter.add(slot, [1, 2, 3], 0)
+        before = snapshot(drafter)
+        if not error:
+            error, words = ValueError, [words]
+            change = {name: torch.tensor(values, dtype=good[name].dtype) for name, values in change.items()}
+        # On the drafter's device, but for what stands for another one.
+        moved = {n: t for n, t in change.items() if isinstance(t, torch.Tensor) and not t.is_meta}
+        change = {**change, **{n: t.to(drafter.device) for n, t in moved.items()}}
+        refused(lambda: drafter.propose(**{**good, **change}), error, words)
+        assert same(before, drafter)
+        drafter.propose(**good)
+
+    def test_only_slots_of_the_batch_and_only_what_was_sampled_counts(self, backend):
+        """A batch may be filled up with any slot that nothing was sampled for, and other rows hold anything."""
+        drafter, good = make(backend), inputs(backend)
+        drafter.add(1, [1, 2, 3], 0)
+        good["total_len"][0] = -77
+        good["slots"], good["num_sampled"] = (
+            torch.tensor(values, dtype=good[name].dtype, device=drafter.device)
+            for name, values in (("slots", [1, 1]), ("num_sampled", [0, 1]))
+        )
+        assert drafter.propose(**good).length.tolist() == [0, 3]
+
+
+#: Of `Drafter`: argument, what is given for it, what is said.
+WRONG = [
+    *(
+        ({name: value}, error, f"{name}: expected {said}")
+        for name, most in (
+            ("max_slots", 2**31 - 1), ("max_context_len", 2**25 - 1), ("max_prediction_len", 2**24 - 1),
+            ("num_draft_tokens", 256), ("vocab_size", 2**31 - 2**16), ("max_prediction_tokens", 2**31 - 256),
+        )
+        for value, error, said in (
+            *((size, ValueError, f"1 to {most}, found {size}") for size in (0, most + 1, 10**30)),
+            *((size, TypeError, f"an int, found {type(size).__name__}") for size in ("a", 2.0, True, Half())),
+        )
+    ),
+    ({"vocab_size": None}, TypeError, "vocab_size: expected an int, found NoneType"),
+    # More predictions than can be addressed.
+    ({"max_slots": 2**20, "max_prediction_len": 2**20}, ValueError, "max_prediction_tokens: expected 1 to"),
+    ({"config": {"min_match": 2}}, TypeError, "config: expected a DrafterConfig, found dict"),
+    ({"config": Half()}, TypeError, "config: expected a DrafterConfig, found Half"),
+    ({"recipes": RecipePack({}, [])}, TypeError,
+     "recipes: expected Recipes, found RecipePack; call its tokenize(encode)"),
+    ({"recipes": []}, TypeError, "recipes: expected Recipes, found list"),
+    ({"device": None}, TypeError, "device: expected a str or torch.device, found NoneType"),
+    *(({"device": device}, ValueError, f"device: expected 'cpu' or 'cuda', found '{device}'")
+      for device in ("gpu", "", "meta")),
+    ({"backend": "fast"}, ValueError, "backend: expected"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "error", "message"), WRONG)
+def test_the_arguments_of_a_drafter(change, error, message):
+    with pytest.raises(error, match=f"^{re.escape(message)}"):
+        make(**change)
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "device", "expected"),
+    [
+        *((0, device, "'cpu', for PyTorch sees no GPU") for device in ("cuda:0", torch.device("cuda"))),
+        (2, "cuda:2", "'cpu' or one of 2 GPUs"),
+    ],
+)  # fmt: skip
+def test_a_gpu_that_is_not_there(num_gpus, device, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    with pytest.raises(ValueError, match=f"^{re.escape(f'device: expected {expected}, found ')}"):
+        make(device=device)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "error", "found"),
+    [
+        ("length_factor", [-1, 0.3, 2.0**30, float("nan"), float("inf")], ValueError, "expected .*, found"),
+        ("min_survival", [2, float("nan")], ValueError, "expected .*, found"),
+        ("min_survival_lost", [-0.5], ValueError, "expected .*, found"),
+        ("min_survival_recipe", [1.5], ValueError, "expected 0 <= p <= 1, found 1.5"),
+        ("min_match", [0], ValueError, "expected .*, found"),
+        ("length_factor", ["8"], TypeError, "expected a number, found str$"),
+        ("min_survival", [True], TypeError, "expected a number, found bool$"),
+        ("min_survival_recipe", [None], TypeError, "expected a number, found NoneType$"),
+        ("min_match", [2.0], TypeError, "expected an int, found float$"),
+        ("use_context", ["no"], TypeError, "expected a bool, found str$"),
+        ("survival_table", [5], TypeError, "expected a str or Path, found int$"),
+    ],
+)
+def test_config(name, values, error, found):
+    for value in values:
+        with pytest.raises(error, match=f"^{name}: {found}"):
+            DrafterConfig(**{name: value})
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"])
+def test_predictions_may_be_arrays_and_tensors(dtype):
+    array = np.arange(20, dtype=dtype)
+    fixed = np.arange(40, dtype=dtype) // 2
+    fixed.flags.writeable = False
+    views = array, array[::-1][::-1], fixed[::2], torch.from_numpy(array), torch.from_numpy(array)[::1]
+    for prediction in views:
+        engine = Engine("reference")
+        with warnings.catch_warnings(action="error"):
+            engine.add(np.int64(0), prediction, [])
+        array[5:] = 3  # it is the caller's
+        engine.write(0, [0])
+        assert engine.propose([0])[0][0] == distinct(16, 1)
+        array[:] = np.arange(20)

@@ -104,22 +104,3 @@ def test_a_draft_model_for_requests_that_bring_nothing(jobs: list[Job]) -> None:
     assert sum(accepted for accepted, _ in counts[False][::2]) > 1.5 * sum(
         accepted for accepted, _ in counts[True][::2]
     )
-
-
-def test_requests_come_and_go_and_end_early(jobs: list[Job]) -> None:
-    end = jobs[0].expected[10]
-    engine = example.Engine(trained("llama"), max_slots=2, max_len=128, end_tokens=[end])
-    first, second, third = (job.request(prediction=job.expected) for job in jobs[:3])
-    engine.add(first)
-    assert engine.step()
-    engine.add(second)
-    engine.add(third)
-    while engine.step():
-        assert len(engine.running) <= 2
-    for job, request in zip(jobs, (first, second, third), strict=False):
-        until = job.expected.index(end) + 1 if end in job.expected else len(job.expected)
-        assert request.output == job.expected[:until]
-    assert first.rejected == 0
-    assert not engine.step()
-    with pytest.raises(ValueError, match="expected 1 to 128 tokens"):
-        engine.add(example.Request([1] * 100, 64))

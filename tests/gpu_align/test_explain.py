@@ -61,23 +61,6 @@ def test_it_tells_the_source_and_the_place_of_what_the_drafter_drafts(
     assert len(seen) >= 2
 
 
-def test_the_context_is_remembered_as_by_the_drafter() -> None:
-    """How many places of the context are remembered hangs on its capacity, so the explainer has to know it."""
-    draw = random.Random(1)
-    tokens = [draw.randrange(3) for _ in range(WIDTH - K)]
-    for capacity in (WIDTH, 8 * WIDTH):
-        engine = Engine("reference", max_slots=1, T=capacity, N=1, K=K, vocab=3)
-        engine.add(0, [], [], tokens[: WIDTH - 2 * K])
-        explainer = Explainer([], 0, K, max_context_len=capacity)
-        for done in range(WIDTH - 2 * K, WIDTH - K):
-            [(drafted, length, _, _)] = engine.propose([0])
-            chosen = explainer.at(tokens[:done]).chosen
-            assert length > 0
-            assert chosen is not None
-            assert drafted[:length] == tokens[chosen.position : min(chosen.position + length, done)]
-            engine.write(0, tokens[done : done + 1])
-
-
 TEXT, REST = list(range(100, 140)), list(range(20, 30))
 #: `1 2 3` with a new token for 2, three times in the prediction, once and then twice ahead.
 AGAIN = [1, 2, 3, *REST, 1, 2, 3, 60, 1, 2, 3, *range(70, 80)]
@@ -89,15 +72,10 @@ IN_ALL = "the last 11 tokens occur in the prediction, at the cursor"
     [
         ([], [1, 2, 3, 1, 2, 3, 1, 2], K, ("context", 5, 5),
          "the last 5 tokens occurred before, in the prompt or the output; they repeat themselves with period 3"),
-        (TEXT, [], K, ("prediction", 0, 0), "the output so far is the beginning of the prediction"),
-        # As long as the prediction up to here, and yet not its beginning.
-        (TEXT, [*TEXT[:9], 7, *TEXT[10:20]], K, ("prediction", 20, 10),
-         "the last 10 tokens occur in the prediction, at the cursor"),
         # Left at 9; one token of what stands 4 ahead: 4 for the match, less 5 for what is skipped with it.
         (TEXT, [*TEXT[:9], TEXT[13]], K, ("prediction", 14, 1),
          "the last token occurs in the prediction, 5 ahead of the cursor; at most 16 worse by the alignment"),
         (AGAIN, [1, 9, 3, *REST], 16, ("prediction", 13, 11), f"{IN_ALL}; 2 edits as before"),
-        (AGAIN, [1, 9, 3, *REST], 5, ("prediction", 13, 11), f"{IN_ALL}; 1 edit as before"),
     ],
 )  # fmt: skip
 def test_the_words_for_where_the_output_stands(

@@ -1,6 +1,12 @@
-"""What the library may touch: torch, triton and numpy; no engine, no tokenizer, and Numba only on the CPU."""
+"""What the library may touch: torch, triton and numpy; no engine, no tokenizer, Numba only on the CPU.
+
+Where Triton has no wheels (macOS, Windows), all but the kernels is imported and runs, on the CPU.
+"""
+
+from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -95,3 +101,63 @@ drafter.push_tokens([5])
 assert drafter.predict_tokens() == [6, 7]
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=PACKAGE.parent)
+
+
+ROOT = Path(__file__).parents[2]
+
+#: In one process, which prints a line for each part.
+CODE = """
+import importlib, json, os, pkgutil, sys, torch
+import gpu_align
+from gpu_align import Drafter
+from gpu_align.tools import main
+
+imported = refused = 0
+for module in pkgutil.walk_packages(gpu_align.__path__, "gpu_align."):
+    if module.name.endswith("__main__"):
+        continue
+    try:
+        importlib.import_module(module.name)
+        imported += 1
+    except ModuleNotFoundError as error:
+        assert error.name.split(".")[0] == "triton", (module.name, error)
+        source = open(module.module_finder.find_spec(module.name).origin, encoding="utf-8").read()
+        assert "@triton.jit" in source or "tl.constexpr" in source, module.name
+        refused += 1
+assert imported > 4 * refused > 0
+
+sizes = dict(max_slots=2, max_context_len=64, max_prediction_len=64, vocab_size=100, num_draft_tokens=4)
+drafter = Drafter(**sizes, device="cpu")
+drafter.add(1, prediction=[12, 13, 14, 15, 16, 17], prompt_len=0)
+token_ids, total_len = torch.zeros(2, 64, dtype=torch.int32), torch.tensor([0, 2], dtype=torch.int32)
+token_ids[1, :2] = torch.tensor([12, 13])
+draft = drafter.propose(token_ids, total_len, torch.tensor([1]), torch.tensor([2], dtype=torch.int32))
+print(draft.token_ids.tolist(), draft.length.tolist())
+
+sys.argv = ["gpu-align", "doctor", "--json", "doctor.json"]
+main()
+findings = {each["what"]: each["ok"] for each in json.load(open("doctor.json"))["findings"]}
+print(findings["triton"], findings["drafting on cpu"])
+
+os.environ["TRITON_INTERPRET"] = "1"
+try:
+    Drafter(**sizes, device="cpu", backend="triton")
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_all_but_kernels_runs(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['triton'] = None\n")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    env.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(
+        [sys.executable, "-c", CODE], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert "[[14, 15, 16, 17]] [4]\n" in done.stdout
+    assert "None True\n" in done.stdout
+    assert (
+        "backend: expected Triton, which has wheels for Linux on x86_64 and aarch64, found none"
+        in done.stdout
+    )

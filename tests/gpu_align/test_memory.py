@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gpu_align import ResponseMemory
-from gpu_align.memory import ALIKE, MOST_COMPARED
+from gpu_align.memory import ALIKE
 
 
 def test_what_is_refused_and_shown():
@@ -29,9 +29,7 @@ def test_what_is_refused_and_shown():
     ("tenant", "token_ids", "prompt", "error", "words"),
     [
         ("a", [5, -1], (), ValueError, r"token_ids\[1\]: expected 0 <= id < 2147483648, found -1"),
-        ("a", [5, 2**31], (), ValueError, r"token_ids\[1\]: expected"),
         ("a", np.ones((1, 3), dtype=np.int32), (), TypeError, "token_ids: expected a flat sequence"),
-        ("a", [0.5], (), TypeError, "token_ids: expected a flat sequence"),
         ("a", 5, (), TypeError, "token_ids: expected a sequence"),
         ("a", [5], [1, -1, 2], ValueError, r"prompt\[1\]: expected"),
         ([], [5], (), TypeError, "unhashable"),
@@ -113,13 +111,3 @@ def test_how_much_two_prompts_must_have_in_common():
         memory = ResponseMemory(10)
         memory.remember("a", [1], other)
         assert memory.recall_for("a", text, 10).related == (share >= ALIKE), shared
-
-
-def test_only_the_latest_answers_are_compared():
-    memory = ResponseMemory(10_000)
-    memory.remember("a", [1], prompt_of(1))
-    for number in range(MOST_COMPARED - 1):
-        memory.remember("a", [number + 2], prompt_of(2))
-    assert memory.recall_for("a", prompt_of(1), 9).related
-    memory.remember("a", [MOST_COMPARED + 2], prompt_of(2))
-    assert not memory.recall_for("a", prompt_of(1), 9).related

@@ -19,8 +19,6 @@ from hypothesis import strategies as st
 from gpu_align import DrafterConfig, Recipes, Source
 from gpu_align.policies import (
     POLICIES,
-    RECIPE_POLICIES,
-    Cursor,
     InputLookup,
     Myers,
     OpenAI,
@@ -28,13 +26,10 @@ from gpu_align.policies import (
     PromptLookup,
     RecipeLookup,
     StaticText,
-    SuffixDecoding,
-    guess_line_end,
     prompt_lookup_transformers,
 )
-from gpu_align.predictors import DisposedError, PredictorOptions
+from gpu_align.predictors import PredictorOptions
 from gpu_align.simulate import Record
-from gpu_align.tools.policies import GUESSED_LINE_LENGTH
 from gpu_align.tools.simulate.policies import our_drafter
 
 lcs_seq = pytest.importorskip("rapidfuzz.distance").LCSseq
@@ -60,13 +55,6 @@ def outputs(draw: Any) -> tuple[Ids, list[Ids]]:
         steps.append(output[done : done + width])
         done += width
     return prediction, [step for step in steps if step]
-
-
-def cursor_rule(data: Any) -> tuple[Policy, Rule]:
-    def rule(prompt: Ids, prediction: Ids, output: Ids) -> Ids:
-        return prediction[len(output) :] if prediction[: len(output)] == output else []
-
-    return Cursor(), rule
 
 
 def openai_rule(data: Any) -> tuple[Policy, Rule]:
@@ -114,23 +102,6 @@ def myers_rule(data: Any) -> tuple[Policy, Rule]:
     return Myers(), rule
 
 
-def prompt_lookup_rule(data: Any) -> tuple[Policy, Rule]:
-    """What the documentation of `PromptLookup` says, word for word."""
-    low, shortest = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
-    high, longest = low + data.draw(st.integers(0, 3)), data.draw(st.none() | st.integers(3, 7))
-    tie = data.draw(st.sampled_from(["latest", "earliest"]))
-
-    def rule(prompt: Ids, prediction: Ids, output: Ids) -> Ids:
-        text = prompt + prediction + output
-        for n in range(min(high, len(text)), low - 1, -1):
-            if ends := [e for e in range(n, len(text) - shortest + 1) if text[e - n : e] == text[-n:]]:
-                end = max(ends) if tie == "latest" else min(ends)
-                return text[end:] if longest is None else text[end : end + longest]
-        return []
-
-    return PromptLookup(low, high, shortest, longest, tie), rule
-
-
 def input_lookup_rule(data: Any) -> tuple[Policy, Rule]:
     """node-llama-cpp's predictor, followed line by line over plain lists."""
     low, shortest, longest = (data.draw(st.integers(1, most)) for most in (3, 3, 5))
@@ -167,31 +138,7 @@ def input_lookup_rule(data: Any) -> tuple[Policy, Rule]:
     return InputLookup(low, high, shortest, longest), rule
 
 
-def recipe_rule(data: Any) -> tuple[Policy, Rule]:
-    entries = st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.125, 0.25, 0.5, 1.0])), max_size=5)
-    contexts = st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple)
-    table, least = (
-        data.draw(st.dictionaries(contexts, entries, max_size=12)),
-        data.draw(st.sampled_from([0.0, 0.25, 0.5])),
-    )
-    rows = [
-        (list(context), [t for t, _ in entry], sorted((p for _, p in entry), reverse=True))
-        for context, entry in table.items()
-    ]
-
-    def rule(prompt: Ids, prediction: Ids, output: Ids) -> Ids:
-        tokens, best = prompt + output, []
-        for context, continuation, alive in sorted(rows, key=lambda row: len(row[0])):
-            if tokens[-len(context) :] == context:
-                best = [t for t, p in zip(continuation, alive, strict=True) if p >= least]
-        return best
-
-    return RecipeLookup(Recipes.from_lists(rows), least), rule
-
-
-@pytest.mark.parametrize(
-    "ruled", [cursor_rule, openai_rule, myers_rule, prompt_lookup_rule, input_lookup_rule, recipe_rule]
-)
+@pytest.mark.parametrize("ruled", [openai_rule, myers_rule, input_lookup_rule])
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), prompt=TOKENS, texts=outputs(), k=st.integers(1, 9), prefill=st.booleans())
 def test_a_policy_drafts_what_its_rule_says(
@@ -246,28 +193,6 @@ def test_a_draft_is_a_short_slice_of_what_is_known(
 
 
 @ALL
-def test_a_policy_is_a_predictor(make: Callable[[], Policy]) -> None:
-    prediction = [1, 2, 3, 4, 1, 2, 3, 5, 1]
-    policy, direct = make(), make()
-    policy.reset([3, 4], PredictorOptions(num_draft_tokens=4, prediction=tuple(prediction)))
-    direct.start([3, 4], prediction, 4)
-    for step in (prediction[:3], [4], [1, 2]):
-        policy.push_tokens(step)
-        direct.extend(step)
-        assert policy.predict_tokens() == direct.propose()
-    assert policy.state_tokens == [3, 4, *prediction[:6]]
-    policy.dispose()
-    with pytest.raises(DisposedError):
-        policy.predict_tokens()
-
-
-def test_names_are_the_keys() -> None:
-    assert [make().name for make in POLICIES.values()] == list(POLICIES)
-    [(name, with_recipes)] = RECIPE_POLICIES.items()
-    assert with_recipes(Recipes.from_lists([])).name == name
-
-
-@ALL
 @pytest.mark.parametrize(
     ("error", "given_texts", "name"),
     [
@@ -293,24 +218,6 @@ def test_bad_input_is_named(
         policy.extend([])
 
 
-#: A policy, and arguments of which it refuses the last one.
-BAD_ARGUMENTS: list[tuple[Callable[..., Policy], dict[str, Any]]] = [
-    (OpenAI, {"lookahead": 0}), (OpenAI, {"resume_after": 0}), (OpenAI, {"resume_delay": -1}),
-    (PromptLookup, {"pattern_min": 0}), (PromptLookup, {"pattern_min": 4, "pattern_max": 3}),
-    (PromptLookup, {"prediction_min": 0}), (PromptLookup, {"prediction_min": 3, "prediction_max": 2}),
-    (PromptLookup, {"tie": "first"}), (InputLookup, {"pattern_max": 0}), (InputLookup, {"prediction_max": 0}),
-    (SuffixDecoding, {"max_spec_factor": -1}), (SuffixDecoding, {"min_token_prob": 2}),
-    (SuffixDecoding, {"max_tree_depth": 0}), (RecipeLookup, {"recipes": None, "min_survival": 1.5}),
-    (StaticText, {"ends_line": {10}}),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("make", "arguments"), BAD_ARGUMENTS)
-def test_bad_arguments_are_named(make: Callable[..., Policy], arguments: dict[str, Any]) -> None:
-    with pytest.raises((ValueError, TypeError), match=f"^{list(arguments)[-1]}: expected"):
-        make(**arguments)
-
-
 def test_policies_never_import_torch() -> None:
     code = "import sys; from gpu_align.policies import *; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -322,21 +229,6 @@ def drafts_of(policy: Policy, prediction: Ids, steps: Sequence[Ids], k: int = 64
     for step in steps:
         policy.extend(step)
     return policy.propose()
-
-
-def test_openai_resumes_after_32_matching_tokens_behind_the_divergence() -> None:
-    """By default; in a run of one token every window matches, and the 32 must still be waited for."""
-    for policy, prediction, first, then, draft in (
-        (OpenAI(), [*range(100)], [0, 1, 2, 777], [*range(4, 36)], [*range(36, 52)]),
-        (OpenAI(), [5] * 60 + [6, 7], [5] * 61, [5] * 32, [6, 7]),
-        # Of several positions the first behind the one that diverged, 2; else the last before it.
-        (OpenAI(16, 2), [1, 2, 1, 2, 9, 1, 2, 3], [1, 2, 7], [1, 2], [9, 1, 2, 3]),
-        (OpenAI(16, 2), [1, 2, 8, 1, 2, 9, 6], [1, 2, 8, 1, 2, 9, 7], [1, 2], [9, 6]),
-        (OpenAI(16, 2, 2), [1, 2, 1, 2, 9, 1, 2, 3], [1, 2, 7], [1, 2, 9, 1], [2, 3]),  # two tokens later
-    ):
-        steps = [first, *([token] for token in then)]
-        assert drafts_of(policy, prediction, steps[:-1]) == []
-        assert drafts_of(policy, prediction, steps) == draft
 
 
 def upstream(package: str, file: str, name: str, namespace: dict[str, Any]) -> Any:
@@ -383,13 +275,6 @@ def test_transformers_preset_equals_transformers() -> None:
         )
 
 
-def test_vllm_presets_differ_in_the_tie_rule_only() -> None:
-    prediction = [1, 2, 3, 4, 5, 60, 1, 2, 3, 4, 5, 70]
-    for name, expected in (("prompt_lookup_vllm", [60, 1]), ("prompt_lookup_vllm_v2", [70, 9])):
-        assert drafts_of(POLICIES[name](), prediction, [[9, 2, 3, 4, 5]], 2) == []  # five are needed
-        assert drafts_of(POLICIES[name](), prediction, [[9, 2, 3, 4, 5], [9, 1, 2, 3, 4, 5]], 2) == expected
-
-
 def test_our_drafter_drafts_the_recipe_where_it_has_nothing_else() -> None:
     """With neither a prediction nor anything repeated, recipes are all that either has."""
     recipes = Recipes.from_lists([
@@ -403,53 +288,6 @@ def test_our_drafter_drafts_the_recipe_where_it_has_nothing_else() -> None:
         ours.push_tokens(tokens)
         assert ours.predict_tokens() == expected
         assert ours.source == (Source.RECIPE if expected else Source.NONE)
-
-
-POEM = "one\ntwo\nthree\nfour\nfive\n"
-
-
-def draft_after(prediction: str, steps: Sequence[str], k: int = 64) -> str:
-    """Of static text, with one token a character, so that tests can be read; a newline ends a line."""
-    policy = StaticText(lambda token: chr(token) == "\n")
-    return "".join(map(chr, drafts_of(policy, [*map(ord, prediction)], [[*map(ord, s)] for s in steps], k)))
-
-
-@pytest.mark.parametrize(
-    ("prediction", "output", "expected"),
-    [
-        pytest.param(POEM, "", POEM, id="before any output"),
-        pytest.param(POEM, "one\ntw", "o\nthree\nfour\nfive\n", id="aligned inside a line"),
-        pytest.param(POEM, "one\ntwX", "", id="lost inside a line"),
-        pytest.param(POEM, "one\ntwX\n", "", id="a changed line alone does not realign"),
-        pytest.param(POEM, "one\ntwX\nthree\n", "four\nfive\n", id="one equal line realigns"),
-        pytest.param(POEM, "one\nthree\n", "four\nfive\n", id="a deleted line"),
-        pytest.param(POEM, "one\nnew\nlines\ntwo\n", "three\nfour\nfive\n", id="inserted lines"),
-        pytest.param(POEM, "one\ntwX\nthree\nfour\nfive\n", "", id="end of the prediction"),
-        pytest.param("a\nb\na\nb\nc\n", "x\na\nb\n", "a\nb\nc\n", id="repeated lines: the first place"),
-        pytest.param("a\nb\na\nb\nc\n", "a\nb\nx\na\nb\n", "c\n", id="repeated lines: the next place"),
-        pytest.param("a\n\nb\n\nc\n", "a\nx\n\n", "b\n\nc\n", id="blank lines"),
-        pytest.param("", "a\nb\n", "", id="empty prediction"),
-    ],
-)
-def test_static_text_realigns_at_line_ends(prediction: str, output: str, expected: str) -> None:
-    assert draft_after(prediction, output) == expected
-    assert draft_after(prediction, output, k=3) == expected[:3]
-    # A line that is completed in the middle of a step: there is a part of the next one to compare.
-    assert draft_after(POEM, ["X\ntwo\nth"]) == "ree\nfour\nfive\n"
-    assert draft_after(POEM, ["X\ntwo\ntX"]) == ""
-
-
-def test_what_ends_a_line() -> None:
-    """A token with a newline among other characters; without a tokenizer a tenth of all tokens."""
-    pieces = {1: b"if x", 2: b":\n\n", 3: b"  y", 4: b"()\n", 5: b"  z"}
-    policy = StaticText(lambda token: b"\n" in pieces[token])
-    assert drafts_of(policy, [1, 2, 3, 4, 5, 4, 1], [[5, 2, 3, 4]], 8) == [5, 4, 1]
-    share = sum(map(guess_line_end, range(131_072))) / 131_072
-    assert share == pytest.approx(1 / GUESSED_LINE_LENGTH, rel=0.02)
-    rng = random.Random(3)
-    prediction = [rng.randrange(131_072) for _ in range(400)]
-    assert max(i for i in range(100, 200) if guess_line_end(prediction[i])) > 100, "choose another seed"
-    assert drafts_of(StaticText(), prediction, [[1, 2, 3, *prediction[100:200]]], 16) == prediction[200:216]
 
 
 LINES = st.lists(st.integers(0, 6), max_size=40)

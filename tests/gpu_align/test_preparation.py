@@ -1,10 +1,13 @@
-"""`Drafter.prepare`: the step behind it finds the work done. `StepBatch` calls it: no draft depends on it."""
+"""`Drafter.prepare`: the next step finds the work done; `capture`: a recorded step gives what a call gives.
 
-import gc
+`StepBatch` calls `prepare`: no draft depends on it.
+"""
+
 import random
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -105,15 +108,6 @@ def test_on_a_gpu_it_runs_beside_the_current_stream(monkeypatch):
     assert seen == [([5, 6, 7, 8], [3, 1], [1, 1])]
 
 
-def test_a_drafter_that_is_dropped_waits_for_it():
-    """Else its memory is another tensor's while the other stream still writes there."""
-    engine, waited = Engine("reference"), []
-    engine.drafter._preparation._done = SimpleNamespace(synchronize=lambda: waited.append(True))
-    del engine
-    gc.collect()
-    assert waited == [True]
-
-
 @pytest.mark.parametrize("call", ["propose", "add", "remove", "replay", "prepare"])
 def test_what_follows_waits_for_it(call):
     """In whatever way the drafter is called next."""
@@ -152,3 +146,39 @@ def test_on_a_gpu_the_drafts_are_the_same():
         for engine in engines:
             engine.write(slot, [slot, 5])
     assert engines[0].propose([0, 1, 2, 3]) == engines[1].propose([0, 1, 2, 3])
+
+
+TEXTS = np.random.default_rng(2).integers(0, 60, (3, 120)).tolist()
+SLOTS = [2, 0, 1]
+
+
+def make() -> Engine:
+    """Three requests, two of them with predictions, in the middle of their outputs."""
+    engine = Engine("triton", K=8, vocab=60)
+    for slot, text in enumerate(TEXTS):
+        engine.add(slot, text if slot else [], [0] * 10, text[:30])
+    return engine
+
+
+def told(draft):
+    return [tensor.cpu().tolist() for tensor in draft]
+
+
+def test_a_replay_is_a_step_and_sees_requests_that_came_later():
+    eager, recorded = make(), make()
+    before = snapshot(recorded.drafter)
+    step = recorded.drafter.capture(*recorded.inputs(SLOTS))
+    assert same(before, recorded.drafter)
+    for start, end in ((30, 30), (30, 33), (33, 42), (42, 43)):
+        for engine in (eager, recorded):
+            for slot, text in enumerate(TEXTS):
+                engine.write(slot, text[start:end])
+        expected = told(eager.drafter.propose(*eager.inputs(SLOTS)))
+        assert told(step.replay()) == expected
+    assert expected[3][0] == 1
+    for engine in (eager, recorded):
+        engine.drafter.add(2, [], prompt_len=10)
+        engine.drafter.add(0, TEXTS[0], prompt_len=10)
+    expected = told(eager.drafter.propose(*eager.inputs(SLOTS)))
+    assert told(step.replay()) == expected
+    assert (expected[3][0] != 1, expected[3][1]) == (True, 1)

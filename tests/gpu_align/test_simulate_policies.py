@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from gpu_align import RecipePack, Recipes
 from gpu_align.policies import PromptLookup
 from gpu_align.predictors import InputLookupTokenPredictor, TokenPredictor
 from gpu_align.recipes import learn
@@ -20,29 +19,17 @@ from gpu_align.simulate import (
     Record,
     load_tokenizer,
     make_policies,
-    recipes_for,
     replay,
-    runnable_policy_names,
     simulate,
-    tokenizer_of,
 )
 from gpu_align.tools.html import Origin
-from gpu_align.tools.simulate.policies import our_drafter, sizes_for, tokenized_pack
 
 TEXT = "alpha beta gamma delta\n"
-UNKNOWN = [Record("a", [], [], [5, 6, 7])]
 
 
 def encoded(text: str, identifier: str = "a") -> Record:
     pytest.importorskip("mistral_common")
     return Record(identifier, [], [], load_tokenizer("tekken").encode(text), "tekken")
-
-
-@pytest.fixture(autouse=True)
-def nothing_kept() -> Iterator[None]:
-    tokenized_pack.cache_clear()
-    yield
-    tokenized_pack.cache_clear()
 
 
 @pytest.fixture
@@ -51,22 +38,6 @@ def pack(tmp_path: Path) -> Path:
     path = tmp_path / "own.json.gz"
     learn([("one", TEXT * 20)]).save(path)
     return path
-
-
-def test_a_pack_is_tokenized_once_for_the_one_tokenizer_of_all_records(
-    pack: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = []
-    real = RecipePack.tokenize
-    monkeypatch.setattr(RecipePack, "tokenize", lambda *args: calls.append(1) or real(*args))
-    found = [recipes_for([encoded(text)], str(pack)) for text in ("x", "y", "z")]
-    assert isinstance(found[0], Recipes)
-    assert all(recipes is found[0] for recipes in found)
-    assert len(calls) == 1
-    known = encoded("x")
-    for records, name in (([known, known], "tekken"), ([known, *UNKNOWN], None), ([], None)):
-        assert tokenizer_of(records) == name
-    assert recipes_for(UNKNOWN) is recipes_for([known], "off") is None
 
 
 def test_recipes_draft_and_the_name_says_which(pack: Path) -> None:
@@ -83,26 +54,6 @@ def test_recipes_draft_and_the_name_says_which(pack: Path) -> None:
         assert (Origin.RECIPE in result.pairs[0].origins) == drafts
         steps.append(result.steps)
     assert steps[0] < steps[3]
-
-
-def test_a_draft_does_not_depend_on_the_other_records(pack: Path) -> None:
-    """A draft ends before an id that is out of the vocabulary, which therefore holds all of the recipes."""
-    recipes = recipes_for([encoded("x")], str(pack))
-    assert recipes is not None
-    short, long = encoded(TEXT.split()[0], "short"), encoded(TEXT * 3, "long")
-    assert sizes_for([short], recipes).vocab_size > recipes.token_ids.max()
-    alone = replay(our_drafter([short], None, recipes), short, 8)
-    both = replay(our_drafter([long, short], None, recipes), short, 8)
-    assert (alone.steps, alone.accepted, alone.rejected) == (both.steps, both.accepted, both.rejected)
-
-
-def test_what_needs_recipes_says_what_is_missing() -> None:
-    assert "recipe_pack" not in runnable_policy_names()
-    assert "recipe_pack" in runnable_policy_names(with_recipes=True)
-    with pytest.raises(ValueError, match=r"recipe_pack.*do not all name the same tokenizer"):
-        make_policies(["recipe_pack"], UNKNOWN, 8)
-    with pytest.raises(ValueError, match=r"recipe_pack.*they are off"):
-        make_policies(["recipe_pack"], [encoded("x")], 8, recipes="off")
 
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -169,10 +120,7 @@ def test_options_of_a_predictor(path: str, same: TokenPredictor) -> None:
     ("path", "message"),
     [
         ("no_such_module:Class", "cannot import 'no_such_module'"),
-        (":Class", "cannot import ''"),
         ("gpu_align.predictors:Nothing", "expected a class or a function in 'gpu_align.predictors'"),
-        ("gpu_align.predictors:", "expected a class or a function"),
-        ("gpu_align.predictors:TokenPredictor", "abstract"),
         ("gpu_align.predictors:InputLookupTokenPredictor?x=1", "unexpected keyword argument 'x'"),
         ("gpu_align.predictors:InputLookupTokenPredictor?pattern_length", "bad query"),
         ("builtins:dict", "expected a TokenPredictor or a Policy, found dict"),

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from gpu_align import DrafterConfig
 from gpu_align.policies import Policy
-from gpu_align.simulate import SWEEP, Record, make_policies, replay, setting_name, simulate, to_json
+from gpu_align.simulate import Record, make_policies, replay
 from gpu_align.tools import html
 from gpu_align.tools import policies as lookup
 from gpu_align.tools.html import Origin
@@ -126,56 +123,6 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup.importlib, "import_module", lambda name: exec("raise ImportError(name)"))
     with pytest.raises(ImportError, match=r"benchmarks\.quality\.build_suffix_peer"):
         make_policies(["suffix_decoding"], [record([1])], 8)
-
-
-def test_totals_over_records() -> None:
-    told: list[tuple[str, int]] = []
-    (result,) = simulate(
-        [record([1, 2, 3]), record([4, 5])], [Oracle()], 2, progress=lambda name, n: told.append((name, n))
-    )
-    assert told == [("oracle", 0), ("oracle", 3), ("oracle", 0), ("oracle", 2)]
-    assert (result.output_tokens, result.steps, result.accepted, result.rejected) == (5, 4, 3, 0)
-    assert (result.tokens_per_step, result.rejected_per_accepted) == (1.25, 0)
-    assert result.propose_us_median is not None
-    assert result.propose_us_median > 0
-    for output, drafts, ratio in (([1, 2, 3, 9], [[2, 3, 5]], 0.5), ([1], [], 0.0), ([1, 2], [[9]], None)):
-        (found,) = simulate([record(output)], [Scripted(drafts)], 3)
-        assert found.rejected_per_accepted == ratio
-        assert (found.propose_us_median is None) == (not drafts)
-
-
-def test_settings_reach_the_drafter() -> None:
-    rng = random.Random(2)
-    prediction = [rng.randrange(20) for _ in range(200)]
-    edited = record([t if rng.random() < 0.9 else rng.randrange(20, 30) for t in prediction], prediction)
-    few, many = {"length_factor": 0, "min_survival": 0.9}, {"length_factor": 64, "min_survival": 0.0}
-    policies = make_policies(["gpu_align", "cursor"], [edited], 16, [few, many])
-    assert [p.name for p in policies] == [setting_name(few, "off"), setting_name(many, "off"), "cursor"]
-    first, second, _ = simulate([edited], policies, 16)
-    assert first.rejected < second.rejected
-    assert sum(second.pairs[0].rejected_from.values()) == second.rejected > 0
-    assert setting_name({}) == "gpu_align"
-    for setting in SWEEP:
-        DrafterConfig(**setting)
-
-
-def test_json_schema() -> None:
-    records = [Record("a", [], [1, 2, 3], [1, 2, 3]), Record("b", [], [4, 5], [4, 5])]
-    results = simulate(records, [Oracle(), Scripted([[9], [9]])], 2)
-    found = json.loads(json.dumps(to_json(results, 2, {"tokenizer": None}), allow_nan=False))
-    assert list(found) == ["version", "tokenizer", "num_draft_tokens", "policies"]
-    assert found["num_draft_tokens"] == 2
-    oracle, scripted = found["policies"].values()
-    assert oracle.pop("propose_us_median") > 0
-    assert oracle == {
-        "output_tokens": 5, "steps": 4, "accepted": 3, "rejected": 0, "tokens_per_step": 1.25,
-        "rejected_per_accepted": 0.0,
-        "pairs": [
-            {"id": "a", "output_tokens": 3, "steps": 2, "accepted": 2, "rejected": 0},
-            {"id": "b", "output_tokens": 2, "steps": 2, "accepted": 1, "rejected": 0},
-        ],
-    }  # fmt: skip
-    assert (scripted["accepted"], scripted["rejected"], scripted["rejected_per_accepted"]) == (0, 3, None)
 
 
 def test_hostile_token_text_stays_text() -> None:

@@ -1,18 +1,27 @@
-"""The step log's file: its keys, their order and its layout stay, and what is written can be read again."""
+"""Step logs: their layout stays, what is written is read with care, and `gpu-align report` shows it."""
 
 from __future__ import annotations
 
+import copy
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+pytest.importorskip("yaml")
+pytest.importorskip("typer")
+import yaml
+from typer.testing import CliRunner
+
 from gpu_align import Source
-from gpu_align.tools import report as step_report
+from gpu_align.tools import report, step_log
+from gpu_align.tools.cli import app
+from gpu_align.tools.html import Origin
 from gpu_align.tools.step_log import (
     MAX_PREFIX,
     SOURCES,
@@ -25,8 +34,8 @@ from gpu_align.tools.step_log import (
     read_step_log,
 )
 
-#: A file as the plugin writes it, and as it wrote it before there were lines in it.
-FILE, REVISION_1 = (Path(__file__).with_name(f"step_log{name}.yaml") for name in ("", "_revision_1"))
+#: A file as the plugin writes it.
+FILE = Path(__file__).with_name("step_log.yaml")
 
 PIECES = {0: "\0", 1: "a", 2: " b", 3: " c", 4: " d", 5: "\n", 6: "é", 7: "x", 8: "?", 9: "!"}
 
@@ -41,35 +50,17 @@ STEPS = [
     Step(
         1, 6, "prediction", [2, 3, 4], [0.9, 0.8125, 0.7], 12, 3, 2, [2, 3, 9], 1, 3, candidate("prediction"), 2
     ),
-    Step(2, 9, "none", [7], [0.5], 3, 0, 0, [5], 3, 3, candidate("context"), 0),
-    Step(3, 10, "recipe", [6, 0], [1.0, 0.25], 1234, 2, 2, [6, 0], 3, 4, candidate("recipe"), 1),
+    Step(2, 9, "recipe", [6, 0], [1.0, 0.25], 1234, 2, 2, [6, 0, 5], 3, 4, candidate("recipe"), 1),
 ]  # fmt: skip
 LOG = StepLog("chatcmpl-1", 8, 5, 4, STEPS, prediction_lines=[Line([1, 2, 5, 4])])
-TEXT_FIELDS = ("proposed_text", "accepted_text", "own_text", "new_lines", "prefix")
 
 
 def decode(ids: list[int]) -> str:
     return "".join(PIECES[i] for i in ids)
 
 
-def pairs(node: Any) -> Any:
-    """A document with its keys in order."""
-    if isinstance(node, dict):
-        return [(key, pairs(value)) for key, value in node.items()]
-    return list(map(pairs, node)) if isinstance(node, list) else node
-
-
 def test_a_written_file_is_byte_for_byte_the_same() -> None:
     assert dump(LOG.with_texts(decode, [8] * 5)) == FILE.read_text(encoding="utf-8")
-
-
-def test_a_file_without_texts_lacks_their_keys_and_no_others() -> None:
-    whole = yaml.safe_load(FILE.read_text(encoding="utf-8"))
-    for step in whole["steps"]:
-        for name in TEXT_FIELDS:
-            del step[name]
-    whole["prediction_lines"] = [{"tokens": [1, 2, 5, 4]}]
-    assert pairs(yaml.safe_load(dump(LOG))) == pairs(whole)
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
@@ -78,26 +69,6 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert read_step_log(FILE) == LOG.with_texts(decode, [8] * 5)
     assert [*(source.name.lower() for source in Source), "draft_model"] == list(SOURCES)
     assert read_step_log(FILE).usage() == yaml.safe_load(FILE.read_text(encoding="utf-8"))["usage"]
-
-
-def test_a_file_of_the_first_revision_is_read_and_shown_as_before() -> None:
-    """It lacks the lines, and nothing else is another."""
-    old, new = read_step_log(REVISION_1), read_step_log(FILE)
-    steps = [replace(step, new_lines=None, prefix=None) for step in new.steps]
-    assert old == replace(new, steps=steps, prediction_lines=None)
-    assert step_report.summary(old) == step_report.summary(new)
-    assert step_report.table_rows(old.steps) == step_report.table_rows(new.steps)
-    assert "Prediction" not in step_report.page(old)
-    # Whoever has the tokenizer gets the lines of the output; those of the prediction are not in the file.
-    assert old.with_texts(decode, [8] * 5) == replace(new, prediction_lines=None)
-
-
-def test_a_field_of_a_later_revision_is_no_error(tmp_path: Path) -> None:
-    later = yaml.safe_load(FILE.read_text(encoding="utf-8"))
-    later |= {"revision": 99, "more": 1}
-    later["steps"][1]["more"] = 1
-    (tmp_path / "later.yaml").write_text(yaml.safe_dump(later))
-    assert read_step_log(tmp_path / "later.yaml") == read_step_log(FILE)
 
 
 @settings(max_examples=60, deadline=None)
@@ -124,13 +95,6 @@ def test_lines_are_those_of_the_text_however_it_is_cut_into_steps(
     assert [line.text for line in lines] == decode(tokens).splitlines(keepends=True)[: tokens.count(5)]
 
 
-@pytest.mark.parametrize("length", [MAX_PREFIX - 1, MAX_PREFIX, MAX_PREFIX + 1, 3 * MAX_PREFIX])
-def test_a_long_line_that_is_not_complete_is_shown_by_its_end(length: int) -> None:
-    tokens = [1 + i % 3 for i in range(length)]
-    prefix = Texts(decode).of(Step(0, 5, "none", [], [], 0, 0, 0, tokens)).prefix
-    assert prefix == Line(tokens[-MAX_PREFIX:], decode(tokens[-MAX_PREFIX:]))
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.text())
 def test_any_text_is_read_as_it_was_written(text: str) -> None:
@@ -141,10 +105,164 @@ def test_any_text_is_read_as_it_was_written(text: str) -> None:
     assert read["own_text"] == read["new_lines"][0]["text"] == read["prefix"]["text"] == text
 
 
-@pytest.mark.parametrize("text", ["[" * 30_000, "{a: " * 30_000, "- " * 30_000])
-def test_a_file_that_nests_too_deeply_is_refused(text: str, tmp_path: Path) -> None:
-    """libyaml's recursion would end the process."""
-    file = tmp_path / "deep.yaml"
-    file.write_text(text)
-    with pytest.raises(StepLogError, match=r"expected at most 50 levels|maximum nesting depth"):
-        read_step_log(file)
+def run(*arguments: object) -> Any:
+    return CliRunner().invoke(app, ["report", *map(str, arguments)])
+
+
+def step_of(step: int, position: int, new: list[int], **more: Any) -> dict[str, Any]:
+    empty = {"source": "none", "proposed": [], "confidence": []} | dict.fromkeys(
+        ("duration_us", "verified", "accepted"), 0
+    )
+    return {"step": step, "position": position, "new": new, **empty, **more}
+
+
+def log_of(steps: list[Any], name: str = "chatcmpl-1", k: int = 8) -> dict[str, Any]:
+    return {
+        "format": step_log.FORMAT, "request_id": name, "num_draft_tokens": k, "prompt_tokens": 5,
+        "prediction_tokens": 4, "usage": {}, "steps": steps,
+    }  # fmt: skip
+
+
+def document() -> dict[str, Any]:
+    candidate = {"source": "prediction", "position": 1, "matched": 1, "expected": 2.5, "why": "because <b>"}
+    texts = {"proposed_text": " b c d", "accepted_text": " b c", "own_text": " <x>"}
+    more = {"cursor_before": 1, "cursor_after": 3, "candidate": candidate, "others": 2, **texts}
+    proposed = {"proposed": [2, 3, 4], "confidence": [0.9, 0.8, 0.7]}
+    drafted = {"source": "prediction", "duration_us": 12, **proposed}
+    return log_of([
+        step_of(0, 5, [1], proposed_text="", accepted_text="", own_text="a"),
+        step_of(1, 6, [2, 3, 9], **drafted, verified=3, accepted=2, **more),
+        step_of(2, 9, [5], proposed_text="", accepted_text="", own_text=" e"),
+    ])  # fmt: skip
+
+
+def written(tmp_path: Path, content: Any) -> Path:
+    file = tmp_path / "log.yaml"
+    file.write_text(content if isinstance(content, str) else yaml.safe_dump(content, sort_keys=False))
+    return file
+
+
+def test_the_table_and_the_page_show_every_step(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    result = run(written(tmp_path, document()), "--html", page)
+    assert result.exit_code == 0, result.output
+    told = " ".join(result.output.split())
+    for words in (
+        "5 tokens in 3 steps, 1.7 a step; 2 drafts accepted, 1 rejected", "1 → 3", "because <b> (expected 2.5)",
+    ):  # fmt: skip
+        assert words in told
+    text = page.read_text()
+    assert f'<span class="o o{Origin.PREDICTION:d}" title="step 2"> b c</span>' in text
+    assert " &lt;x&gt; e</span>" in text  # the model's own tokens of neighbouring steps share a colour
+    assert "<b>" not in text
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    whole = copy.deepcopy(document())
+    target: Any = whole
+    *way, last = path.split(".")
+    for name in way:
+        target = target[int(name) if name.isdigit() else name]
+    if value is KeyError:
+        del target[last]
+    else:
+        target[int(last) if last.isdigit() else last] = value
+    return whole
+
+
+#: File → the place that the error names.
+REFUSED: list[tuple[Any, str]] = [
+    ("", "expected an object"), ("just words", "expected an object"),
+    ("a: [1, 2", "line 2, column 1: expected YAML"),
+    ("a: &a [*a, *a]\nb: }", "expected YAML"), ("[" * 5000, "expected"),
+    ("!!python/object/apply:os.getcwd []", "expected YAML"), ({"format": "gpu-align-steps/9"}, "format"),
+    (changed("steps", KeyError), "steps"), (changed("steps.1.new", [2]), "steps[1]"),
+    (changed("steps.1.verified", 4), "steps[1]"), (changed("steps.1.accepted", -1), "steps[1].accepted"),
+    (changed("steps.1.source", "guess"), "steps[1].source"), (changed("prompt_tokens", True), "prompt_tokens"),
+    (changed("prediction_lines", [{"tokens": [-1]}]), "prediction_lines[0].tokens[0]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "place"), REFUSED, ids=range(len(REFUSED)))
+def test_a_bad_file_is_refused_with_its_place(tmp_path: Path, content: Any, place: str) -> None:
+    with pytest.raises(StepLogError, match=re.escape(place)):
+        read_step_log(written(tmp_path, content))
+
+
+def step(new: int, source: str = "none", counts: tuple[int, int, int] = (0, 0, 0), why: str = "") -> Any:
+    """counts: of tokens that were proposed, verified and accepted."""
+    proposed, verified, accepted = counts
+    drafted = {"source": source, "proposed": [7] * proposed, "confidence": [0.5] * proposed}
+    candidate = {"why": why} if why else None
+    return step_of(0, 5, [7] * new, **drafted, verified=verified, accepted=accepted, candidate=candidate)
+
+
+AT_2, AT_31 = "the last 2 tokens occur in the prediction", "the last 31 tokens occur in the prediction"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "logs"
+    (folder / "day").mkdir(parents=True)
+    good = [step(1), step(5, "prediction", (4, 4, 4))]
+    bad = [
+        step(1), step(2, "prediction", (4, 4, 1), AT_2), step(1, "prediction", (4, 3, 0), AT_31),
+        step(1, "context", (2, 2, 0)), step(1),
+    ]  # fmt: skip
+    logs = {"a": log_of(good, "good", 4), "day/b": log_of(bad, "bad", 4), "c": log_of([], "empty", 4)}
+    for path, content in logs.items():
+        (folder / f"{path}.yaml").write_text(yaml.safe_dump(content))
+    (folder / "torn.yaml").write_text("format: gpu-align-steps/1\nsteps:\n")
+    (folder / "notes.txt").write_text("not a log")
+    return folder
+
+
+def test_sums_sources_and_reasons(folder: Path) -> None:
+    requests, _ = report.read_folder(folder)
+    assert [request.file for request in requests] == ["a.yaml", "c.yaml", "day/b.yaml"]
+    found = report.figures_of(requests, 10)
+    assert found["by_source"] == {
+        "prediction": {"steps": 3, "drafted": 11, "accepted": 5},
+        "context": {"steps": 1, "drafted": 2, "accepted": 0},
+    }
+    assert list(found["by_source"]) == ["prediction", "context"]
+    assert [tuple(loss.values()) for loss in found["losses"]] == [
+        ("prediction", "the last N tokens occur in the prediction", 6, 2),
+        ("context", report.UNKNOWN, 2, 1),
+        ("prediction", report.NOT_VERIFIED, 1, 1),
+    ]
+    # Nothing is lost twice or forgotten: rejected, and proposed without being verified.
+    assert sum(loss["tokens"] for loss in found["losses"]) == found["rejected"] + 1
+    # The sums are those of the single reports.
+    logs = [read_step_log(folder / request.file) for request in requests]
+    for name in ("output_tokens", "accepted", "rejected"):
+        assert found[name] == sum(getattr(log, name) for log in logs)
+    # K = 4: a perfect prediction writes 6 tokens in 1 + 1 steps, and 6 in 2.
+    worst = [(request["request_id"], request["steps_lost"]) for request in found["worst"]]
+    assert worst == [("bad", 3), ("good", 0), ("empty", 0)]
+
+
+def test_the_command(folder: Path, tmp_path: Path) -> None:
+    out, page = tmp_path / "o.json", tmp_path / "o.html"
+    result = run(folder, "--json", out, "--html", page, "--top", 1)
+    assert result.exit_code == 0, result.output
+    assert result.stderr.startswith("note: torn.yaml: ")
+    assert "3 requests, 12 tokens in 7 steps, 1.7 a step; 5 drafts accepted, 8 rejected;" in result.stdout
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert ["prediction", "3", "11", "5", "6", "45%"] in rows
+    assert ["1", "4", "6", "5", "1.2", "3", "1", "8", "prediction:"] in [row[:9] for row in rows]
+    found = json.loads(out.read_text())
+    assert (found["requests"], found["accepted"], found["rejected"], found["steps_lost"]) == (3, 5, 8, 3)
+    assert [request["request_id"] for request in found["worst"]] == ["bad"]
+    assert (len(found["losses"]), [skipped["file"] for skipped in found["skipped"]]) == (1, ["torn.yaml"])
+    text = page.read_text()
+    assert "day/b.yaml" in text
+    assert "the last N tokens occur in the prediction" in text
+
+
+def test_a_file_has_json_too(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "o.json"
+    assert run(folder / "a.yaml", "--json", out).exit_code == 0
+    found = json.loads(out.read_text())
+    assert (found["request_id"], found["steps"], found["accepted"]) == ("good", 2, 4)
+    assert found["by_source"] == {"prediction": {"drafted": 4, "accepted": 4}}

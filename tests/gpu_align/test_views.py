@@ -96,21 +96,11 @@ def test_strings_of_json_come_out(text, other, ascii_only):
 #: Text, name of a view, what it is; () where there is none.
 GIVEN = {
     "the first example": ('a = "b"\n', "json", ('a = \\"b\\"\\n',)),
-    "another": ("1:import os\n2:\n3:os.abort()\n", "unnumbered", ("import os\n\nos.abort()\n",)),
-    "one after the other": ("1|a\n2|\tb\n3|c\n", "unnumbered+json", ("a\\n\\tb\\nc\\n",)),
-    "indented code": ("7:    a\n8:\n9:        b\n", "unnumbered", ("    a\n\n        b\n",)),
     "two listings": ("1:a\n2:b\n3:c\n\n7:d\n8:e\n9:f", "unnumbered", ("a\nb\nc\nd\ne\nf\n",)),
-    "one that ends otherwise": ("1:a\n2:b\n3|c\n4|d\n", "unnumbered", ()),
     "two lines": ("1:a\n2:b\n", "unnumbered", ()),
     "a CSV": ("1,a,2\n2,b,3\n3,c,4\n4,d,5\n", "unnumbered", ()),
-    "a log": ("12:01:03 up\n12:01:04 down\n13:00:00 up\n14:00:00 up\n", "unnumbered", ()),
-    "a table of numbers": ("10\t1\n20\t2\n30\t3\n", "unnumbered", ()),
     "slashes": ('"a\\/b"\n', "json_slash", (r"\"a\\\/b\"\n",)),
-    "slashes twice": ("a/b\n", "json_slash+json", (r"a\\/b\\n",)),
-    "out of a string with slashes": (r'{"path": "a\/b\nc"}', "unescaped", ("a/b\nc",)),
-    "nothing to escape": ("plain", "json", ()),
     "nothing": ("", "diff", ()),
-    "no fence": ("a `b` ```c``` d\n", "unfenced", ()),
     "tags of a file": ('<file path="a">\na\nb</file> <code>c\n</code>', "untagged", ("a\nbc\n",)),
     "the innermost tag": (
         "<document><source>a</source><contents>a\nb\n</contents></document>",
@@ -119,11 +109,8 @@ GIVEN = {
     ),
     "no tags of a file": ("<div>\na\n</div><code>a</code><code>\nb\n</file>c\n</code>", "untagged", ()),
     "broken JSON": ('{"content": "a\\nb\\q", "more": "a\\n', "unescaped", ()),
-    "the string after it": ('"a\\nb\\q", "c\\nd"', "unescaped", ("c\nd",)),
     "an open quote in the line before": ('it is 5" long\n{"x": "a\\nb"}', "unescaped", ("a\nb",)),
-    "a backslash before a line end": ('say "\\\n{"x": "a\\nb"}', "unescaped", ("a\nb",)),
     "no line end": (r'{"a": "C:\\new"}', "unescaped", ()),
-    "NULs": ("\0\0", "json", ("\\u0000\\u0000",)),
     "a lone surrogate": ("\ud800\n", "json", ("\ud800\\n",)),
 }
 
@@ -132,16 +119,6 @@ GIVEN = {
 def test_what_a_view_is(case):
     text, name, views = GIVEN[case]
     assert make(text, [name]) == list(views)
-
-
-def test_order_and_what_is_left_out():
-    assert make('"ä"\n', ["json_ascii", "json", "diff", "json"]) == [
-        '\\"\\u00e4\\"\\n',
-        '\\"ä\\"\\n',
-        ' "ä"\n',
-    ]
-    assert make('"a"', ["json_ascii", "json"]) == ['\\"a\\"']
-    assert make("", NAMES) == make("plain", ["json", "unfenced", "unnumbered"]) == make("a", []) == []
 
 
 def test_forms_of_texts():
@@ -158,12 +135,9 @@ MESSAGES = {
     "prose": ("Please change it.", []),
     "a listing": ("The file:\n1:a\n2: b\n3:c\n(end)", ["a\n b\nc\n"]),
     "a fence": ("Change\n```py\nx = 1\n```\nplease", ["x = 1\n"]),
-    "a listing in a fence": ("Change\n```\n1|a\n2|b\n3|c\n```\n", ["a\nb\nc\n"]),
     "a tool's arguments": ('{"path": "a", "text": "x\\n\\"y\\"\\n"}', ['x\n"y"\n']),
     "a listing in JSON": ('{"text": "1\\ta\\n2\\tb\\n3\\tc\\n"}', ["a\nb\nc\n"]),
     "tags": ("<code>f()\n</code>\n<file_contents>\n1:a\n2:b\n3:c\n</file_contents>", ["a\nb\nc\n"]),
-    "a tool's result": ("<tool_response>\nf()\n</tool_response>", ["f()\n"]),
-    "two": ("```\nf()\n```\n1:a\n2:b\n3:c\n", ["a\nb\nc\n", "f()\n"]),
 }
 
 
@@ -205,19 +179,11 @@ def test_unknown_names(name):
 #: What is hard about a text, in so many characters.
 HARD = {
     "backslashes": lambda size: "\\" * size,
-    "quotes": lambda size: '"' * size,
-    "escaped quotes": lambda size: '"' + '\\"' * (size // 2),
     "open strings": lambda size: '"\\n' * (size // 3),
     "backticks": lambda size: "`" * size,
     "open tags": lambda size: "<code \n<code>" * (size // 13),
-    "tags": lambda size: "<code>\n</code>" * (size // 14),
     "fences": lambda size: "```\n````\n" * (size // 9),
-    "blanks": lambda size: " " * size,
-    "lines": lambda size: "\n" * size,
     "numbers": lambda size: "".join(f"{n}:\n" for n in range(size // 8)),
-    "digits": lambda size: "1" * size,
-    "NULs": lambda size: "\0" * size,
-    "file": lambda size: '     1\tif a == "b":\n' * (size // 20),
 }
 
 
@@ -228,8 +194,3 @@ def test_time_is_linear(kind):
         start = time.process_time()
         make(text, [name])
         assert time.process_time() - start < 2, name
-
-
-def test_ten_megabytes():
-    text = '     1\tif a == "b":\n' * 500_000
-    assert [len(each) > len(text) for each in make(text, ["json", "diff"])] == [True, True]

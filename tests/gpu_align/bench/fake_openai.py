@@ -61,9 +61,8 @@ class Fake:
         twist: a word of answers to requests with a prediction that becomes "TWISTED", and the gap of the log
             probabilities there.
         refuse: a word in a prompt that gets HTTP 400.
-        die_after: requests after which it answers HTTP 500.
         others: output tokens of other clients, added to each request's.
-        pause_s, burst: a pause before each so many pieces.
+        pause_s: a pause before each piece.
         drops: fields of requests that a gateway in front of it drops; "usage": of answers.
         max_num_seqs: a label of `gpu_align_info`.
     """
@@ -77,10 +76,8 @@ class Fake:
     key: str | None = None
     twist: tuple[str, float] | None = None
     refuse: str | None = None
-    die_after: int | None = None
     others: int = 0
     pause_s: float = 0.0
-    burst: int = 1
     drops: tuple[str, ...] = ()
     max_num_seqs: int | None = None
     port: int = 0
@@ -165,16 +162,12 @@ class _Handler(BaseHTTPRequestHandler):
         prompt, prediction = body["messages"][0]["content"], body.get("prediction") or {}
         with fake.lock:
             fake.salts.append(body.get("cache_salt"))
-            if fake.die_after is not None:
-                fake.die_after -= 1
         answer = prompt.rsplit("\n\n", 1)[1].upper().split()
         tokens = [f"{word} " for word in answer[: body["max_tokens"]]]
         if fake.refuse is not None and fake.refuse in prompt:
             self._send(400, '{"error": {"message": "the prompt is too long"}}')
         elif fake.plugin and prediction.get("type", "content") != "content":
             self._send(400, '{"error": {"message": "prediction.type: expected content"}}')
-        elif fake.die_after is not None and fake.die_after < 0:
-            self._send(500, '{"error": {"message": "engine core died"}}')
         elif body.get("logprobs"):
             self._send(200, json.dumps({"choices": [{"logprobs": {"content": self._logprobs(tokens)}}]}))
         else:
@@ -208,8 +201,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         sent = 0
-        for number, piece in enumerate(pieces):
-            time.sleep(fake.pause_s if number % fake.burst == 0 else 0.0)
+        for piece in pieces:
+            time.sleep(fake.pause_s)
             sent += len(piece)
             event: dict[str, Any] = {"choices": [{"index": 0, "delta": {"content": "".join(piece)}}]}
             if fake.vllm and body["stream_options"].get("continuous_usage_stats"):

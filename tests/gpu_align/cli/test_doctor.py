@@ -16,7 +16,7 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 import gpu_align
-from gpu_align.tools import console, doctor
+from gpu_align.tools import doctor
 from gpu_align.tools.cli import app
 from gpu_align.tools.doctor import Finding
 from tests.gpu_align.bench.fake_openai import Fake
@@ -111,18 +111,6 @@ def test_engines_are_examined_by_their_plugins(
     assert all(f.fix for f in findings if not f.ok)
 
 
-def test_a_checkout_has_the_plugins_of_its_project_file(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(console, "entry_points", lambda group: [])
-    found = {plugin.name: plugin.value for plugin in console.plugins("gpu_align.doctor")}
-    assert found == {"vllm": "vllm_integration.doctor:examine"}
-    assert [plugin.name for plugin in console.plugins("gpu_align.commands")] == ["demo"]
-    assert console.plugins("no.such.group") == []
-    monkeypatch.setattr(console, "ROOT", tmp_path)
-    assert console.plugins("gpu_align.doctor") == []
-
-
 def test_a_torchvision_that_does_not_fit_is_to_be_removed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
@@ -133,16 +121,6 @@ def test_a_torchvision_that_does_not_fit_is_to_be_removed(
     assert finding.ok is False
     assert "operator torchvision::nms does not exist" in finding.found
     assert finding.fix == doctor.pip("uninstall -y torchvision")
-
-
-def test_a_core_package_out_of_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "required", lambda package: ">=99,<100")
-    finding = doctor._core("numpy", needed=True)
-    assert finding.ok is False
-    assert finding.found.endswith(", expected >=99,<100")
-    assert finding.fix == doctor.pip("install 'numpy>=99,<100'")
-    assert doctor._core("no_such_module", needed=True).ok is False
-    assert doctor._core("no_such_module", needed=False).ok is None
 
 
 @pytest.mark.parametrize(

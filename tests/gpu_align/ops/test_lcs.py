@@ -240,23 +240,6 @@ def test_bad_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lcs.lcs_length(*x).tolist() == [table(a, b)[-1][-1] for a, b in cut(x)]
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: lcs.lcs_workspace(2, -1, 3, device="cpu"), "max_context_len: expected 0 or more, found 2, -1"),
-        (lambda: lcs.lcs_workspace(2, 1, -3, device="cpu"), "max_prediction_len: expected 0 or more, found -3"),
-    ],
-)  # fmt: skip
-def test_sizes_that_are_none(call: Callable[[], Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
-def test_a_wide_prediction_has_panels() -> None:
-    shapes = [list(x.shape) for x in lcs.lcs_workspace(2, 10, 40_000, device="cpu")]
-    assert shapes == [[2, 3, 32768], [2, 3, 3], [2, 3, 14, 512]]
-
-
 def test_edit_scripts() -> None:
     """Of random pairs: it rebuilds the target, keeps what the LCS has, and inserts before it deletes."""
     for seed in range(40):

@@ -54,25 +54,6 @@ def test_kernel_and_reference_offer_the_same(folder: str) -> None:
     assert faults(kernel, reference, {*ALONE.get(folder, {})}) == []
 
 
-@pytest.mark.parametrize(
-    ("kernel", "reference", "expected"),
-    [
-        ("def f(a, K): pass\ndef _g(): pass", "def f(is_a, found): pass", []),
-        ("def f(): pass\ndef g(): pass", "def f(): pass", ["g: no twin"]),
-        ("def f(): pass", "def f(): pass\ndef g(): pass", ["g: no twin"]),
-        ("def f(a): pass", "def f(b): pass", ["f: ['a'] and ['b']"]),
-        ("def _f(a): pass", "def _f(): pass", ["_f: ['a'] and []"]),
-        ("def f_kernel(): pass\nclass X: pass", "def f_reference(): pass\nclass Y: pass", []),
-    ],
-)
-def test_what_differs_is_named(kernel: str, reference: str, expected: list[str]) -> None:
-    assert faults(kernel, reference, set()) == expected
-    assert faults(kernel, reference, {"x"}) == [
-        *[line for line in expected if line.endswith("no twin")], "x: is in neither, or in both",
-        *[line for line in expected if not line.endswith("no twin")],
-    ]  # fmt: skip
-
-
 #: Device functions take what belongs together as one named tuple. Kernels, whose entries are flat, aside.
 MAX_ARGUMENTS, MAX_RESULTS = 10, 6
 

@@ -1,20 +1,29 @@
-"""Recipes as tokens: what is refused, the table they become, and looking them up."""
+"""Recipes and indentation as tokens: what is refused, their table, who shares it, and looking them up."""
 
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from gpu_align import DrafterConfig
+from gpu_align import DrafterConfig, RecipePack, Recipes, Source
 from gpu_align.ops.choose import SURVIVAL_ONE
+from gpu_align.ops.compose import LINE_END, NUM_RUNS
 from gpu_align.ops.layout import Request
-from gpu_align.ops.recipes import ALL_PACKS, KEY_BITS, NO_KEY, RECIPE_WAYS
+from gpu_align.ops.recipes import ALL_PACKS, KEY_BITS, NO_KEY, RECIPE_LEN, RECIPE_WAYS
 from gpu_align.ops.recipes import SHAPE_IDENTIFIER as IDENTIFIER
 from gpu_align.ops.recipes import SHAPE_SPACE as SPACE
 from gpu_align.ops.recipes import SHAPE_START as START
 from gpu_align.ops.recipes.reference import find_recipe
-from gpu_align.ops.recipes.table import Recipes, RecipeTable, keys_of
-from tests.gpu_align.engine import drafted
+from gpu_align.ops.recipes.table import RecipeTable, keys_of
+from gpu_align.recipes.tokenize import indents_of
+from gpu_align.tools.simulate.tokenizers import load_tokenizer
+from tests.gpu_align.engine import Engine, drafted
+from tests.gpu_align.ops.test_step import END, layout
 from tests.gpu_align.step_harness import BACKENDS, flat_curves
 
 
@@ -122,11 +131,6 @@ def test_shapes(backend, recipes, output, expected):
     assert found[:2] == (expected, 3 if expected else 0)
 
 
-def test_a_context_is_no_shape():
-    keys = keys_of(np.array([[3, 3, *[-1] * 6]] * 2), np.array([False, True]))
-    assert keys[0] != keys[1]
-
-
 PACKS = {
     "a": Recipes.from_lists([((4,), (10,), (0.5,)), ((3, 4), (11,), (0.5,))]),
     "b": Recipes.from_lists([((4,), (20,), (0.9,)), ((9,), (21,), (0.9,))]),
@@ -181,3 +185,88 @@ class TestJoin:
         joined = Recipes.join({"a": a, "b": b})
         assert joined.shape_of.tolist() == [0, 1, -3, -4]
         assert (joined.packs.tolist(), joined.names) == ([1, 2], ("a", "b"))
+
+
+def test_what_tokens_do_to_lines():
+    """Characters: one space, one tab, and the line end; of a real tokenizer runs of many lengths."""
+    found = indents_of([], lambda texts: [list(text.encode()) for text in texts])
+    assert (found[2], found[3], found[4]) == (32, 9, -1)
+    known = {int(t): int(found[NUM_RUNS + t]) for t in np.flatnonzero(found[NUM_RUNS:])}
+    assert known == {32: 2, 9: 3, 10: -1}
+    tekken = load_tokenizer("tekken")
+    pack = RecipePack.load().tokenize(lambda texts: [tekken.encode(text) for text in texts])
+    assert pack.indents is not None
+    for text, what in (("\n", LINE_END), (":\n", LINE_END), (" " * 7, 14), ("\t\t", 5), ("x", 0)):
+        [token] = tekken.encode(text)
+        assert pack.indents[NUM_RUNS + token] == what, text
+        if what > 0:
+            assert pack.indents[what] == token
+
+
+def test_packs_join():
+    """Line ends that one pack knows are line ends."""
+    a, b = layout(), layout(150)
+    a[NUM_RUNS + END] = 0
+    packs = {"a": replace(Recipes.from_lists([]), indents=a), "b": replace(Recipes.from_lists([]), indents=b)}
+    joined = Recipes.join({**packs, "c": Recipes.from_lists([])}).indents
+    assert joined.tolist() == layout().tolist()
+
+
+def rules() -> Recipes:
+    return Recipes.from_lists([((5, 6), (7, 8, 9), (0.9, 0.8, 0.7))])
+
+
+def made(recipes: Recipes | None, **changed: Any) -> Engine:
+    sizes = {"max_slots": 2, "T": 32, "N": 16, "K": 4, "vocab": 50}
+    return Engine("auto", **{**sizes, "recipes": recipes, **changed})
+
+
+def tensors_of(engine: Engine) -> list[torch.Tensor]:
+    return [value for value in engine.drafter._recipes if isinstance(value, torch.Tensor)]
+
+
+def addresses(*engines: Engine) -> set[tuple[int, ...]]:
+    return {tuple(t.data_ptr() for t in tensors_of(engine) if t.numel()) for engine in engines}
+
+
+def propose(engine: Engine) -> Any:
+    engine.add(0, [], [3, 4, 5], [6])
+    return engine.drafter.propose(*engine.inputs([0]))
+
+
+def test_one_table_in_memory_and_drafts_as_from_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[Any] = []
+    build = RecipeTable.build
+    monkeypatch.setattr(RecipeTable, "build", lambda *args: built.append(args) or build(*args))
+    recipes = rules()
+    first, second, own = made(recipes), made(recipes, T=64), made(rules())
+    assert len(built) == 2
+    assert len(addresses(first, second)) == 1
+    assert len(addresses(first, own)) == 2
+    wanted = propose(own)
+    before = [tensor.clone() for tensor in tensors_of(first)]
+    for one in (first, made(recipes)):
+        draft = propose(one)
+        assert draft.source.tolist() == [Source.RECIPE]
+        assert draft.token_ids.tolist() == wanted.token_ids.tolist() == [[7, 8, 9, 6]]
+        assert torch.equal(draft.confidence, wanted.confidence)
+    assert all(map(torch.equal, before, tensors_of(first))), "no drafter writes to the table"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"K": 2}, {"vocab": 9}, {"config": DrafterConfig(min_survival_recipe=0.75)}],
+    ids=["K", "vocabulary", "threshold"],
+)
+def test_what_changes_the_table_is_not_shared(changed: dict[str, Any]) -> None:
+    recipes = rules()
+    one, other = made(recipes), made(recipes, **changed)
+    assert len(addresses(one, other)) == 2
+    assert one.drafter._recipes.ways[..., RECIPE_LEN].max() == 3
+    assert other.drafter._recipes.ways[..., RECIPE_LEN].max() == 2
+
+
+def test_drafters_that_are_made_at_once_share_one_table() -> None:
+    recipes = rules()
+    with ThreadPoolExecutor(8) as pool:
+        assert len(addresses(*pool.map(made, [recipes] * 8))) == 1

@@ -62,23 +62,6 @@ def test_input_lookup_drafts_what_the_policy_drafts(
             assert counts(predictor, bare, 16, in_prefill) == counts(policy, bare, 16, in_prefill)
 
 
-def test_input_lookup_where_the_state_is_not_the_input() -> None:
-    predictor = InputLookupTokenPredictor(prediction_length=(1, 3))
-    assert predictor.predict_tokens() == []
-    predictor.update_input_tokens([5, 6, 7, 8, 9])
-    predictor.reset([], PredictorOptions())
-    assert predictor.predict_tokens() == []  # as in the original
-    predictor.reset([1, 2, 6], PredictorOptions())
-    assert predictor.predict_tokens() == [7, 8, 9]
-    predictor.push_tokens([7])
-    assert predictor.predict_tokens() == [8, 9]
-    predictor.push_tokens([3])
-    assert predictor.predict_tokens() == []
-    predictor.update_input_tokens([3, 4])
-    predictor.reset([3], PredictorOptions())
-    assert predictor.predict_tokens() == [4]
-
-
 def test_predicted_output_drafts_what_the_drafter_drafts() -> None:
     rng = random.Random(1)
     shared = PredictedOutputTokenPredictor()  # one for all: it grows and is reset
@@ -167,11 +150,3 @@ def test_after_dispose_errors_are_clear(what: str) -> None:
             call()
     predictor.stop()
     predictor.dispose()
-
-
-def test_predictors_do_not_share_lists() -> None:
-    one, other = Says(), Says()
-    one.push_tokens([1])
-    assert other.state_tokens == []
-    with pytest.raises(TypeError, match="abstract"):
-        TokenPredictor()  # type: ignore[abstract]

@@ -57,11 +57,6 @@ class TestPacks:
         as_often = RecipePack({}, [Recipe(("c",), "b", 3, 4)])
         assert merge([two, as_often]).recipes[1] == Recipe(("c",), "a", 3, 8)
 
-    def test_with_nothing_it_is_the_same(self) -> None:
-        pack = pack_of(Observed(True, (7, -2), 3, 9, 10, 4), kept=(3, 7))
-        assert merge([pack]) == pack
-        assert merge([pack, Misses("x")]) == pack
-
     @pytest.mark.parametrize("other", [pack_of(tokenizer="y"), Misses("y")], ids=["pack", "misses"])
     def test_of_other_tokenizers(self, other: RecipePack | Misses) -> None:
         with pytest.raises(PackError, match="tokenizer: expected token ids of one, found those of x and y"):
@@ -83,14 +78,6 @@ class TestPacks:
 
 
 class TestMisses:
-    def test_what_is_not_certain_any_more_goes(self) -> None:
-        pack = pack_of(Observed(False, (1,), 2, 9, 9, 2), Observed(False, (5,), 6, 9, 9, 2))
-        misses = Misses("x")
-        misses.count(Miss((1,), (), 2, 3), 4)
-        merged = {e.context: e for e in merge([pack, misses]).observed}
-        assert merged[5,] == pack.observed[1]
-        assert merged[1,].token == 3  # 4 times and nothing else
-
     def test_a_single_miss_takes_it_back(self) -> None:
         pack = pack_of(Observed(True, (7,), 2, 99, 99, 2), kept=(7,))
         misses = Misses("x")
@@ -98,26 +85,6 @@ class TestMisses:
         merged = {e.context: e for e in merge([pack, misses]).observed}
         assert merged[7,] == Observed(True, (7,), 2, 99, 100, 2)
         assert merged[7, -2, 7].token == -1
-
-    def test_what_was_accepted_counts(self) -> None:
-        pack = pack_of(Observed(True, (7,), 2, 9, 9, 2), kept=(7,))
-        misses = Misses("x")
-        misses.count(Miss((7,), (7,), 2, 2), 5)
-        assert merge([pack, misses]).observed == (Observed(True, (7,), 2, 14, 14, 2),)
-
-    def test_a_run_ends_before_what_was_refuted(self) -> None:
-        """The draft began earlier: from there, too, as much is known as is needed."""
-        words = Words()
-        (form,) = words.encode(["a1b2c3d"])
-        chain = [Observed(True, (a,), b, 50, 50, 5) for a, b in pairwise(form)]
-        pack = observe([("t", "", ["x"])], words.encode, words.texts)
-        pack = RecipePack({}, [], task="t", tokenizer=pack.tokenizer, observed=chain, kept=sorted(set(form)))
-        outputs = [("t", "", "9a1b2e"), ("t", "", "8a1b2c3d")]
-        misses = Misses(pack.tokenizer)
-        first = report(pack, outputs, words.encode, words.texts, misses=misses)
-        assert first.tasks["t"].drafted - first.tasks["t"].accepted == 1
-        again = report(merge([pack, misses]), outputs, words.encode, words.texts)
-        assert again.tasks["t"].drafted == again.tasks["t"].accepted
 
 
 @pytest.mark.parametrize("shapes_only", [False, True])
@@ -157,21 +124,3 @@ class TestCountMisses:
         assert (accepted.literal, accepted.shape, accepted.said) == ((9, 0, 1), (-6, 0, -2), 3)
         assert (refuted.literal, refuted.shape, refuted.said) == ((9, 0, 1, 3), (-6, 0, -2, 3), 1)
         assert (refuted.literal_start, refuted.shape_start, refuted.first) == ((9, 0, 1), (-6, 0, -2), 3)
-
-    def test_accepted_tokens_are_counted(self) -> None:
-        misses = Misses("x")
-        count_misses(misses, [0], 1, [1, 2], [1, 2, 3], self.SHAPE_OF)
-        assert (sum(misses.counts.values()), num_refuted(misses)) == (2, 0)
-
-    def test_what_was_not_verified_is_not_counted(self) -> None:
-        misses = Misses("x")
-        count_misses(misses, [0], 1, [1, 2], [], self.SHAPE_OF)
-        count_misses(misses, [0], 1, [], [1], self.SHAPE_OF)
-        assert len(misses) == 0
-
-    def test_without_shapes(self) -> None:
-        misses = Misses("x")
-        count_misses(misses, [], 0, [1], [2], None)
-        assert len(misses) == 0  # nothing stands before it
-        count_misses(misses, [5], 0, [1], [2], None)
-        assert [miss.shape for miss in misses.counts] == [()]

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_align import RecipePack
-from gpu_align.ops.recipes import MAX_CONTEXT, SHAPE_IDENTIFIER, SHAPE_NUMBER
-from gpu_align.recipes import Observed, observe, shape_of_output, shape_of_tokens
+from gpu_align.ops.recipes import MAX_CONTEXT, SHAPE_IDENTIFIER
+from gpu_align.recipes import Observed, observe, shape_of_output
 from gpu_align.recipes.tokenize import Chains, likely
-from gpu_align.tools.recipes.learn import CERTAIN, NEVER, Positions, agreed, columns, follow
+from gpu_align.tools.recipes.learn import CERTAIN, Positions, agreed, columns, follow
 from tests.gpu_align.recipes import oracle
 from tests.gpu_align.recipes.oracle import Words
 
@@ -58,18 +58,6 @@ def test_a_form_is_drafted_as_a_run() -> None:
     assert drafts(pack, words, '{\n  "name": "zoe",\n  "size": 7,\n  "kind": "other"') == "\n}"
 
 
-def test_one_that_says_something_else_leaves_nothing() -> None:
-    """Three samples of which one says something else say nothing there."""
-    words = Words()
-    samples = ["Sure , here it is", "Sure , here it is", "Apologies , I can not"]
-    pack = observe([("t", "p", samples)], words.encode, words.texts)
-    assert not any(words.text([entry.token]) in ("Sure", "Apologies", "here") for entry in pack.observed)
-    assert drafts(pack, words, "Sure") != ","
-    # Two of three are enough if that is what is asked for.
-    pack = observe([("t", "p", samples)], words.encode, words.texts, agree=0.6)
-    assert drafts(pack, words, "Sure , ") == "here"
-
-
 @pytest.mark.parametrize(
     "groups", [[], [("t", "p", [])], [("t", "p", ["a b c"])], [("t", "p", ["", ""])], [("t", "p", ["a", ""])]]
 )
@@ -86,33 +74,7 @@ def test_a_share_that_is_none(agree: float) -> None:
         observe([], Words().encode, Words().texts, agree=agree)
 
 
-@pytest.mark.parametrize(("groups", "kept"), [(1, False), (2, False), (3, True)])
-def test_of_many_groups_a_hundredth_must_agree(groups: int, kept: bool) -> None:
-    """201 groups: what two of them agree on may be chance; three are a hundredth."""
-    words = Words()
-    samples = [("t", "p", ["only here it is"] * 2)] * groups + [("t", "p", ["a b c"] * 2)] * (201 - groups)
-    pack = observe(samples, words.encode, words.texts)
-    assert (drafts(pack, words, "only here") != "") == kept
-    assert drafts(pack, words, "a b") != ""
-
-
-def test_tasks_are_joined_and_told() -> None:
-    words, told = Words(), []
-    groups = [("b", "", ["x y"] * 2), ("a", "", ["x y"] * 2), ("b", "", ["x y"] * 2)]
-    found = observe(groups, words.encode, words.texts, progress=lambda name, n: told.append((name, n)))
-    assert (found.task, told) == ("b+a", [("b", 1), ("a", 1), ("b", 1)])
-    assert observe(groups, words.encode, words.texts, task="mine").task == "mine"
-
-
 class TestColumns:
-    def test_example(self) -> None:
-        assert columns([np.array([5, 6, 7]), np.array([5, 8, 7])]).tolist() == [[0, 0], [2, 2]]
-
-    def test_with_less_agreement_the_most_common_sample_is_the_pivot(self) -> None:
-        samples = [np.array(s) for s in ([9, 9], [1, 2, 3], [1, 2, 4])]
-        assert columns(samples).tolist() == []
-        assert columns(samples, 0.6).tolist() == [[-1, 0, 0], [-1, 1, 1]]
-
     @given(
         st.lists(st.lists(st.integers(0, 4), max_size=12), min_size=2, max_size=4), st.sampled_from([1, 0.5])
     )
@@ -128,13 +90,6 @@ class TestColumns:
 
 
 class TestShapes:
-    def test_classes(self) -> None:
-        texts = [" is_open", "042", "\n  ", "();", "x1", " 7", "é", "_", "", "a-b"]
-        found = shape_of_tokens(lambda ids: [texts[i] for i in ids], [3, 7, 10, 99])
-        assert found.tolist()[:3] == [SHAPE_IDENTIFIER, SHAPE_NUMBER, oracle.SHAPE_SPACE]
-        expected = [i if i in (3, 7) else oracle.class_of(text) for i, text in enumerate(texts)]
-        assert found.tolist() == expected
-
     @given(st.lists(st.integers(0, 9), max_size=60), st.sets(st.integers(0, 9)))
     @settings(max_examples=100, deadline=None)
     def test_of_an_output(self, output: list[int], kept: set[int]) -> None:
@@ -206,11 +161,6 @@ def test_entries_are_what_was_counted(seed: int, agree: float) -> None:
         else:
             assert hits < CERTAIN * seen or support < 2
         assert entry.is_shape or not set(entry.context) <= kept
-
-
-def test_a_group_that_stands_alone_has_no_recurring_contexts() -> None:
-    positions = Positions([[np.array([1, 2], np.int32)] * 4], [np.zeros((0, 4), np.int64)])
-    assert positions.recurring.tolist() == [NEVER]
 
 
 def said(is_shape: bool, context: tuple[int, ...], token: int, hits: int = 9) -> Observed:

@@ -7,9 +7,7 @@ import pytest
 
 from gpu_align import RecipePack
 from gpu_align.recipes import Recipe, learn
-from gpu_align.recipes.pack import SHIPPED
-from gpu_align.tools.recipes.learn import words_of
-from tests.gpu_align.recipes import oracle_words
+from tests.gpu_align.recipes import oracle
 
 #: Few words, so that contexts come again and ties are frequent.
 WORDS = ("a", " b", " c", " self", "(", ")", "\n", "   ", " 7", "_x")
@@ -30,13 +28,6 @@ def texts_of(seed, sources="pqr"):
 
 def characters(text):
     return list(map(ord, text))
-
-
-def load_tekken():
-    pytest.importorskip("mistral_common")
-    from gpu_align.simulate import load_tokenizer
-
-    return load_tokenizer("tekken")
 
 
 def joined(text):
@@ -63,64 +54,24 @@ BOTH = RecipePack(
 )
 
 
-class TestWords:
-    @pytest.mark.parametrize(
-        ("text", "words"),
-        [
-            ("def f(self, x):\n    return x", "def| f|(self|,| x|):\n|   | return| x"),
-            ("a  b\n\n\nc 123_45", "a| | b|\n\n\n|c| |123|_|45"),
-            ("_private __init__ naïve 你好", "_private| __|init|__| naïve| 你好"),
-        ],
-    )
-    def test_examples(self, text, words):
-        assert words_of(text) == words.split("|")
-        assert words_of("") == []
-
-    def test_joined_they_are_the_text(self):
-        rng = random.Random(0)
-        for _ in range(300):
-            text = "".join(rng.choice("ab_AZé 1 \t\n\r.(/你\u00a0\x00") for _ in range(40))
-            assert "".join(words_of(text)) == text
-
-    def test_tekken_cuts_where_words_end(self):
-        tekken = load_tekken()
-        for path in sorted(SHIPPED.parents[2].glob("gpu_align/*.[pm][yd]")):
-            text = path.read_text(encoding="utf-8")
-            assert tekken.encode(text) == [t for word in words_of(text) for t in tekken.encode(word)], path
-
-
 class TestLearn:
-    @pytest.mark.parametrize("seed", [*range(40), None])
+    @pytest.mark.parametrize("seed", [*range(12), None])
     def test_it_is_what_the_loop_finds(self, seed):
         texts = AT_LEAST if seed is None else texts_of(seed, sources="p" if seed % 5 == 0 else "pqr")
         pack = learn(texts)
-        expected_words, expected = oracle_words.learn(texts)
+        expected_words, expected = oracle.learn(texts)
         assert pack.recipes == expected
         assert list(pack.words.items()) == list(expected_words.items())
-
-    def test_the_texts_of_these_tests_teach_something(self):
-        assert sum(len(learn(texts_of(seed)).recipes) for seed in range(40)) > 200
-
-    @pytest.mark.parametrize("texts", [[], [("p", "")], [("p", ""), ("q", "")]])
-    def test_empty_texts(self, texts):
-        pack = learn(texts)
-        assert (pack.words, pack.recipes) == ({}, [])
-        assert len(pack.tokenize(lambda texts: list(map(characters, texts)))) == 0
-
-    def test_an_empty_text_is_a_source_as_well(self):
-        """Of two sources only one writes it; of one source it is all that there is."""
-        assert learn([("p", "a b\n" * 3), ("q", "")]).recipes == []
-        assert Recipe(("a",), " b", 3, 3) in learn([("p", "a b\n" * 3), ("p", "")]).recipes
 
 
 class TestTokenize:
     @pytest.mark.parametrize("encode", [characters, joined])
-    @pytest.mark.parametrize("seed", [*range(12), None])
+    @pytest.mark.parametrize("seed", [*range(5), None])
     def test_it_is_what_the_loop_makes_of_it(self, seed, encode):
         offsets = np.linspace(-0.2, 0.1, 20)
         pack = BOTH if seed is None else learn(texts_of(seed))
         pack = pack.calibrated(offsets.tolist())
-        rows = oracle_words.tokenize(
+        rows = oracle.tokenize(
             pack.words,
             pack.recipes,
             lambda p: float(np.interp(p, (np.arange(20) + 0.5) / 20, offsets)),
@@ -141,21 +92,3 @@ class TestTokenize:
         pack = learn([(name, "k b\n" * 3) for name in "pq"])
         with pytest.raises(ValueError, match=f"encode: expected token ids of 0 to 1114111, found {token}"):
             pack.tokenize(lambda texts: [[token] * len(text) for text in texts])
-
-    def test_a_tokenizer_that_begins_every_text_with_a_space(self):
-        pack = RecipePack({"(ab": 4, "c": 3}, [Recipe(("(ab",), "c", 3, 4)])
-        plain = pack.tokenize(lambda texts: list(map(characters, texts)))
-        spaced = pack.tokenize(lambda texts: [characters(" " + text) for text in texts])
-        assert (plain.context.tolist(), plain.token_ids.tolist()) == (
-            spaced.context.tolist(), spaced.token_ids.tolist(),
-        )  # fmt: skip
-
-    def test_the_shipped_pack_in_tekken(self):
-        tekken = load_tekken()
-        recipes = RecipePack.load().tokenize(lambda texts: [tekken.encode(text) for text in texts])
-        number = {tuple(t for t in row[::-1].tolist() if t >= 0): i for i, row in enumerate(recipes.context)}
-        row = number[tuple(tekken.encode("from __"))]
-        tokens = [t for t in recipes.token_ids[row].tolist() if t >= 0]
-        assert b"".join(map(tekken.token_bytes, tokens)).startswith(b"future__ import annotations")
-        assert len(recipes) > 80_000
-        assert recipes.token_ids.shape[1] == 16

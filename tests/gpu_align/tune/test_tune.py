@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from gpu_align import Drafter, DrafterConfig
+from gpu_align import DrafterConfig
 from gpu_align.ops.choose import NUM_CLASSES
-from gpu_align.ops.choose.survival import SHIPPED, content_hash, read_survival, read_table
+from gpu_align.ops.choose.survival import SHIPPED, content_hash, read_survival
 from gpu_align.simulate import Record, simulate
 from gpu_align.tools.cli import app
 from gpu_align.tools.simulate.policies import our_drafter, sizes_for
@@ -21,9 +21,7 @@ from gpu_align.tools.step_log import Line, Step, StepLog
 from gpu_align.tools.tune import fit, tuning
 from gpu_align.tools.tune.fit import NUM_DRAFT_TOKENS, observe
 from gpu_align.tools.tune.tuning import (
-    Point,
     Tuned,
-    at_rejections,
     files_of,
     read_traffic,
     record_of,
@@ -103,13 +101,6 @@ class TestFit:
             assert low < curve[0] < high, (count, curve[0])
             assert (np.diff(curve) <= 0).all()
 
-    def test_a_calibration_starts_from_the_known_one(self) -> None:
-        drafts = np.zeros((2, 20))
-        drafts[:, 3] = 1000, -100
-        found = fit.calibrate(drafts, [0.02] * 20)
-        assert found[0] == 0.02
-        assert found[3] == pytest.approx(-0.1, abs=0.01)
-
 
 class TestTune:
     def test_held_back_requests_share_no_prediction_with_the_others(self) -> None:
@@ -149,24 +140,6 @@ class TestTune:
         # Of each draft the accepted tokens were reached, and the first wrong one.
         assert expected.accepted < found.drafts[0].sum() <= expected.accepted + expected.steps
 
-    def test_no_text_is_in_the_table(self, tuned: Tuned) -> None:
-        assert set(tuned.table) == {
-            "sha256", "format", "made_by", "records", "length_edges", "margin_edges", "knots", "unit", "seen",
-            "calibration", "settings", "survival",
-        }  # fmt: skip
-        assert max(max(row) for row in tuned.table["survival"]) <= 1 << 16
-
-    def test_tokens_a_step_at_equal_rejections(self) -> None:
-        points = [Point(100, steps, 100, rejected, 0) for steps, rejected in ((50, 10), (40, 40), (45, 60))]
-        assert at_rejections(points, 0.25) == pytest.approx(2.25)
-        assert at_rejections(points, 0.05) is None
-        assert at_rejections(points, 9) == 2.5
-
-
-def drafter_with(config: DrafterConfig) -> Drafter:
-    sizes = {"max_context_len": 64, "max_prediction_len": 64, "vocab_size": 100}
-    return Drafter(max_slots=1, num_draft_tokens=8, device="cpu", config=config, **sizes)
-
 
 def signed(table: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     changed = {**table, "settings": settings}
@@ -174,27 +147,13 @@ def signed(table: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
 
 
 class TestTable:
-    def test_a_drafter_uses_it(self, table: Path) -> None:
-        config = DrafterConfig.tuned(table)
-        settings = read_table(table)["settings"]
-        assert (config.length_factor, config.min_survival) == tuple(settings.values())
-        drafter_with(config)
-
     @pytest.mark.parametrize(
         ("change", "message"),
         [
             (lambda t: t["seen"].__setitem__(0, 7), "the file was changed"),
-            (lambda t: t.pop("sha256") and None, "the file was changed"),
-            (lambda t: t["settings"].update(min_survival=0.5), "the file was changed"),
-            (lambda t: t.update(format="gpu-align-survival/9"), "format: expected"),
-            (lambda t: t.update(length_edges=[1, 2]), "length_edges: expected"),
-            (lambda t: {"a": 1}, "knots: expected"),
-            (lambda t: [1], "expected an object"),
             (lambda t: signed(t, {"speed": 9}), "found 'speed'"),
             (lambda t: signed(t, {"min_survival": 7}), "0 <= p <= 1"),
-            (lambda t: signed(t, {"min_survival": "x"}), "expected a number"),
             (lambda t: "", "no JSON"),
-            (lambda t: json.dumps(t)[:5000], "no JSON"),
         ],
     )
     def test_what_was_changed_or_is_foreign_is_refused(

@@ -1,9 +1,10 @@
-"""``gpu-align recipes observe``, ``merge``, ``report``, ``show``, ``index``: what they write, how they refuse."""
+"""``gpu-align recipes``: what ``learn``, ``observe``, ``merge``, ``report`` and ``show`` write and print."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
 import re
 from pathlib import Path
@@ -26,16 +27,6 @@ TEKKEN = ("--tokenizer", "tekken")
 
 def run(*arguments: object) -> Any:
     return CliRunner().invoke(app, ["recipes", *map(str, arguments)])
-
-
-def refused(result: Any) -> str:
-    """The one line that a command ends with."""
-    assert result.exit_code == 2, result.output
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    assert "Traceback" not in result.output
-    line: str = result.stderr
-    return line
 
 
 @pytest.fixture
@@ -140,24 +131,45 @@ def test_show(pack: Path) -> None:
     assert "95,371 recipes" in shipped.stdout
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("{", "line 2: expected one JSON object"),
-        ("[1]", "line 2: expected an object"),
-        ("{}", "line 2: samples: expected a list"),
-        ('{"samples": "abc"}', "line 2: samples: expected a list"),
-        ('{"samples": [1]}', "line 2: samples[0]: expected a text"),
-        ('{"samples": ["\\ud800"]}', "line 2: samples[0]: expected a text"),
-        ('{"samples": [], "task": 5}', "line 2: task: expected a text"),
-        ("\xff", "line 2: expected UTF-8, found byte 0xff"),
-        ("[" * 10**5, "line 2: expected one JSON object"),
-    ],
-)
-def test_lines_that_are_none(tmp_path: Path, line: str, said: str) -> None:
-    path = tmp_path / "s.jsonl"
-    path.write_bytes(b'{"task": "t", "prompt": "p", "samples": ["a"]}\n' + line.encode("latin-1") + b"\n")
-    told = refused(run("observe", path, "-o", tmp_path / "o.json", *TEKKEN))
-    assert str(path) in told
-    assert said in told
-    assert not (tmp_path / "o.json").exists()
+TEXT = "alpha beta gamma delta\n"
+
+
+def files(folder: Path, **contents: bytes | str) -> Path:
+    """A folder with these files; ``__`` in a name is a slash and ``_`` a dot."""
+    for name, content in contents.items():
+        path = folder / name.replace("__", "/").replace("_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return folder
+
+
+def test_a_pack_of_ones_own(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        files(tmp_path / name, a_py=TEXT * 5, b_txt="epsilon zeta\n" * 5)
+    out = tmp_path / "own.json.gz"
+    places = tmp_path / "one", tmp_path / "two"
+    result = run("learn", "--out", out, *places, "--suffix", ".py")
+    assert result.exit_code == 0, result.output
+    pack = RecipePack.load(out)
+    told = " ".join(result.stdout.split())
+    assert "read 2 files, 230 bytes, of 2 sources wrote" in told
+    assert f"{len(pack.words)} words, {len(pack.recipes)} recipes, {out.stat().st_size:,} bytes" in told
+    assert "skipped" not in told
+    assert (" beta",) in {recipe.context for recipe in pack.recipes}
+    assert " zeta" not in pack.words
+    assert set(pack.calibration) == {0.0}
+    # Neither where the texts are nor when they were read.
+    assert (pack.made_by, str(tmp_path) in str(pack)) == ("gpu-align recipes learn", False)
+    before = out.read_bytes()
+    assert run("learn", "--out", out, *reversed(places), "--suffix", ".py").exit_code == 0
+    assert out.read_bytes() == before
+
+
+def test_what_is_no_text_is_counted(tmp_path: Path) -> None:
+    files(tmp_path / "a", x=TEXT * 5, y=TEXT * 5, z=b"\xff\xfe\x00", zero=b"a\0b", _hidden=TEXT, _git__x=TEXT)
+    os.symlink(tmp_path / "a" / "x", tmp_path / "a" / "link")
+    out = tmp_path / "own.json.gz"
+    result = run("learn", "--out", out, tmp_path / "a")
+    assert result.exit_code == 0, result.output
+    told = " ".join(result.stdout.split())
+    assert "read 1 file, 115 bytes, of 1 source; 2 skipped: not UTF-8 text; 1 skipped: the same again" in told

@@ -1,0 +1,293 @@
+"""Examples against servers that answer as they are told, and the deployment files beside the code."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+pytest.importorskip("openai")
+from gpu_align import __version__
+from tests.modules import ROOT, load
+
+OLD = "def get(name):\n    return store[name]\n"
+NEW = OLD.replace("get", "fetch")
+
+
+class Server:
+    """OpenAI's chat API. answer: the text for a body; words of it that the prediction has are accepted."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.answer: Callable[[dict[str, Any]], str] = lambda body: NEW
+
+    def reply(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.bodies.append(body)
+        text = self.answer(body)
+        predicted = body.get("prediction", {}).get("content", "").split()
+        accepted = sum(word in predicted for word in text.split())
+        details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": 1}
+        usage = {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13}
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        return {
+            "id": "chatcmpl-1", "object": "chat.completion", "created": 0, "model": body["model"],
+            "choices": [choice], "usage": {**usage, "completion_tokens_details": details},
+        }  # fmt: skip
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """One to which the environment points."""
+    fake = Server()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send({"object": "list", "data": [{"id": "fake", "object": "model"}]})
+
+        def do_POST(self) -> None:
+            self.send(fake.reply(json.loads(self.rfile.read(int(self.headers["content-length"])))))
+
+        def send(self, body: dict[str, Any]) -> None:
+            content = json.dumps(body).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=http.serve_forever, args=(0.02,), daemon=True).start()
+    monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{http.server_port}/v1")
+    monkeypatch.setenv("MODEL", "")
+    monkeypatch.setenv("EXTRA_BODY", '{"top_k": 1}')
+    yield fake
+    http.shutdown()
+    http.server_close()
+
+
+def run(patch: pytest.MonkeyPatch, name: str, *arguments: str) -> None:
+    patch.setattr(sys, "argv", [name, *arguments])
+    assert load(f"docs/examples/{name}.py").main() == 0
+
+
+def test_the_agent_sends_the_file_as_prediction_and_writes_the_answer(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "service.py"
+    file.write_text(OLD)
+    run(monkeypatch, "code_edit_agent", str(file), "Rename get to fetch")
+    assert file.read_text() == NEW
+    [body] = server.bodies
+    assert body["prediction"] == {"type": "content", "content": OLD}
+    assert OLD in body["messages"][-1]["content"]
+    assert (body["model"], body["top_k"]) == ("fake", 1)
+    shown = capsys.readouterr()
+    assert "-def get(name):\n+def fetch(name):\n" in shown.out
+    assert "accepted=3 rejected=1" in shown.err
+
+
+def test_the_service_merges(server: Server) -> None:
+    testclient = pytest.importorskip("fastapi.testclient")  # comes with vLLM
+    client = testclient.TestClient(load("docs/examples/fast_apply.py").app)
+    answer = client.post("/apply", json={"original": OLD, "snippet": "# ... existing code ...\n"})
+    assert answer.status_code == 200, answer.text
+    assert (answer.json()["merged"], answer.json()["accepted_prediction_tokens"]) == (NEW, 3)
+    [body] = server.bodies
+    assert body["prediction"]["content"] == OLD
+    assert all(text in body["messages"][0]["content"] for text in (OLD, "# ... existing code ...\n"))
+
+
+def test_the_state_goes_through_the_events(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def count(body: dict[str, Any]) -> str:
+        state = json.loads(body["prediction"]["content"])
+        return json.dumps({**state, "n": state["n"] + 1})
+
+    path, server.answer = tmp_path / "state.json", count
+    path.write_text(json.dumps({"n": 0, "who": [{"name": "ö"}]}))
+    run(monkeypatch, "json_state", str(path), "one", "two")
+    assert json.loads(path.read_text()) == {"n": 2, "who": [{"name": "ö"}]}
+    first, second = server.bodies
+    assert '"n": 1' in second["prediction"]["content"]
+    assert second["prediction"]["content"] in second["messages"][-1]["content"]
+
+    def of_object(**properties: Any) -> dict[str, Any]:
+        more = {"required": list(properties), "additionalProperties": False}
+        return {"type": "object", "properties": properties, **more}
+
+    names = {"type": "array", "items": of_object(name={"type": "string"})}
+    schema = first["response_format"]["json_schema"]["schema"]
+    assert schema == of_object(n={"type": "integer"}, who=names)
+
+
+def test_the_notebook_runs(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.answer = lambda body: "def surface(w, h):"
+    file = ROOT / "docs" / "examples" / "predicted_outputs.ipynb"
+    names: dict[str, Any] = {"__name__": "__notebook__"}
+    for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == []  # they would be of some other server
+            exec(compile("".join(cell["source"]), cell["id"], "exec", dont_inherit=True), names)
+    assert ["prediction" in body for body in server.bodies] == [False, True, True, True]
+    assert capsys.readouterr().out.count("same answer: True") == 3
+
+
+END = 0
+
+
+class Llama:
+    """Answers each prompt with the text after its blank line, a token a byte, and counts its passes."""
+
+    made: ClassVar[list[Llama]] = []
+
+    def __init__(self, path: str, draft_model: Any = None, **_: Any) -> None:
+        self.draft_model, self.passes = draft_model, 0
+        self.made.append(self)
+
+    def tokenize(self, text: bytes, **_: Any) -> list[int]:
+        return list(text)
+
+    def token_eos(self) -> int:
+        return END
+
+    def generate(self, prompt: list[int], **_: Any) -> Iterator[int]:
+        text = bytes(prompt).split(b"\n\n", 1)[1].split(b"<|im_end|>")[0]
+        output, draft, written = [*text, END], [], list(prompt)
+        while output:
+            self.passes += 1
+            accepted = [*draft, None]
+            for wanted in accepted:
+                token = output.pop(0)
+                written.append(token)
+                yield token
+                if token != wanted or not output:
+                    break
+            if self.draft_model is not None:
+                draft = self.draft_model(np.array(written, np.intc)).tolist()
+
+
+class Lookup:
+    """llama-cpp-python's: no match here."""
+
+    def __call__(self, input_ids: Any, /, **_: Any) -> Any:
+        return np.array([], np.intc)
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Any:
+    package, speculative = types.ModuleType("llama_cpp"), types.ModuleType("llama_cpp.llama_speculative")
+    package.Llama = Llama  # type: ignore[attr-defined]
+    speculative.LlamaDraftModel = object  # type: ignore[attr-defined]
+    speculative.LlamaPromptLookupDecoding = Lookup  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "llama_cpp", package)
+    monkeypatch.setitem(sys.modules, "llama_cpp.llama_speculative", speculative)
+    monkeypatch.setattr(Llama, "made", [])
+    return load("docs/examples/with_llama_cpp.py")
+
+
+def test_the_example_drafts_from_the_prediction(
+    example: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["with_llama_cpp.py", "model.gguf"])
+    assert example.main() == 0
+    found = {
+        name: (int(tokens), int(passes))
+        for name, tokens, passes in re.findall(
+            r"^(.*): (\d+) tokens, (\d+) passes", capsys.readouterr().out, re.M
+        )
+    }
+    length = len(example.TEXT)
+    assert {tokens for tokens, _ in found.values()} == {length}
+    assert found["no drafts"][1] == found["llama-cpp-python's lookup"][1] == length
+    assert found["gpu-align"][1] <= length // 8
+    assert [llama.passes - 1 for llama in Llama.made] == [passes for _, passes in found.values()]
+
+
+yaml = pytest.importorskip("yaml")
+
+
+DEPLOY = ROOT / "docs" / "deploy"
+PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def read(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def test_the_citation_is_of_this_version() -> None:
+    citation = read(ROOT / "CITATION.cff")
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)
+    assert citation["version"] == __version__
+    assert f'version = "{__version__}"' in PROJECT
+    assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def kubernetes() -> dict[str, Any]:
+    """The objects of the manifest by their kind."""
+    return {found["kind"]: found for found in yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())}
+
+
+@pytest.mark.parametrize("where", ["Compose", "Kubernetes"])
+def test_the_server_is_started_as_the_pages_say(where: str) -> None:
+    if where == "Compose":
+        command = read(DEPLOY / "compose.yaml")["services"]["vllm"]["command"]
+    else:
+        [container] = kubernetes()["Deployment"]["spec"]["template"]["spec"]["containers"]
+        command = container["args"]
+    command = [part.strip() for part in command]
+    assert "--port=8000" in command
+    [flag] = [part for part in command if part.startswith("--speculative-config=")]
+    assert json.loads(re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", flag.partition("=")[2])) == {
+        "method": "custom_class", "model": "vllm_integration.PredictedOutputs", "num_speculative_tokens": 32,
+    }  # fmt: skip
+
+
+def test_each_alert_reads_metrics_that_exist_and_names_its_section() -> None:
+    pytest.importorskip("pydantic")
+    from vllm_integration.frontend.metrics import SPECS
+
+    known = {spec.name + ("_total" if spec.kind == "Counter" else "") for spec in SPECS.values()}
+    site = re.search(r"^site_url: (.*)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    page = (ROOT / "docs" / "operate.md").read_text(encoding="utf-8")
+    assert site is not None
+    [group] = read(DEPLOY / "alerts.yml")["groups"]
+    for rule in group["rules"]:
+        names = set(re.findall(r"gpu_align_\w+", rule["expr"]))
+        assert names, rule["alert"]
+        assert names <= known, rule["alert"]
+        assert rule["annotations"]["runbook_url"] == f"{site[1]}operate.html#{rule['alert'].lower()}"
+        assert f"### {rule['alert']}\n" in page
+    if promtool := shutil.which("promtool"):
+        subprocess.run([promtool, "test", "rules", DEPLOY / "alerts_test.yml"], check=True)
+
+
+def test_the_container_file_copies_what_is_there() -> None:
+    text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    copied = {word for line in re.findall(r"^COPY (.*)$", text, re.MULTILINE) for word in line.split()[:-1]}
+    assert {"gpu_align", "vllm_integration", "pyproject.toml"} <= copied
+    sent = re.findall(r"^!(.*)$", (DEPLOY / "Dockerfile.dockerignore").read_text(), re.MULTILINE)
+    assert copied == set(sent)
+    assert all((ROOT / path).exists() for path in copied)
+    extra = re.search(r"^cli = \[(.*)\]$", PROJECT, re.MULTILINE)
+    assert extra is not None
+    command = text.split("--system ")[1].split("\n\n")[0]
+    wanted = re.findall(r'"([^"]+)"', extra[1])
+    assert ["gpu-align[numba]", *re.findall(r'"([^"]+)"', command)] == wanted
+    version = text.split("ARG VLLM_VERSION=")[1].split()[0]
+    assert f"VLLM_VERSION:-{version}" in (DEPLOY / "compose.yaml").read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert f"VLLM   ?= {version}\n" in makefile  # the newest that is tested
