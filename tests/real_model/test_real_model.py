@@ -1,10 +1,12 @@
 """A language model of 135M parameters: greedy answers are its own whatever is predicted, by vLLM and transformers.
 
-The model is fetched once (`benchmarks.real_model.model`); where that is not possible, the tests are skipped.
+`python -m benchmarks.real_model.model` fetches the model once; where it cannot, the tests are skipped.
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,12 +16,13 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from benchmarks.real_model.model import FOLDER, ModelError, locked, model_folder
 from gpu_align import hf
 from tests.vllm.engines import Request, V2Engine
 
 pytestmark = pytest.mark.real
 
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / ".cache" / "real_model" / "SmolLM2-135M-Instruct"
 TEXTS = (
     "Repeat this text exactly:\n\nThe bakery in Zürich opens at 6:30 and sells crème brûlée, coffee and bread.",
     'Repeat this JSON exactly:\n\n{"name": "Tomas Berg", "city": "Halvorsund", "tags": ["a", "b"], "n": 12}',
@@ -29,12 +32,11 @@ TEXTS = (
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    try:
-        if not FOLDER.exists():
-            with locked():
-                model_folder()
-    except (ModelError, OSError) as error:
-        pytest.skip(str(error))
+    if not FOLDER.exists():
+        fetch = [sys.executable, "-m", "benchmarks.real_model.model"]
+        done = subprocess.run(fetch, cwd=ROOT, capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(done.stderr.strip().splitlines()[-1])
     return FOLDER
 
 

@@ -7,24 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import httpx
 import numpy as np
 import prometheus_client
 
 from tests.vllm.engines import SERVER_MAX_LEN
 from vllm_integration.frontend import middleware
-from vllm_integration.frontend.usage import Collector, HttpRequest, RequestUsage, http_request
-from vllm_integration.scheduler.draft_budget import DraftedRequests
-from vllm_integration.scheduler.verification_ledger import VerificationLedger
+from vllm_integration.frontend.usage import Collector, HttpRequest, http_request
 from vllm_integration.wire import reports
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import DraftReport, StepDrafts, survival_levels
-from vllm_integration.wire.steps import HEADER, Steps, decode, encode
+from vllm_integration.wire.steps import Steps, encode
 
 
 def config(**overrides: Any) -> Any:
@@ -90,21 +89,13 @@ class FakeEngine:
     new: list[Any] = field(default_factory=list)
     input_batch: Any = field(default_factory=SimpleNamespace)
     requests: dict[str, Any] = field(default_factory=dict)
-    usage: dict[str, RequestUsage] = field(default_factory=dict)
-    ledger: VerificationLedger = field(init=False)
     report: DraftReport = field(default_factory=DraftReport)
-
-    def __post_init__(self) -> None:
-        settings = self.proposer.settings
-        self.drafted_requests = DraftedRequests(settings.draft_without_prediction)
-        self.ledger = VerificationLedger(self.drafted_requests)
 
     def submit(self, req_id: str, prompt: list[int], output: list[int], params: Any) -> None:
         self.prompts[req_id], self.outputs[req_id], self.written[req_id] = prompt, output, []
         self.rows.append(req_id)
         self.new.append(SimpleNamespace(req_id=req_id, sampling_params=params))
         self.requests[req_id] = SimpleNamespace(request_id=req_id, sampling_params=params)
-        self.drafted_requests.add(self.requests[req_id])
 
     def refresh(self) -> Any:
         """Bring the one batch object up to date, in place as vLLM does."""
@@ -129,8 +120,6 @@ class FakeEngine:
             if req_id in self.rows:
                 self.rows.remove(req_id)
             self.requests.pop(req_id, None)
-        for req_id, request in self.requests.items():
-            request.num_tokens = len(self.prompts[req_id]) + len(self.written[req_id])
         scheduled = {r: self.drafts.pop(r) for r in self.rows if self.drafts.get(r)}
         output = SimpleNamespace(
             finished_req_ids=set(finished),
@@ -160,36 +149,8 @@ class FakeEngine:
         )
         assert len(proposed) == len(self.rows)
         self.drafts = {r: list(d) for r, d in zip(self.rows, proposed, strict=True)}
-        self._count(output, rows)
+        self.report = reports.take(self.proposer.leaves(SimpleNamespace())) or DraftReport()
         return sampled
-
-    def _count(self, scheduler_output: Any, sampled: list[list[int]]) -> None:
-        """What our scheduler does with a step's output, and our front end with what comes of it."""
-        index = {req_id: row for row, req_id in enumerate(self.rows)}
-        scheduler_output.num_invalid_spec_tokens = None
-        output = SimpleNamespace(req_ids=self.rows, req_id_to_index=index, sampled_token_ids=sampled)
-        left = self.proposer.leaves(SimpleNamespace())
-        report = self.report = reports.take(left) or DraftReport()
-        begun = self.ledger.begin(self.requests, scheduler_output, output, report.trimmed)
-        self.drafted_requests.take(report)
-        outputs = [
-            SimpleNamespace(request_id=r, new_token_ids=self._kept(r, tokens), trace_headers=None)
-            for r, tokens in zip(self.rows, sampled, strict=True)
-        ]
-        self.ledger.settle(begun, outputs)
-        self.ledger.forget(self.drafted_requests.keep_only(self.requests))
-        for each in outputs:
-            if each.trace_headers is not None:
-                usage = self.usage.setdefault(each.request_id, RequestUsage())
-                usage.output_tokens += len(each.new_token_ids)
-                found = decode([each.trace_headers[HEADER]])
-                source, _, verified, accepted = found.steps
-                for step in zip(source.tolist(), verified.tolist(), accepted.tolist(), strict=True):
-                    usage.add_step(*step)
-
-    def _kept(self, req_id: str, sampled: list[int]) -> list[int]:
-        eos = getattr(self.requests[req_id].sampling_params, "eos_token_id", None)
-        return sampled[: sampled.index(eos) + 1] if eos in sampled else sampled
 
 
 def engine_of(K: int = 8, *, max_num_seqs: int = 4, **speculative: Any) -> Any:
@@ -366,38 +327,13 @@ def taken(
     return json.loads(sent[1]["body"])["error"], None
 
 
-async def send(
-    app: Any,
-    path: str,
-    chunks: list[bytes],
-    *,
-    length: int | None = None,
-    more: tuple[dict[str, Any], ...] = (),
-) -> tuple[int, bytes, int]:
-    """POST a body that arrives in chunks: the status, the answer, and how many chunks were read.
+def post(app: Any, path: str, body: bytes | AsyncIterator[bytes]) -> tuple[int, bytes]:
+    """POST a body, which may come in parts, to an application: the status and the answer."""
 
-    length: the Content-Length, if the client says it. more: messages that come instead of the body's end.
-    """
-    messages = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
-    messages += more or ({"type": "http.request", "body": b"", "more_body": False},)
-    taken, sent = 0, []
+    async def run() -> httpx.Response:
+        transport, headers = httpx.ASGITransport(app), {"content-type": "application/json"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.post(path, content=body, headers=headers)
 
-    async def receive() -> dict[str, Any]:
-        nonlocal taken
-        taken += 1
-        if taken > len(messages):
-            await asyncio.Event().wait()  # the client waits for its answer
-        return messages[taken - 1]
-
-    async def answer(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    headers = [(b"content-type", b"application/json")]
-    if length is not None:
-        headers.append((b"content-length", str(length).encode()))
-    scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": path, "raw_path": path.encode()}
-    scope |= {"query_string": b"", "headers": headers, "scheme": "http", "root_path": ""}
-    scope |= {"server": ("test", 80), "client": ("test", 1), "app": app}
-    await app(scope, receive, answer)
-    body = b"".join(message.get("body", b"") for message in sent)
-    return (sent[0]["status"] if sent else 0), body, min(taken, len(chunks))
+    answer = asyncio.run(run())
+    return answer.status_code, answer.content

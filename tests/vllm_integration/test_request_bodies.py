@@ -1,4 +1,4 @@
-"""Bodies that are wrong as JSON or as a prediction, byte for byte, to vLLM's own HTTP application with the plugin.
+"""Bodies to vLLM's own HTTP application with the plugin: wrong as JSON or as a prediction, too large, misplaced.
 
 Every junk value stands in every place of the field, and documents that are no JSON, or too much of it, or say
 something twice. What is to become of them is stated here again, by the documentation alone: served, or an answer
@@ -7,15 +7,14 @@ of 4xx.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 
-from tests.vllm_integration.fakes import ENDPOINTS, send
+from tests.vllm_integration.fakes import ENDPOINTS, Engine, Serving, make_app, post, refused
+from vllm_integration.frontend.prediction import UNSUPPORTED_ENDPOINTS
 
 pytest.importorskip("vllm")
 
@@ -169,38 +168,127 @@ def documents(path: str) -> Iterator[bytes]:
         yield as_json({**good(path, None), "vllm_xargs": {"gpu_align_prediction": value}})
 
 
-@pytest.fixture(scope="module")
-def status_of(request_app: Any) -> Callable[[str, bytes], int]:
-    return lambda path, body: asyncio.run(send(request_app, path, [body]))[0]
-
-
 @pytest.mark.parametrize("path", ENDPOINTS)
 def test_every_value_is_served_or_refused_as_documented(
-    path: str, status_of: Callable[[str, bytes], int], monkeypatch: pytest.MonkeyPatch
+    path: str, request_app: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPU_ALIGN_MAX_PREDICTION_CHARS", str(CHARACTERS))
     for value in predictions():
         taken = is_taken(value, plain_text=path == "/v1/completions", characters=CHARACTERS)
-        status = status_of(path, as_json(good(path, value)))
+        status, _ = post(request_app, path, as_json(good(path, value)))
         assert status == 200 if taken else 400 <= status < 500, (str(value)[:200], status)
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
-def test_no_other_document_is_served(path: str, status_of: Callable[[str, bytes], int]) -> None:
+def test_no_other_document_is_served(path: str, request_app: Any) -> None:
     for body in documents(path):
-        assert 400 <= (status := status_of(path, body)) < 500, (body[:200], status)
+        status, _ = post(request_app, path, body)
+        assert 400 <= status < 500, (body[:200], status)
+
+
+# --- limits of a body ---
+
+GOOD = {"model": "tiny", **ENDPOINTS["/v1/completions"]}
+
+
+def with_prediction(content: Any) -> bytes:
+    return as_json({**GOOD, "prediction": {"type": "content", "content": content}})
+
+
+@pytest.fixture
+def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPU_ALIGN_MAX_BODY_BYTES", "2000")
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
-def test_a_body_with_changed_bytes_is_served_or_refused(
-    path: str, status_of: Callable[[str, bytes], int]
-) -> None:
-    body = as_json(good(path, {"type": "content", "content": [{"type": "text", "text": "w1 w\u00e9\u4e2d"}]}))
-    rng = random.Random(path)
-    for _ in range(40):
-        assert 400 <= status_of(path, body[: rng.randrange(len(body))]) < 500
-        changed = bytearray(body)
-        for _ in range(rng.randrange(1, 6)):
-            changed[rng.randrange(len(changed))] = rng.randrange(256)
-        status = status_of(path, bytes(changed))
-        assert status == 200 or 400 <= status < 500, (changed, status)
+def test_a_long_body_with_a_prediction_is_refused(request_app: Any, small_limit: None, path: str) -> None:
+    """When it has been read: a client that sends before it listens must be able to finish."""
+    before, body = refused("bytes"), as_json({"model": "tiny", **ENDPOINTS[path], "prediction": "w1 " * 2000})
+    left = [body[i : i + 500] for i in range(0, len(body), 500)]
+
+    async def parts() -> AsyncIterator[bytes]:
+        while left:
+            yield left.pop(0)
+
+    status, answer = post(request_app, path, parts())
+    assert (status, left, refused("bytes")) == (413, [], before + 1)
+    error = json.loads(answer)["error"]
+    assert (error["param"], error["code"]) == ("prediction", 413)
+    assert f"at most 2000 bytes (GPU_ALIGN_MAX_BODY_BYTES), got {len(body)}" in error["message"]
+
+
+def test_a_body_is_served_up_to_its_limits(request_app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = with_prediction("w1\n" * 2000)
+    for limit, expected in ((len(body), 200), (len(body) - 1, 413)):
+        monkeypatch.setenv("GPU_ALIGN_MAX_BODY_BYTES", str(limit))
+        assert post(request_app, "/v1/completions", body)[0] == expected
+
+
+def test_the_key_is_found_however_it_is_written(request_app: Any, small_limit: None) -> None:
+    text = json.dumps({**GOOD, "suffix": "\u2222" * 2000, "prediction": "w1"}, ensure_ascii=False)
+    keys = b'"prediction"' + b" \n" * 300 + b":", rb'"\u0070rediction":', rb'"pr\u0065dict\u0069on" :'
+    bodies = [text.encode().replace(b'"prediction":', key) for key in keys]
+    bodies += [text.encode(encoding) for encoding in ("utf-8-sig", "utf-16", "utf-32-be")]
+    assert {json.loads(body)["prediction"] for body in bodies} == {"w1"}
+    bodies.append(as_json({**GOOD, "user": "x" * 2000, "vllm_xargs": {"gpu_align_prediction": [1]}}))
+    for body in bodies:
+        assert post(request_app, "/v1/completions", body)[0] == 413, body[-50:]
+    # The word in a text is no key.
+    for said in ("x" * 3000, '"prediction": ' * 300, '"\\u0070rediction": ' * 300, "prediction" * 300):
+        assert post(request_app, "/v1/completions", as_json({**GOOD, "user": said}))[0] == 200
+
+
+# --- a prediction where nothing would read it ---
+
+
+async def told(request: Any) -> Any:
+    """How much of a body a route got."""
+    from starlette.responses import PlainTextResponse
+
+    return PlainTextResponse(str(len(await request.body())))
+
+
+@pytest.fixture(scope="module")
+def app_with_more(request_app: Any) -> Any:
+    """vLLM's application with a route for each endpoint that has no place for a prediction, and two others."""
+    for path in (*UNSUPPORTED_ENDPOINTS, "/v1/messages", "/v1/other"):
+        request_app.add_route(path, told, methods=["POST"])
+    return request_app
+
+
+@pytest.mark.parametrize("path", UNSUPPORTED_ENDPOINTS)
+def test_a_prediction_out_of_place_is_a_400_that_names_the_field(app_with_more: Any, path: str) -> None:
+    before = refused("unsupported")
+    for prediction in (b'{"type": "content", "content": "secret"}', b'"secret"', b"7", b"false", b"[]"):
+        for key in (b'"prediction"', rb'"\u0070rediction"'):
+            status, answer = post(app_with_more, path, b'{"model": "m", %s : %s}' % (key, prediction))
+            error = json.loads(answer)["error"]
+            assert (status, error["param"]) == (400, "prediction")
+            assert path in error["message"]
+            assert "secret" not in error["message"]
+    assert refused("unsupported") == before + 10
+
+
+def test_a_body_without_a_prediction_passes_whole(app_with_more: Any) -> None:
+    for body in (
+        b"{}",
+        b"",
+        b'{"prediction": null}',
+        b'{"messages": [{"prediction": 7}], "x": "prediction"}',
+        b'["prediction", {"prediction": 7}]',
+        b'{"prediction": 7',
+        b"[" * 100_000 + b'{"prediction":1',
+        b'\xff{"prediction": 7}',
+    ):
+        assert post(app_with_more, UNSUPPORTED_ENDPOINTS[0], body) == (200, str(len(body)).encode())
+
+
+def test_predictions_are_looked_for_on_our_endpoints_alone(app_with_more: Any) -> None:
+    body, path = b'{"prediction": 7}', UNSUPPORTED_ENDPOINTS[0]
+    status, answer = post(app_with_more, "/v1/messages", body)
+    assert (status, json.loads(answer)["type"]) == (400, "error")
+    assert post(app_with_more, "/v1/messages", b'{"system": "prediction"}') == (200, b"24")
+    assert post(app_with_more, "/v1/other", body) == (200, b"17")
+    ngram = make_app(Serving(Engine("ngram")))
+    ngram.add_route(path, told, methods=["POST"])
+    assert post(ngram, path, body) == (200, b"17")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import weakref
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ from vllm_integration.scheduler.verification_ledger import VerificationLedger
 from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import DRAFT_MODEL, REFUSALS, DraftReport, StepDrafts
-from vllm_integration.wire.steps import HEADER, decode, encode
+from vllm_integration.wire.steps import HEADER, decode
 
 PREDICTION, CONTEXT = 1, 2
 
@@ -51,19 +50,6 @@ def read(text: str) -> Message:
 def test_a_message_survives_the_way(steps: list[Step], own: bool, refused: str) -> None:
     expected = Message(steps, own and bool(steps), refused)
     assert read(message(steps, own=expected.own, refused=REFUSALS.index(refused))) == expected
-
-
-def test_messages_of_a_batch_are_read_together() -> None:
-    steps = [Step(1, 8, 8, 5), Step(0, 0, 0, 0), Step(3, 4, 2, 1)]
-    texts = [message(steps[:2]), message([], own=False), message(steps[2:], refused=2)]
-    found = decode(texts)
-    assert np.stack(found.steps, axis=1).tolist() == [list(step) for step in steps]
-    assert (found.counts.tolist(), found.own.tolist(), found.refused.tolist()) == (
-        [2, 0, 1],
-        [1, 0, 1],
-        [0, 0, 2],
-    )
-    assert encode(found.steps, np.array([0, 0, 2]), found.own, found.refused) == texts
 
 
 @pytest.mark.parametrize("text", ["", "1", "123", "12345678", "1,2,3,4,5", "12345678" + chr(0xD800) * 2])
@@ -281,48 +267,6 @@ def test_choices_of_one_request_are_added_up(front: FrontEnd, monkeypatch: pytes
             "gpu_align": details,
         },
     }
-    assert not frontend.collector.requests
-
-
-def test_tracing_sees_the_headers_of_the_client(front: FrontEnd) -> None:
-    front.start("a")
-    front.output("a", Step(0, 0, 0, 0))
-    assert front.headers_seen == [{"traceparent": "t"}]
-    output = SimpleNamespace(
-        request_id="a", new_token_ids=[5], trace_headers={HEADER: message([Step(0, 0, 0, 0)])}, finished=True
-    )
-    front.process_outputs([output])
-    assert front.headers_seen[1] is None
-
-
-def test_ten_thousand_requests_leave_nothing(front: FrontEnd) -> None:
-    """Finished and answered, finished and never asked for, aborted before and after the first token."""
-    draw = random.Random(0)
-    alive = weakref.WeakSet[frontend.HttpRequest]()
-    for index in range(10_000):
-        req_id, http = f"r{index}", frontend.HttpRequest(wire.Prediction())
-        alive.add(http)
-        front.start(req_id, http if index % 5 else None)
-        kind = draw.randrange(4)
-        if kind:
-            front.output(req_id, Step(0, 0, 0, 0), finished=kind > 1)
-        if kind < 2:
-            front.abort_requests([req_id])
-        elif kind == 2:
-            assert http.complete({"usage": {"completion_tokens": 1}}) is (index % 5 > 0)
-    del http
-    assert not frontend.collector.requests
-    assert not alive
-
-
-def test_steps_of_an_aborted_request_are_not_counted(
-    front: FrontEnd, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    front.start("a")
-    front.output("a", Step(0, 0, 0, 0))
-    front.abort_requests(["a"])
-    monkeypatch.setattr(frontend.metrics, "count_steps", None)
-    front.output("a", Step(1, 8, 8, 8))
     assert not frontend.collector.requests
 
 

@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import prometheus_client
 import pytest
 
@@ -101,27 +100,6 @@ def test_rejected_again_is_not_back_and_what_a_stop_string_cut_is_not_accepted()
         count(own, "a", message([Step(1, 4, 4, accepted)]), kept)
     assert own.requests["a"].of_prediction == (4, 8)
     assert moved(before)["gpu_align_realignments_total{}"] == 1
-
-
-def test_values_are_observed_together_as_they_are_one_by_one() -> None:
-    registry = prometheus_client.CollectorRegistry()
-    one, all_ = (
-        prometheus_client.Histogram(name, "h", buckets=metrics._LENGTHS, registry=registry) for name in "ab"
-    )
-    values = [*range(200), 0, 1, 1, 128, 129, 5000]
-    for value in values:
-        one.observe(value)
-    metrics._observe(all_, np.array(values), metrics._LENGTHS)
-    metrics._observe(all_, np.array([], dtype=np.int64), metrics._LENGTHS)
-    found = [
-        [
-            (sample.name[1:], sample.labels, sample.value)
-            for sample in family.samples
-            if "created" not in sample.name
-        ]
-        for family in registry.collect()
-    ]
-    assert found[0] == found[1]
 
 
 def test_the_dashboard_shows_every_metric_and_no_other() -> None:

@@ -30,13 +30,6 @@ def asked(config: Any) -> bool:
     return bool(config.speculative_config.enable_adaptive_verification)
 
 
-def test_only_the_first_rank_warns(plugin_log: list[str]) -> None:
-    config = config_of(rank=1)
-    engine_config.do_without(config, "reason")
-    assert not asked(config)
-    assert plugin_log == []
-
-
 class V1Config:
     use_v2_model_runner = False
     scheduler_config = SimpleNamespace(async_scheduling=False, scheduler_cls=None, max_num_seqs=4)

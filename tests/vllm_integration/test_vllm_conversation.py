@@ -7,9 +7,7 @@ import copy
 import json
 import random
 import time
-import tracemalloc
 from contextvars import ContextVar
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,6 +79,10 @@ def tool_result(text: Any) -> list[dict[str, Any]]:
     ]
 
 
+def said(content: Any, role: str = "user") -> list[dict[str, Any]]:
+    return [{"role": role, "content": content}]
+
+
 def call_of(arguments: dict[str, str]) -> dict[str, Any]:
     function = {"name": "write", "arguments": json.dumps(arguments)}
     return {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
@@ -90,82 +92,45 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type":
 OUTPUT = {"type": "function_call_output", "call_id": "1", "output": NUMBERED}
 
 
-@pytest.mark.parametrize(
-    ("request_of", "expected"),
-    [
-        (lambda: chat(tool_result(NUMBERED)), forms(PLAIN)),
-        (lambda: chat(tool_result(NUMBERED), tools=TOOLS), forms(PLAIN, in_json=True)),
-        (lambda: chat(tool_result(NUMBERED), tools=TOOLS, tool_choice="none"), forms(PLAIN)),
-        (lambda: chat(tool_result([{"type": "text", "text": NUMBERED}])), forms(PLAIN)),
-        (lambda: chat([{"role": "user", "content": [{"type": "text", "text": NUMBERED}]}]), forms(PLAIN)),
-        (
-            lambda: chat([{"role": "system", "content": NUMBERED}], response_format=FORMAT),
-            forms(PLAIN, in_json=True),
-        ),
-        (
-            lambda: chat([{"role": "user", "content": FILE}, *tool_result(FILE)], tools=TOOLS),
-            forms(FILE, in_json=True),
-        ),
-        (
-            lambda: responses(
-                [{**OUTPUT, "output": FILE}], text={"format": {"name": "a", "schema": {}, **FORMAT}}
-            ),
-            forms(FILE, in_json=True),
-        ),
-        (lambda: chat([{"role": "user", "content": FILE}], tools=TOOLS), None),
-        (lambda: chat([{"role": "assistant", "content": FILE}], tools=TOOLS), None),
-        (
-            lambda: chat([{"role": "user", "content": f"<file>\n{FILE}</file>"}], tools=TOOLS),
-            forms(FILE, in_json=True),
-        ),
-        (lambda: chat([{"role": "user", "content": FILE}]), None),
-        (lambda: chat([call_of({"path": "f.py", "content": FILE})]), forms(FILE)),
-        (lambda: responses([{"role": "user", "content": "Edit it."}, OUTPUT]), forms(PLAIN)),
-        (lambda: responses(NUMBERED), forms(PLAIN)),
-        (
-            lambda: responses([OUTPUT], text={"format": {"name": "a", "schema": {}, **FORMAT}}),
-            forms(PLAIN, in_json=True),
-        ),
-        (lambda: completion(NUMBERED), forms(PLAIN)),
-        (
-            lambda: completion([NUMBERED, NUMBERED.replace("f", "g")]),
-            forms(PLAIN.replace("f", "g")) + forms(PLAIN),
-        ),
-        (lambda: completion([1, 2, 3]), None),
-        (lambda: completion([[1, 2], [3]]), None),
-        # Anthropic's.
-        (lambda: anthropic({"type": "tool_result", "tool_use_id": "1", "content": NUMBERED}), forms(PLAIN)),
-        (
-            lambda: anthropic(
-                {"type": "tool_result", "content": [{"type": "text", "text": FILE}]}, tools=TOOLS
-            ),
-            forms(FILE, in_json=True),
-        ),
-        (lambda: anthropic({"type": "text", "text": FILE}, tools=TOOLS), None),
-        (lambda: anthropic({"type": "tool_use", "name": "write", "input": {"content": FILE}}), forms(FILE)),
-        (
-            lambda: anthropic(
-                {"type": "tool_result", "content": FILE}, tools=TOOLS, tool_choice={"type": "none"}
-            ),
-            None,
-        ),
-        # What is malformed is vLLM's to refuse.
-        (
-            lambda: chat([{"role": "user", "content": [5, None, {"text": 7}, {"text": NUMBERED}]}]),
-            forms(PLAIN),
-        ),
-        (
-            lambda: chat([None, 5, [], {"role": 7, "content": {"text": NUMBERED}}, {"tool_calls": [5]}]),
-            forms(PLAIN),
-        ),
-    ],
-)
-def test_the_forms_in_which_an_answer_may_hold_a_text(
-    engine: Engine, request_of: Any, expected: str | None
-) -> None:
-    document = request_of()
+JSON_TEXT = {"format": {"name": "a", "schema": {}, **FORMAT}}
+RESULT = {"type": "tool_result", "tool_use_id": "1"}
+#: A request; the text that its answer may hold, if any; whether it then stands in JSON.
+REQUESTS: dict[str, tuple[dict[str, Any], str | None, bool]] = {
+    "what a tool read": (chat(tool_result(NUMBERED)), PLAIN, False),
+    "and tools to write with": (chat(tool_result(NUMBERED), tools=TOOLS), PLAIN, True),
+    "that are not to be called": (chat(tool_result(NUMBERED), tools=TOOLS, tool_choice="none"), PLAIN, False),
+    "in parts": (chat(tool_result([{"type": "text", "text": NUMBERED}])), PLAIN, False),
+    "a listing of the user's": (chat(said([{"type": "text", "text": NUMBERED}])), PLAIN, False),
+    "for an answer in JSON": (chat(said(NUMBERED, "system"), response_format=FORMAT), PLAIN, True),
+    "a file, twice": (chat([*said(FILE), *tool_result(FILE)], tools=TOOLS), FILE, True),
+    "a file in tags": (chat(said(f"<file>\n{FILE}</file>"), tools=TOOLS), FILE, True),
+    "a text that is no listing": (chat(said(FILE), tools=TOOLS), None, False),
+    "an answer": (chat(said(FILE, "assistant"), tools=TOOLS), None, False),
+    "without tools": (chat(said(FILE)), None, False),
+    "a call": (chat([call_of({"path": "f.py", "content": FILE})]), FILE, False),
+    "responses": (responses([*said("Edit it."), OUTPUT]), PLAIN, False),
+    "responses, a text": (responses(NUMBERED), PLAIN, False),
+    "responses in JSON": (responses([OUTPUT], text=JSON_TEXT), PLAIN, True),
+    "responses in JSON, a file": (responses([{**OUTPUT, "output": FILE}], text=JSON_TEXT), FILE, True),
+    "a prompt": (completion(NUMBERED), PLAIN, False),
+    "token ids": (completion([1, 2, 3]), None, False),
+    "lists of token ids": (completion([[1, 2], [3]]), None, False),
+    "Anthropic's": (anthropic({**RESULT, "content": NUMBERED}), PLAIN, False),
+    "with tools": (anthropic({**RESULT, "content": [{"type": "text", "text": FILE}]}, tools=TOOLS), FILE, True),
+    "a text of it": (anthropic({"type": "text", "text": FILE}, tools=TOOLS), None, False),
+    "a call of it": (anthropic({"type": "tool_use", "name": "f", "input": {"content": FILE}}), FILE, False),
+    "malformed parts": (chat(said([5, None, {"text": 7}, {"text": NUMBERED}])), PLAIN, False),
+    "malformed messages": (
+        chat([None, 5, [], {"role": 7, "content": {"text": NUMBERED}}, {"tool_calls": [5]}]), PLAIN, False,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_the_forms_in_which_an_answer_may_hold_a_text(engine: Engine, name: str) -> None:
+    document, text, in_json = REQUESTS[name]
     before = copy.deepcopy(document)
-    assert predicted(engine, document) == expected
+    assert predicted(engine, document) == (text and forms(text, in_json=in_json))
     assert document == before
 
 
@@ -208,17 +173,6 @@ def test_bad_messages_are_left_as_they_are_and_keep_nobody_waiting(name: str) ->
         assert sizes[-1:] in ([], [min(len(text), limits.characters)])
         assert spent < 5
         assert in_loop < max(0.02, spent / 3)
-
-
-def test_a_million_token_ids_are_not_walked() -> None:
-    """A prompt of ids, or of lists of them: an entry that cannot be looked at would be an error."""
-
-    class Ids(list[int]):
-        def __reversed__(self) -> Any:
-            raise AssertionError
-
-    for prompt in (Ids([1]), Ids([[1]]), Ids()):  # type: ignore[list-item]
-        assert [*conversation.texts_of({"prompt": prompt if prompt else [1]})] == []
 
 
 def test_the_newest_messages_come_first_as_far_as_there_is_room(engine: Engine) -> None:
@@ -309,17 +263,6 @@ def test_kept_views_are_bounded() -> None:
     assert kept.num_bytes == 0
 
 
-@pytest.mark.parametrize("size", [0, 40, 4000])
-def test_as_many_bytes_are_kept_as_are_counted(size: int) -> None:
-    kept, count = conversation.Views(), 20_000
-    tracemalloc.start()
-    for number in range(count):
-        kept.put(number.to_bytes(4, "little") * 8, bytes([number % 250]) * size)
-    held = tracemalloc.get_traced_memory()[0]
-    tracemalloc.stop()
-    assert 0.6 < kept.num_bytes / held < 1.6
-
-
 def test_a_request_says_itself_whether_it_does(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     def found(**more: Any) -> tuple[str | None, wire.TextKind | None]:
         rest, http = taken(engine, chat([{"role": "user", "content": NUMBERED}], **more))
@@ -338,29 +281,6 @@ def test_a_request_says_itself_whether_it_does(engine: Engine, monkeypatch: pyte
     assert error["message"] == "conversation: expected a boolean, got something else"
 
 
-MALFORMED = [
-    {"content": [{"type": "text", "text": "a"}, {"type": "image_url"}, {"type": "text", "text": "b"}]},
-    {"content": [{"type": "text", "text": "a"}, {"type": "input_text", "text": 5}]},
-    {"content": [{"type": "text", "text": "a"}, 5]},
-    {"content": [{"type": "text"}, {"type": "text", "text": "b"}]},
-]
-
-
-@pytest.mark.parametrize("message", MALFORMED, ids=str)
-@pytest.mark.parametrize(
-    "more", [{}, {"prediction": {"type": "content", "content": "x"}}], ids=["", "predicted"]
-)
-def test_vllm_gets_whole_what_is_read_here(
-    engine: Engine, message: dict[str, Any], more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where its own models read a part of it later: the body goes to vLLM as it came."""
-    monkeypatch.setenv("GPU_ALIGN_CONVERSATION", "1")
-    document = chat([{"role": "user", **message}, {"role": "user", "content": NUMBERED}])
-    rest, http = taken(engine, {**document, **more})
-    assert rest == document
-    assert http
-
-
 def test_a_failed_view_costs_no_request(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[tuple[str, str]] = []
     monkeypatch.setattr(metrics, "count_refused", lambda *args: counted.append(args))
@@ -370,56 +290,3 @@ def test_a_failed_view_costs_no_request(engine: Engine, monkeypatch: pytest.Monk
     assert taken(engine, document) == ({**document, "vllm_xargs": {}}, None)
     assert counted == [("conversation", "dropped")]
     assert counted[0] in metrics.REFUSED
-
-
-ARGUMENTS = json.dumps({"path": "f.py", "content": PLAIN})
-_CALL = f'{{"name": "write", "%s": {ARGUMENTS}}}'
-_DEEPSEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>%s<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
-_XML = f"<parameter=path>\nf.py\n</parameter>\n<parameter=content>\n{PLAIN}\n</parameter>"
-#: vLLM's name of a parser → a call as its models write it.
-CALLS = {
-    "hermes": f"<tool_call>\n{_CALL % 'arguments'}\n</tool_call>",
-    "llama3_json": _CALL % "parameters",
-    "mistral": f"[TOOL_CALLS]write{ARGUMENTS}",
-    "deepseek_v3": _DEEPSEEK % f"function<｜tool▁sep｜>write\n```json\n{ARGUMENTS}\n```",
-    "deepseek_v31": _DEEPSEEK % f"write<｜tool▁sep｜>{ARGUMENTS}",
-    "qwen3_coder": f"<tool_call>\n<function=write>\n{_XML}\n</function>\n</tool_call>",
-    "openai": f"<|channel|>commentary to=functions.write <|constrain|>json<|message|>{ARGUMENTS}<|call|>",
-}
-
-
-class _Vocabulary(dict[str, int]):
-    def get(self, token: str, default: Any = None) -> int:
-        return hash(token) % 2**16 + 10
-
-    __getitem__ = get
-
-    def __contains__(self, token: object) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_the_text_of_a_call_is_among_the_views_of_what_was_read_and_of_the_call(
-    engine: Engine, name: str
-) -> None:
-    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-    from vllm.tool_parsers import ToolParserManager
-
-    in_form = PLAIN if name == "qwen3_coder" else json.dumps(PLAIN)[1:-1]
-    assert CALLS[name].count(in_form) == 1
-    assert in_form in (predicted(engine, chat(tool_result(NUMBERED), tools=TOOLS)) or "")
-    arguments = ARGUMENTS
-    if name != "openai":  # Harmony's parser reads the ids of its own vocabulary
-        vocabulary = _Vocabulary()
-        tokenizer = SimpleNamespace(
-            get_vocab=lambda: vocabulary, encode=lambda text, **_: list(map(ord, text)), vocab=vocabulary,
-            convert_tokens_to_ids=vocabulary.get, bos_token="<s>", all_special_tokens=[], all_special_ids=[],
-            eos_token="</s>", decode=lambda ids, **_: "".join(map(chr, ids)),
-        )  # fmt: skip
-        request = ChatCompletionRequest.model_validate(chat([{"role": "user", "content": "x"}], tools=TOOLS))
-        parser: Any = ToolParserManager.get_tool_parser(name)(tokenizer, request.tools)
-        [call] = parser.extract_tool_calls(CALLS[name], request).tool_calls
-        arguments = call.function.arguments
-    assert predicted(engine, chat([call_of(json.loads(arguments))], tools=TOOLS)) == forms(
-        PLAIN, in_json=True
-    )

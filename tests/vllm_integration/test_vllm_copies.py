@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from vllm_integration.wire import reports
 from vllm_integration.worker.draft_reporter import DraftReporter, StepCopies
 
 K = 16
@@ -125,33 +124,9 @@ def test_the_engine_goes_on_without_the_copies_and_overwrites_nothing_that_they_
     assert device.current is device.engine
 
 
-def test_a_step_without_drafts_changes_nothing_of_that(device: Device) -> None:
-    reporter = reporter_of(device)
-    for number, drafts in ((1, True), (2, False), (3, True)):
-        device.step(reporter, number, drafts=drafts)
-    assert {f"{name} 1" for name in OURS} <= device.before["drafter 3"]
-
-
 @pytest.mark.parametrize("trims", [False, True])
 def test_the_host_reads_what_all_copies_of_a_step_have_written(device: Device, trims: bool) -> None:
     reporter = reporter_of(device)
     device.step(reporter, 1, trims=trims)
     (copies,) = reporter.in_flight
     assert {f"{name} 1" for name in (*OURS, *(ENGINES if trims else ENGINES[:1]))} <= copies.event.before
-
-
-@pytest.mark.parametrize("trims", [False, True])
-def test_copies_of_earlier_steps_are_in_the_report_and_those_of_the_step_itself_are_not_waited_for(
-    device: Device, trims: bool
-) -> None:
-    """Unless the device trims drafts: then the step's own are, too."""
-    reporter, output = reporter_of(device), SimpleNamespace()
-    device.step(reporter, 1, trims=trims)
-    device.step(reporter, 2, trims=trims)
-    reporter.attach(output, 2)
-    told = reports.take(output)
-    assert [(d.length.tolist(), d.position.tolist(), d.age) for d in told.drafts] == [
-        ([1], [10], 1),
-        *([([2], [20], 0)] if trims else []),
-    ]
-    assert told.trimmed == ({"r": 1} if trims else {})

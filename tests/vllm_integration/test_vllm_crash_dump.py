@@ -114,36 +114,10 @@ def test_draft_tokens_print_as_their_number(monkeypatch: pytest.MonkeyPatch) -> 
     assert plan == plan_of(request, IDS), "a copy is printed"
 
 
-def test_other_engines_print_what_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = plan_of(arrived(None), IDS)
-    assert str(IDS) in dump(plan, config(ours=False), monkeypatch)
-    assert str(IDS) in dump(plan, SimpleNamespace(speculative_config=None), monkeypatch)
-
-
-def test_an_unprintable_step_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "read", lambda *_: 1 / 0)
-    assert dump(plan_of(arrived(prediction()), []), config(), monkeypatch) == ""
-
-
 @pytest.mark.parametrize("value", [IDS, {"token_ids": [*IDS, "a"]}, {"x": IDS}, [*IDS, -1], str(IDS)])
 def test_whatever_arrives_is_not_printed(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     request = added(monkeypatch, SCHEDULERS[0], arrived(value))
     assert not FOUND.search(repr(request.sampling_params))
-
-
-def test_the_callers_parameters_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine without processes gets the very objects of the front end."""
-    params = SamplingParams(extra_args={wire.KEY: prediction()})
-    request = SimpleNamespace(sampling_params=params, cache_salt="s")
-    added(monkeypatch, SCHEDULERS[0], request)  # type: ignore[arg-type]
-    assert request.sampling_params is not params
-    assert params.extra_args == {wire.KEY: prediction()}
-
-
-def test_requests_without_prediction_are_passed_on_untouched(monkeypatch: pytest.MonkeyPatch) -> None:
-    for request in (arrived(None), arrived(None, extra={"other": 5}), SimpleNamespace(sampling_params=None)):
-        params = request.sampling_params
-        assert added(monkeypatch, SCHEDULERS[0], request).sampling_params is params  # type: ignore[arg-type]
 
 
 def test_a_failure_costs_the_prediction(monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]) -> None:

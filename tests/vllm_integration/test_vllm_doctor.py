@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-import sys
-from collections.abc import Sequence
 from importlib import metadata
-from typing import Any
 
 import pytest
 
 pytest.importorskip("typer")
 from gpu_align.tools import doctor as library
-from gpu_align.tools.bench.servers import PLUGIN_DRAFTS
 from vllm_integration import doctor
 from vllm_integration.seams.table import GROUPS, SEAMS, Seam, SeamStatus
 
@@ -57,18 +51,6 @@ def test_the_plugin_is_wanted_where_vllm_is(monkeypatch: pytest.MonkeyPatch) -> 
         assert ok or ("pip install" in finding.fix and finding.fix.endswith(" --no-deps"))
 
 
-def test_a_probe_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails() -> Sequence[Any]:
-        raise RuntimeError("operator\ndoes not exist")
-
-    monkeypatch.setattr(doctor, "version_of", {"vllm": "0.32.0"}.get)
-    monkeypatch.setattr(doctor.source_probe, "probe_sources", fails)
-    *_, finding = doctor.examine(True)
-    assert (finding.what, finding.ok) == ("vLLM names", False)
-    assert finding.found == "RuntimeError: operator does not exist"
-    assert finding.fix.startswith(library.pip("install"))
-
-
 def is_core(seam: Seam) -> bool:
     return any(not GROUPS[group].costs for group in seam.groups)
 
@@ -107,10 +89,3 @@ def test_doctor_names_the_runner_that_still_drafts(gone: list[str], words: str) 
     left = not any(not GROUPS[group].costs for group in gone)
     assert finding.ok is left
     assert bool(finding.fix) is not left
-
-
-def test_the_line_that_starts_a_server() -> None:
-    words = shlex.split(doctor.start_line(has_gpu=False))
-    assert words[:3] == ["VLLM_CPU_KVCACHE_SPACE=1", sys.executable, "-m"]
-    assert json.loads(words[-1]) == {**PLUGIN_DRAFTS, "num_speculative_tokens": 32}
-    assert doctor.start_line(has_gpu=True).startswith("vllm serve MODEL --speculative-config ")

@@ -192,21 +192,6 @@ def test_a_request_that_is_resumed_may_have_less_to_write_than_before() -> None:
     assert budget.grant([request], exact=True) == [3]
 
 
-def test_the_requests_of_a_step_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A report that is in time names them by the very list that the step's output has."""
-    requests, running = DraftedRequests(False, K), [request_of("a"), request_of("b")]
-    budget, report = DraftBudget(requests, K, 1000), report_of({"a": (0.5,), "b": (0.5, 0.25)})
-    req_ids = report.drafts[0].req_ids
-    for request in running:
-        requests.add(request)
-    rows = requests.rows_of(req_ids)
-    with monkeypatch.context() as patch:
-        patch.setattr(requests, "rows_of", lambda *_: pytest.fail("looked up again"))
-        requests.take(report, req_ids, rows)
-    requests.take(report_of({"b": (0.5,), "a": ()}), req_ids, rows)  # of others, or in another order
-    assert budget.grant(running, exact=True) == [0, 1]
-
-
 SURE = [0.999**k for k in range(1, K + 1)]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,14 +15,9 @@ from tests.vllm_integration.fakes import FakeEngine, Step, config, message, samp
 from tests.vllm_integration.test_vllm_speculator import K, params_of, propose, speculators, write
 from vllm_integration.frontend import inputs, middleware, prediction, usage
 from vllm_integration.seams import guard
-from vllm_integration.seams.install import wrapped_by
-from vllm_integration.wire import reports
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import DRAFTING
 from vllm_integration.wire.request import PredictedOutputParams
-from vllm_integration.worker import proposer_v1, request_drafter
-from vllm_integration.worker import requests as request_state
-from vllm_integration.worker import step_log as debug_log
 from vllm_integration.worker.proposer_v1 import PredictedOutputs
 
 pytestmark = pytest.mark.usefixtures("plugin_on")
@@ -43,85 +37,8 @@ def break_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
     monkeypatch.setattr(owner, name, broken)
 
 
-def named(value: Any) -> str | None:
-    """The name of a place in a test's id."""
-    if not isinstance(value, tuple):
-        return None
-    return f"{getattr(value[0], '__name__', value[0])}.{value[1]}"
-
-
-LOG = [
-    (debug_log.LoggedRequest, "record"),
-    (request_drafter.RequestDrafter, "explainer_of"),
-    (debug_log.DebugLog, "_log_of"),
-    (debug_log.step_log, "dump"),
-]
-
 # What is broken, and what that costs: all drafts for good ("start") or for a minute ("pause"), those of a request,
 # or none.
-V1 = [
-    ((request_drafter, "Drafter"), "start"),
-    ((request_drafter, "load_recipes"), ""),
-    ((request_drafter, "open_request"), "request"),
-    ((proposer_v1, "_Request"), "request"),
-    ((Drafter, "remove"), ""),
-    ((Drafter, "propose"), "pause"),
-    ((Drafter, "add"), "request"),
-    ((request_state.StopRule, "room"), "request"),
-    ((PredictedOutputs, "_draft"), "pause"),
-    ((proposer_v1, "StepDrafts"), "pause"),
-    ((request_drafter, "open_log"), ""),
-    *[(place, "") for place in LOG],
-]
-
-
-@pytest.mark.parametrize(("place", "costs"), V1, ids=named)
-def test_v1_goes_on(
-    place: tuple[Any, str],
-    costs: str,
-    monkeypatch: pytest.MonkeyPatch,
-    plugin_log: list[str],
-    tmp_path: Path,
-) -> None:
-    v1_alone(monkeypatch)
-    monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path / "logs"))
-    break_at(monkeypatch, *place)
-    ours = PredictedOutputs(config())
-    ours.load_model()
-    engine = FakeEngine(ours)
-    texts = {"a": list(range(10, 30)), "b": list(range(40, 60))}
-    for name, text in texts.items():
-        params = sampling(PredictedOutputParams(token_ids=text).to_extra_args())
-        engine.submit(name, [1, 2], text, params)
-    done: tuple[str, ...] = ()
-    for _ in range(40):
-        engine.step(finished=done)
-        assert place[1] != "add" or not ours.slots, "what the drafter refused has none"
-        done = tuple(name for name in engine.rows if engine.written[name] == texts[name])
-        if not engine.rows:
-            break
-    assert {name: engine.written[name] for name in texts} == texts
-    check_log(plugin_log, place, costs)
-    assert (DRAFTING in engine.report.faults) == (costs in ("start", "pause")), "so that there are no slots"
-    assert (
-        sum(usage.accepted for usage in engine.usage.values()) == 0
-        if costs
-        else sum(usage.accepted for usage in engine.usage.values()) > 20
-    )
-
-
-def check_log(lines: list[str], place: tuple[Any, str], costs: str) -> None:
-    """Where the fault was and of which type, and nothing of its message."""
-    assert not any("injected" in line for line in lines)
-    told = [line for line in lines if "RuntimeError at " in line]
-    expected = {"pause": [" in this step: ", " for 60 s: "], "start": ["drafts nothing any more: "]}
-    if place in LOG or place[1] in ("open_log", "stop_rule", "Proposal"):
-        expected = {"": ["writes no step logs any more: "]}
-    if place[1] == "load_recipes":
-        expected = {"": ["drafts without recipes any more: "]}
-    words = expected.get(costs, [""] * (2 if place[1] == "add" else 1))
-    assert [word in line for word, line in zip(words, told, strict=True)] == [True] * len(words), told
-    assert all(re.search(r"RuntimeError at tests/\S+py:\d+ broken, \S+\.py:\d+ \S+", line) for line in told)
 
 
 def test_drafting_goes_on_after_a_minute(monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]) -> None:
@@ -145,24 +62,6 @@ def test_drafting_goes_on_after_a_minute(monkeypatch: pytest.MonkeyPatch, plugin
         assert (DRAFTING in engine.report.faults) is not drafts_in_between
     assert engine.written["a"] == text[: len(engine.written["a"])]
     assert "works again" in plugin_log[-1]
-
-
-@pytest.mark.parametrize("place", [(PredictedOutputs, "report"), (proposer_v1, "attach")])
-def test_v1_an_output_leaves_without_its_report(
-    place: tuple[Any, str], monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
-) -> None:
-    v1_alone(monkeypatch)
-    runner = SimpleNamespace(drafter=PredictedOutputs(config()))
-    break_at(monkeypatch, *place)
-    for number in range(4):
-        runner.drafter.requests["r"] = object()  # somebody is drafted for
-        sample_tokens = wrapped_by(request_drafter.sample_tokens)(lambda self, sampled: sampled)
-        output = SimpleNamespace()
-        assert sample_tokens(runner, output) is output
-        report = reports.take(output)
-        assert (report is not None and "draft reports" in report.faults) == (number >= 2)
-    assert [" in this step: " in line for line in plugin_log] == [True, False]
-    assert " reports no drafts for 60 s: RuntimeError at " in plugin_log[1]
 
 
 def test_v2_drafts_again_from_what_it_held(monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]) -> None:
@@ -288,13 +187,6 @@ def test_endpoints_go_on(
     assert line.isprintable()
 
 
-def test_a_count_that_fails_leaves_the_400(monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]) -> None:
-    break_at(monkeypatch, prediction.metrics, "count_refused")
-    prediction.count_refused("bytes")
-    prediction.count_refused("bytes")
-    assert ["RuntimeError at " in line for line in plugin_log] == [True]
-
-
 def test_the_offline_api_goes_on(monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]) -> None:
     sampling_params = pytest.importorskip("vllm.sampling_params")
     monkeypatch.setattr(inputs, "drafts_predictions", lambda _: True)
@@ -306,12 +198,3 @@ def test_the_offline_api_goes_on(monkeypatch: pytest.MonkeyPatch, plugin_log: li
     assert given.extra_args == {"other": 1}
     assert params.extra_args == extra_args
     assert plugin_log == ["Request r is served without its prediction: RuntimeError"]
-
-
-def test_a_server_starts_that_cannot_say_what_it_is(
-    monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
-) -> None:
-    break_at(monkeypatch, middleware.status, "announce")
-    app = SimpleNamespace(user_middleware=[])
-    assert middleware.init_entrypoints_middleware(lambda *args: "done", None, app) == "done"
-    assert (len(plugin_log), len(app.user_middleware)) == (1, 1)

@@ -4,10 +4,7 @@ Nothing is captured: the manager decides from its descriptors."""
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -22,7 +19,6 @@ from vllm.config.vllm import VllmConfig
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.worker.gpu import cudagraph_utils
 
-from vllm_integration.seams import install as compat
 from vllm_integration.seams.install import wrapped_by
 from vllm_integration.worker import graphs
 
@@ -207,21 +203,6 @@ def test_a_schedule_of_draft_tokens_keeps_its_graphs() -> None:
     assert [runner.mode_of([n] * 8) for n in (1, 5, 17, 2)] == ["FULL", "FULL", "FULL", "PIECEWISE"]
 
 
-def test_vllm_may_ask_twice_and_is_told_once(plugin_log: list[str]) -> None:
-    runner = Runner(16, 64, "UNIFORM_BATCH")
-    runner.initialize_kv_cache(is_profiling=True)
-    descs = dict(runner.cudagraph_manager._capture_descs)
-    runner.initialize_kv_cache()
-    assert runner.cudagraph_manager._capture_descs == descs
-    (line,) = plugin_log
-    assert (
-        "steps without drafts and steps with K drafts for every request with FULL CUDA graphs; others not"
-        in line
-    )
-    assert "take one length" in line
-    assert line.endswith("(Backend)")
-
-
 @pytest.mark.parametrize("foreign", ["no speculator", "another drafter", "turned off"])
 def test_another_server_keeps_its_graphs(
     foreign: str, info_log: list[str], monkeypatch: pytest.MonkeyPatch
@@ -254,29 +235,3 @@ def test_a_failure_costs_the_graphs_alone(plugin_log: list[str], monkeypatch: py
     monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
     with pytest.raises(AttributeError):
         runner.initialize_kv_cache()
-
-
-def test_a_vllm_without_these_names_keeps_its_graphs(
-    plugin_log: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("GPU_ALIGN_STRICT", raising=False)
-    gone = [
-        replace(seam, attribute="gone") for seam in compat.SEAMS if seam.name == "graphs._init_candidates"
-    ]
-    monkeypatch.setattr(compat, "SEAMS", gone)
-    assert compat.install("graphs")
-    assert "gpu_align leaves CUDA graphs to vLLM" in plugin_log[0]
-
-
-def test_a_vllm_without_its_own_check_still_has_our_speculator(
-    plugin_log: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from vllm.v1.worker.gpu import attn_utils
-
-    monkeypatch.delenv("GPU_ALIGN_STRICT", raising=False)
-    monkeypatch.delattr(attn_utils, "get_varlen_cudagraph_unsupported_backend")
-    for name in ("graphs", "speculator"):
-        monkeypatch.delitem(sys.modules, f"vllm_integration.worker.{name}", raising=False)
-    importlib.import_module("vllm_integration.worker.speculator")
-    assert compat.install("graphs")
-    assert "gpu_align leaves CUDA graphs to vLLM: ImportError" in plugin_log[0]

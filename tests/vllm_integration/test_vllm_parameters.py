@@ -70,11 +70,6 @@ def test_no_more_drafts_than_the_sampler_verifies_or_a_batch_has_room_for(
     assert all(f"is {asked}; gpu_align uses {used}, " in line and why in line for line in said)
 
 
-def test_the_most_drafts_are_vllms() -> None:
-    sampler = pytest.importorskip("vllm.v1.sample.rejection_sampler")
-    assert engine_config.MAX_SPEC_LEN == sampler.MAX_SPEC_LEN
-
-
 # min_p and logit_bias.
 
 

@@ -9,11 +9,9 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from tests.vllm_integration.fakes import FakeEngine, config, sampling, v1_alone
 from vllm_integration.scheduler.schedulers import Recall
 from vllm_integration.wire import request as wire
-from vllm_integration.wire.request import KEY, PredictedOutputParams, Prediction
-from vllm_integration.worker.proposer_v1 import PredictedOutputs
+from vllm_integration.wire.request import KEY, Prediction
 from vllm_integration.worker.requests import open_request
 
 EMPTY = Prediction(token_ids=b"")
@@ -46,25 +44,6 @@ def test_the_newest_answers_come_first_and_each_is_whole() -> None:
     for answer in ([1, 2, 3], [4, 5, 6, 7], [8, 9]):
         recall.keep(request_of(output=answer))
     assert given_to(recall, request_of()) == [8, 9, 4, 5, 6, 7]
-
-
-def test_earlier_answers_are_marked_and_print_as_a_size() -> None:
-    recall = Recall(max_tokens=100, most=100)
-    recall.keep(request_of(output=[1, 2, 3], salt="a"))
-    request = request_of({**vars(EMPTY), "recipes": ["x"]}, salt="a", other=5)
-    before = request.sampling_params
-    assert given_to(recall, request) == [1, 2, 3]
-    found = request.sampling_params.extra_args[KEY]
-    assert found.kind == wire.TextKind.MEMORY
-    assert found.recipes == ("x",)
-    assert found.sharing_key
-    assert repr(found) == "Prediction(3 tokens of earlier answers)"
-    assert request.sampling_params.extra_args["other"] == 5
-    assert before.extra_args[KEY]["token_ids"] == b""  # the caller's own are left alone
-    content = open_request("r", request.sampling_params, vocab_size=9, capacity=9, packs=("x",))
-    assert content is not None
-    assert content.token_ids.tolist() == [1, 2, 3]
-    assert content[1:4] == (wire.TextKind.MEMORY, ("x",), found.sharing_key)
 
 
 @pytest.mark.parametrize(
@@ -158,48 +137,4 @@ def test_only_whole_answers_are_remembered(scheduler: Any) -> None:
     assert wire.decode_token_ids(request.sampling_params.extra_args[KEY].token_ids).tolist() == [1, 0]
 
 
-def test_a_failure_ends_the_memory_and_nothing_else(
-    scheduler: Any, monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
-) -> None:
-    monkeypatch.delenv("GPU_ALIGN_STRICT")
-    monkeypatch.setattr(scheduler._recall, "give", lambda request: 1 / 0)
-    for _ in range(2):
-        scheduler.add_request(request_of())
-    (line,) = plugin_log
-    assert line.startswith("gpu_align remembers no answers any more: ZeroDivisionError at ")
-
-
-def test_without_the_setting_there_is_none(scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GPU_ALIGN_MEMORY_TOKENS")
-    made = type(scheduler)(scheduler.vllm_config)
-    assert made._recall is None
-
-
 # --- the engine's loop around it -----------------------------------------------------------------------------
-
-
-def test_earlier_answers_take_no_prediction_s_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """V1, room for two texts, six running requests with an answer of the memory each: a verbatim prediction takes
-    the fewest steps."""
-    v1_alone(monkeypatch)
-    monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
-    monkeypatch.setenv("GPU_ALIGN_ARENA_TOKENS", "512")
-    engine = FakeEngine(
-        PredictedOutputs(config(K=7, max_num_seqs=8, max_model_len=300, vocab_size=1000)), 300
-    )
-    recall = Recall(max_tokens=1000, most=250)
-    for number in range(6):
-        recall.keep(request_of(salt=str(number), output=list(range(100 * number, 100 * number + 60))))
-        request = request_of(salt=str(number))
-        given_to(recall, request)
-        params = sampling(request.sampling_params.extra_args)
-        engine.submit(f"r{number}", [999], list(range(700 + number, 900)), params)
-    engine.step()
-    written = list(range(600, 658))
-    params = PredictedOutputParams(token_ids=written).to_extra_args()
-    engine.submit("predicted", [999], written, sampling(params))
-    steps = 0
-    while len(engine.written["predicted"]) < len(written):
-        engine.step()
-        steps += 1
-    assert steps == 9

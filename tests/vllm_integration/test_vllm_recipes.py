@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -109,12 +108,6 @@ def same_recipes(one: Recipes | None, other: Recipes | None) -> bool:
     return all(same) and one.names == other.names
 
 
-def test_recipes_off_looks_nothing_up(monkeypatch: pytest.MonkeyPatch, info_log: list[str]) -> None:
-    monkeypatch.setattr(recipes, "install", lambda _: pytest.fail("nothing is to be looked up"))
-    assert load_recipes(Settings(recipes="off"), None) is None
-    assert not info_log
-
-
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
@@ -167,44 +160,6 @@ def observed_pack(tokenizer: WordTokenizer, task: str = "") -> RecipePack:
         recipes.token_texts_of(tokenizer, 1000),
         task=task,
     )
-
-
-def test_several_packs_are_joined(
-    pack: Path, tmp_path: Path, tokenizer: WordTokenizer, info_log: list[str]
-) -> None:
-    other = tmp_path / "other.json"
-    observed_pack(tokenizer, "records").save(other)
-    made = load_recipes(Settings(recipes=f"{pack},{other}"), configuration())
-    assert made is not None, info_log
-    assert len(made.names) == 2
-    assert set(made.packs.tolist()) == {1, 2}
-    assert made.is_shape.any()
-    assert not made.is_shape.all()
-    assert made.shape_of is not None
-    assert len(made.shape_of) <= 1000
-    [text] = info_log
-    for name, bit in zip(made.names, (1, 2), strict=True):
-        assert f"{name} {(made.packs == bit).sum():,} sha256:" in text
-
-
-def test_a_pack_of_the_registry(
-    tmp_path: Path, tokenizer: WordTokenizer, info_log: list[str], plugin_log: list[str]
-) -> None:
-    from gpu_align.recipes import add_pack
-    from gpu_align.recipes.registry import Registry
-
-    path = tmp_path / "made.json"
-    observed_pack(tokenizer, "records").save(path)
-    folder = tmp_path / "registry"
-    folder.mkdir()
-    add_pack(Registry(folder), path)
-    made = load_recipes(Settings(recipes="records@1", recipe_registry=str(folder)), configuration())
-    assert made is not None, info_log
-    assert made.names == ("records",)
-    assert load_recipes(Settings(recipes="records@7", recipe_registry=str(folder)), configuration()) is None
-    assert load_recipes(Settings(recipes="records@1"), configuration()) is None
-    assert info_log[1:] == plugin_log
-    assert len(plugin_log) == 2
 
 
 def spoil(kind: str, path: Path, good: Path) -> None:
@@ -303,48 +258,3 @@ def test_all_ranks_get_what_the_first_one_made(
     for other in made[1:]:
         assert same_recipes(made[0], other)
         assert all(array.flags.writeable for array in arrays_of(other).values())
-
-
-def model_of(directory: Path, **more: Any) -> Any:
-    """As much of a `ModelConfig` as vLLM reads to load a tokenizer."""
-    return {
-        "model": str(directory),
-        "tokenizer": str(directory),
-        "runner_type": "generate",
-        "tokenizer_mode": "auto",
-        "tokenizer_revision": None,
-        "trust_remote_code": False,
-        "hf_config": None,
-        **more,
-    }
-
-
-@pytest.mark.parametrize(
-    ("data", "name", "vocab_size"),
-    [
-        ("tekken_240911.json", "tekken.json", 131_072),
-        ("mistral_instruct_tokenizer_240323.model.v3", "tokenizer.model.v3", 32_768),
-    ],
-)
-def test_tokenizers_of_mistral(
-    tmp_path: Path, pack: Path, info_log: list[str], data: str, name: str, vocab_size: int
-) -> None:
-    pytest.importorskip("vllm")
-    mistral_common = pytest.importorskip("mistral_common")
-    directory = tmp_path / "model"
-    directory.mkdir()
-    shutil.copy(Path(mistral_common.__file__).parent / "data" / data, directory / name)
-    given = model_of(directory, tokenizer_mode="mistral", get_vocab_size=lambda: vocab_size)
-    made = load_recipes(Settings(recipes=str(pack)), configuration(**given))
-    assert made is not None, info_log
-    assert len(made) > 3
-    from vllm.tokenizers.mistral import MistralTokenizer
-
-    tokenizer = MistralTokenizer.from_pretrained(directory)
-    tokens = tokenizer.encode(TEXT, add_special_tokens=False)
-    reached = 0
-    for context, after in zip(made.context.tolist(), made.token_ids.tolist(), strict=True):
-        context, after = ([token for token in row if token >= 0] for row in (context[::-1], after))
-        places = [i for i in range(len(tokens)) if tokens[: i + 1][-len(context) :] == context]
-        reached += any(tokens[i + 1 : i + 1 + len(after)] == after for i in places)
-    assert reached > len(made) // 2  # as the tokens of a text, and not only as those of single words

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -158,20 +157,6 @@ def test_late_copies_are_never_waited_for_and_none_is_lost(monkeypatch: pytest.M
     assert (last.length.tolist(), last.age, last.survival[0].tolist()) == ([7], 0, [255] * 7 + [0] * 9)
 
 
-def test_an_output_tells_nothing_of_later_steps() -> None:
-    """Another thread may take it to the scheduler when the engine has gone on."""
-    reporter = DraftReporter(4, K, torch.device("cpu"))
-    outputs = []
-    for length in (3, 5):
-        reporter.begin_step()
-        reporter.copy(["r"], np.array([0]), drafts_of([length], 1.0), torch.tensor([7 + length]))
-        outputs.append((SimpleNamespace(), reporter.step))
-    for output, started in outputs:
-        reporter.attach(output, started)
-    told = [(reports.take(output) or DraftReport()).drafts for output, _ in outputs]
-    assert [[drafts.length.tolist() for drafts in one] for one in told] == [[[3]], [[5]]]
-
-
 def test_slots_that_the_device_trimmed_are_told_with_the_step_itself() -> None:
     reporter = DraftReporter(4, K, torch.device("cpu"))
     ends = torch.tensor([0, 1, 4, 5], dtype=torch.int32)
@@ -188,30 +173,6 @@ def test_a_step_without_drafts_reports_nothing() -> None:
     assert reports.take(output) is None
     assert not vars(output)
     reporter.attach(None, reporter.step)
-
-
-def test_they_travel_between_processes_with_vllms_own_output() -> None:
-    outputs = pytest.importorskip("vllm.v1.outputs")
-    reporter = DraftReporter(4, K, torch.device("cpu"))
-    reporter.plain_graphs_alone = True
-    reporter.begin_step()
-    reporter.copy(["a"], np.array([2]), drafts_of([2], 0.5), torch.arange(4))
-    output = outputs.ModelRunnerOutput(req_ids=["a"], req_id_to_index={"a": 0})
-    reporter.attach(output, reporter.step, {"b": "cut"})
-    there = reports.take(pickle.loads(pickle.dumps(output)))
-    (drafts,) = there.drafts
-    assert (drafts.req_ids, drafts.length.tolist(), drafts.position.tolist()) == (["a"], [2], [2])
-    assert (there.refused, there.plain_graphs_alone) == ({"b": "cut"}, True)
-    empty = outputs.ModelRunnerOutput(req_ids=[], req_id_to_index={})
-    assert reports.take(empty) is None
-
-
-def test_a_report_is_taken_once() -> None:
-    """vLLM has one object for all its empty outputs."""
-    empty = SimpleNamespace()
-    reports.attach(empty, DraftReport(refused={"r": "cut"}))
-    assert reports.take(empty).refused == {"r": "cut"}
-    assert reports.take(empty) is None
 
 
 @pytest.mark.parametrize(

@@ -120,19 +120,6 @@ def test_unreadable_settings_are_named(name: str, value: str) -> None:
         Settings.from_env({name: value})
 
 
-def test_an_invalid_pack_drafts_for_no_request(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It costs its recipes and no more; what this process does not find, the worker may."""
-    broken = tmp_path / "broken.json"
-    broken.write_text("[]")
-    for packs, drafted in (
-        (str(broken), False),
-        (f"base,{broken}", False),
-        (f"{broken},{tmp_path}/elsewhere.json", True),
-    ):
-        monkeypatch.setenv("GPU_ALIGN_RECIPES", packs)
-        assert drafts_without_prediction() is drafted
-
-
 def test_all_that_cannot_be_read_is_told_in_one_line() -> None:
     wrong = {"GPU_ALIGN_MAX_BODY_BYTES": "4MB", "GPU_ALIGN_SURE": "2", "GPU_ALIGN_STRICT": "1"}
     with pytest.raises(ValueError, match="GPU_ALIGN") as error:

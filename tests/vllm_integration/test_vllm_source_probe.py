@@ -1,4 +1,4 @@
-"""Seams looked up in sources. `tests/campaign/test_seams.py` renames every single one."""
+"""Seams looked up in sources. (One of each group that is missing in an engine: `tests/vllm/test_extras.py`.)"""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -113,162 +112,76 @@ def test_v2_takes_our_class_only_when_it_is_whole(
         ours.unsupported()
 
 
-@dataclass(frozen=True)
-class Planted:
-    """A change in a copy of vLLM's sources, and what is then said of it.
-
-    group: that is not whole; "" where all are. drafts: whether the runners that are left draft. says: in the lines
-    of the probe's command.
-    """
-
-    name: str
-    module: str
-    old: str
-    new: str
-    says: str
-    group: str = ""
-    runners: str = "V2 (drafts on the GPU)"
-    differs: bool = False
-
-
-RUNNER, SCHEDULER = "vllm.v1.worker.gpu.model_runner", "vllm.v1.core.sched.scheduler"
-PLANTED = [
-    Planted(
-        "an abstract method more",
+RUNNER = "vllm.v1.worker.gpu.model_runner"
+BODY = "            assert new_req_data.prefill_token_ids is not None\n"
+#: A change in vLLM's sources: module, old and new text; how the command's line begins, the group that is not whole
+#: ("" for none), and which runners are left.
+PLANTED: dict[str, tuple[str, str, str, str, str, str]] = {
+    "an abstract method more": (
         "vllm.v1.worker.gpu.spec_decode.speculator",
         "    @abstractmethod\n    def capture(self)",
         "    @abstractmethod\n    def warm(self): ...\n\n    @abstractmethod\n    def capture(self)",
-        "changed v2.propose",
-        "v2",
-        "V1 only",
+        "changed v2.propose", "v2", "V1 only",
     ),
-    Planted(
-        "the body of a function that is not wrapped",
-        RUNNER,
-        "        finished_req_ids = scheduler_output.finished_req_ids\n",
-        "        finished_req_ids = set(scheduler_output.finished_req_ids)\n",
-        "0 bodies differ",
+    "a parameter renamed": (
+        RUNNER, "def add_requests(self, scheduler_output", "def add_requests(self, output",
+        "changed v2.add_requests", "v2", "V1 only",
     ),
-    Planted(
-        "the body of a function that is wrapped",
-        RUNNER,
-        "            assert new_req_data.prefill_token_ids is not None\n",
-        "            pass\n",
-        "differs v2.add_requests",
-        differs=True,
+    "the body of a function that is wrapped": (
+        RUNNER, BODY, "            pass\n", "differs v2.add_requests", "", "V2 (drafts on the GPU)",
     ),
-    Planted(
-        "a comment in it",
-        RUNNER,
-        "            assert new_req_data.prefill_token_ids is not None\n",
-        "            # not without them\n            assert new_req_data.prefill_token_ids is not None\n",
-        "0 bodies differ",
+    "a comment in it": (
+        RUNNER, BODY, f"            # why\n{BODY}", "0 bodies differ", "", "V2 (drafts on the GPU)",
     ),
-    Planted(
-        "a parameter renamed",
-        RUNNER,
-        "def add_requests(self, scheduler_output",
-        "def add_requests(self, output",
-        "changed v2.add_requests",
-        "v2",
-        "V1 only",
+    "a file that cannot be read": (
+        "vllm.v1.worker.gpu.cudagraph_utils", "class CudaGraphManager", "class class",
+        "missing graphs._init_candidates", "graphs", "V2 (drafts on the GPU)",
     ),
-    Planted(
-        "a field that only another class has",
-        "vllm.v1.worker.gpu.states",
-        "self.prefill_len = ",
-        "self.other.prefill_len = ",
-        "missing v2.prefill_len",
-        "v2",
-        "V1 only",
+    "what a function sets on its argument renamed": (
+        "vllm.entrypoints.launchers.api_server.app_state", "state.online_renderer", "state.renderer",
+        "missing skeletons.online_renderer", "skeletons", "V2 (drafts on the GPU)",
     ),
-    Planted(
-        "a file that cannot be read",
-        "vllm.v1.worker.gpu.cudagraph_utils",
-        "class CudaGraphManager",
-        "class class",
-        "missing graphs._init_candidates",
-        "graphs",
+    "both runners without theirs": (
+        "vllm.v1.engine.input_processor", "def process_inputs", "def gone",
+        "missing inputs.process_inputs", "inputs", "none",
     ),
-    Planted(
-        "a name of the core gone",
-        SCHEDULER,
-        "self.running",
-        "self.gone",
-        "missing scheduler.running",
-        "scheduler",
-        "V1 only",
-    ),
-    Planted(
-        "both runners without theirs",
-        "vllm.v1.engine.input_processor",
-        "def process_inputs",
-        "def gone",
-        "missing inputs.process_inputs",
-        "inputs",
-        "none",
-    ),
-    Planted(
-        "a name of an extra gone",
-        "vllm.v1.engine",
-        "    trace_headers",
-        "    gone",
-        "missing usage.trace_headers",
-        "usage",
-    ),
-    Planted(
-        "what a function sets on its argument renamed",
-        "vllm.entrypoints.launchers.api_server.app_state",
-        "state.online_renderer",
-        "state.renderer",
-        "missing skeletons.online_renderer",
-        "skeletons",
-    ),
-]
+}  # fmt: skip
 
 
 @pytest.mark.usefixtures("plugin_on", "as_at_the_start")
-@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)
+@pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_change_is_reported_and_costs_its_group_alone(
-    planted: Planted,
-    monkeypatch: pytest.MonkeyPatch,
-    plugin_log: list[str],
-    capsys: pytest.CaptureFixture[str],
+    name: str, monkeypatch: pytest.MonkeyPatch, plugin_log: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = shared_sources().text(planted.module)
+    """By the command, by the doctor, and at the start of an engine."""
+    module, old, new, says, group, runners = PLANTED[name]
+    text = shared_sources().text(module)
     assert text is not None
-    assert planted.old in text
+    assert old in text
     try:
-        tree = ast.parse(text.replace(planted.old, planted.new))
+        tree = ast.parse(text.replace(old, new))
     except SyntaxError:
         tree = None
     monkeypatch.setattr(source_probe, "Sources", lambda _: shared_sources())
-    monkeypatch.setitem(shared_sources()._trees, planted.module, tree)
-    # The command.
+    monkeypatch.setitem(shared_sources()._trees, module, tree)
     source_probe.main([str(installed())])
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert any(line.startswith(planted.says) for line in lines), [
-        x for x in lines if not x.startswith("found")
-    ]
-    # The doctor.
+    assert any(line.startswith(says) for line in lines), [x for x in lines if not x.startswith("found")]
     statuses = source_probe.probe_sources()
-    findings = [*doctor.names(statuses, "fix", "start")]
-    bad = {group for s in statuses if s.state != "found" for group in s.seam.groups}
-    assert planted.group in bad or not (planted.group or bad)
-    is_core = not GROUPS[planted.group].costs if planted.group else False
-    assert findings[-1].found.startswith(planted.runners)
-    assert findings[-1].ok is not is_core
-    # The start: an extra costs itself, the core the runner or the plugin, and each one line.
+    bad = {each for status in statuses if status.state != "found" for each in status.seam.groups}
+    assert group in bad or not (group or bad)
+    last = [*doctor.names(statuses, "fix", "start")][-1]
+    assert last.found.startswith(runners)
+    assert last.ok is not (bool(group) and not GROUPS[group].costs)
     runs = Config("vllm_integration.PredictedOutputs").unsupported() == ["something else"]
     assert runs is not bool(bad & {"v2_start", "v2", "scheduler"})
-    assert planted.group or bool(source_probe.difference()) is planted.differs
+    assert group or bool(source_probe.difference()) is says.startswith("differs")
     plugin_log.clear()
-    if planted.group in GROUPS and GROUPS[planted.group].costs:
-        reason = compat.missing(planted.group)
+    if group and GROUPS[group].costs:
+        reason = compat.missing(group)
         monkeypatch.setattr(compat.importlib, "import_module", lambda name: None)
-        assert compat.install(planted.group) == reason
-        assert compat.install(planted.group) == reason
-        assert plugin_log == [f"gpu_align {GROUPS[planted.group].costs}: {reason}"]
+        assert compat.install(group) == compat.install(group) == reason
+        assert plugin_log == [f"gpu_align {GROUPS[group].costs}: {reason}"]
         assert compat.off_reason() is None
 
 

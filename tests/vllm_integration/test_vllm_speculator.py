@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import traceback
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -16,7 +15,6 @@ import torch
 
 from gpu_align import Recipes
 from vllm_integration.seams import install as compat
-from vllm_integration.seams.guard import Guard
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import DRAFT_MODEL, take
 from vllm_integration.worker import request_drafter
@@ -120,24 +118,6 @@ def reported_by(speculator: Any) -> dict[str, tuple[int, int, int]]:
     return dict(zip(drafts.req_ids, zip(*columns, strict=True), strict=True))
 
 
-def test_the_hosts_table_of_tokens_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch keeps pinned memory that is freed, until it is asked to let go when nothing refers to it."""
-    from vllm_integration.worker import speculator as module
-
-    states = SimpleNamespace(all_token_ids=DenseTensor((ROWS, WIDTH), torch.int32, torch.device("cpu")))
-    pinned = weakref.ref(states.all_token_ids.gpu)
-    given_back: list[bool] = []
-    monkeypatch.setattr(module, "StagedWriteTensor", lambda shape, **_: SimpleNamespace(shape=shape))
-    monkeypatch.setattr(
-        torch.accelerator.memory, "empty_host_cache", lambda: given_back.append(pinned() is None)
-    )
-    module._make_dense(states, torch.device("cuda"))
-    assert (states.all_token_ids.shape, given_back) == ((ROWS, WIDTH), [True])
-    monkeypatch.delattr(torch.accelerator.memory, "empty_host_cache")  # PyTorch before 2.13
-    states.all_token_ids.gpu = torch.zeros(ROWS, WIDTH)
-    module._make_dense(states, torch.device("cuda"))
-
-
 def test_each_row_drafts_from_its_own_prediction(speculator: Any) -> None:
     speculator._speculative.enable_adaptive_verification = True
     for row, first in ((0, 100), (2, 300)):
@@ -158,39 +138,6 @@ def test_each_row_drafts_from_its_own_prediction(speculator: Any) -> None:
     assert confidence.shape == (ROWS, K)
     assert bool((confidence[[0, 2]] > 0).all())
     assert confidence[1].tolist() == [0] * K
-
-
-def test_the_drafter_reads_the_runners_row_numbers(speculator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    speculator.add_request("r1", 1, 0, params_of([5, 6]))
-    given: list[torch.Tensor] = []
-    run = speculator.drafter.propose
-    monkeypatch.setattr(speculator.drafter, "propose", lambda *args: given.append(args[2]) or run(*args))
-    batch, num_sampled = batch_of([1]), torch.ones(1, dtype=torch.int32, device=DEVICE)
-    speculator.propose(batch, num_sampled=num_sampled)
-    assert given.pop() is batch.idx_mapping
-    batch.idx_mapping = batch.idx_mapping.to(torch.int32)
-    speculator.propose(batch, num_sampled=num_sampled)
-    assert (given[0].dtype, given[0].tolist()) == (torch.int64, [1])
-
-
-def test_a_step_log_shows_the_drafts_that_the_device_kept(speculator: Any) -> None:
-    settled: list[Any] = []
-    speculator.log = SimpleNamespace(
-        on=True,
-        guard=Guard("step log", ""),
-        add=lambda *_: None,
-        proposed=lambda *_: None,
-        settle=lambda *given: settled.append(given),
-    )
-    for row in range(3):
-        speculator.add_request(f"r{row}", row, 0, params_of([5, 6]))
-    batch, num_sampled = batch_of([0, 1, 2]), torch.ones(3, dtype=torch.int32, device=DEVICE)
-    batch.cu_num_logits = torch.tensor([0, 3, 4, 5], device=DEVICE)
-    for scheduled, trims in (([4, 4, 0], True), ([4, 4, 0], False), (None, True)):
-        batch.num_draft_tokens_per_req = scheduled
-        speculator._speculative.enable_adaptive_verification = trims
-        speculator.propose(batch, num_sampled=num_sampled)
-    assert [list(given[2]) for given in settled] == [[2, 0, 0], [4, 4, 0], [0, 0, 0]]
 
 
 def test_a_batch_without_predictions_launches_nothing(speculator: Any) -> None:

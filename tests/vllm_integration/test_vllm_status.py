@@ -8,14 +8,12 @@ import os
 import re
 from argparse import Namespace
 from importlib import metadata
-from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import prometheus_client
 import pytest
-from prometheus_client import multiprocess
 
 import gpu_align
 from tests.vllm_integration.fakes import Step, engine_of, message
@@ -95,16 +93,6 @@ def test_a_setting_cannot_break_the_line_that_says_what_the_server_is(
     assert "GPU_ALIGN_SURE" not in line
     assert "\n" not in line
     assert len(line) < 2100
-
-
-def test_the_models_own_drafter_is_in_the_line_and_in_the_status(
-    info_log: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    in_use.note_engine(engine_of(32, method="mtp", **{in_use.INNER: 3}))
-    app = app_with()
-    (line,) = info_log
-    assert "K=32; other requests by mtp, 3 tokens; `prediction` on" in line
-    assert get(app).json()["drafter"] == "mtp, 3 tokens"
 
 
 def test_the_status_has_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,58 +176,3 @@ def test_without_its_name_and_without_our_drafter_there_is_no_status(
 def test_each_way_to_refuse_a_prediction_is_a_label() -> None:
     known = set(metrics.REFUSED)
     assert {_BY_THE_WORKER[name] for name in REFUSALS if name} <= known
-
-
-def as_one_of_several(directory: Path) -> list[str]:
-    """What a fresh process of a server reads: at first, and when two others have counted."""
-    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(directory)
-    prometheus_client.values.ValueClass = prometheus_client.values.MultiProcessValue()
-    for metric in metrics._metrics.values():
-        prometheus_client.REGISTRY.unregister(metric)
-    metrics._metrics.clear()
-    facts = dict.fromkeys(metrics._INFO, 1)
-    metrics.set_info(**facts)
-    registry = prometheus_client.CollectorRegistry()
-    multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-    first = prometheus_client.generate_latest(registry).decode()
-    for made in (2, 3):
-        if not os.fork():
-            metrics.set_info(**facts)
-            for _ in range(made):
-                metrics.count_request(10)
-            metrics.count_refused("room", "dropped")
-            metrics.show_faults({} if made == 2 else {"drafting": "why"})
-            os._exit(0)
-        os.wait()
-    return [first, prometheus_client.generate_latest(registry).decode()]
-
-
-def test_several_processes_are_one_server_and_every_label_is_there_from_the_start(tmp_path: Path) -> None:
-    answer, logs = tmp_path / "answer", tmp_path / "metrics"
-    logs.mkdir()
-    if not (child := os.fork()):
-        try:
-            answer.write_text(json.dumps(as_one_of_several(logs)))
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    first, text = json.loads(answer.read_text())
-    lines = text.splitlines()
-    assert "gpu_align_enabled 0.0" in lines, "one of them has heard of a worker that is off"
-    assert 'gpu_align_fault{part="drafting",reason="why"} 1.0' in lines
-    for line in ("requests_total 5.0", "prediction_length_tokens_sum 50.0"):
-        assert f"gpu_align_{line}" in lines
-    assert 'gpu_align_predictions_refused_total{action="dropped",reason="room"} 2.0' in lines
-    zeros = {line.removesuffix(" 0.0") for line in first.splitlines() if line.endswith(" 0.0")}
-    for spec in metrics.SPECS.values():
-        name = spec.name + {"Counter": "_total", "Histogram": "_sum"}.get(spec.kind, "")
-        values = metrics.REFUSED if spec.name.endswith("_refused") else [*product(*spec.labels.values())]
-        for each in values if spec.kind != "Gauge" else ():
-            pairs = sorted(zip(spec.labels, each, strict=True))
-            labels = ",".join(f'{label}="{value}"' for label, value in pairs)
-            assert (f"{name}{{{labels}}}" if labels else name) in zeros
-    (info,) = [line for line in lines if line.startswith("gpu_align_info{")]
-    assert info.endswith("} 1.0")
-    for name in ("version", "vllm", "runner", "num_draft_tokens", "max_num_seqs", "recipes"):
-        assert f'{name}="' in info
-    assert "pid=" not in info

@@ -6,7 +6,6 @@ import os
 import stat
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -115,27 +114,6 @@ def test_only_the_servers_user_reads_the_log(
     assert [f"mode {mode:04o}: other users can see into it" in line for line in plugin_log[:-1]] == [
         True
     ] * warned
-
-
-@pytest.mark.parametrize("broken", ["the directory", "the disk"])
-def test_a_failed_write_turns_the_log_off_and_leaves_no_half_file(
-    tmp_path: Path, plugin_log: list[str], monkeypatch: pytest.MonkeyPatch, broken: str
-) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left")
-
-    (tmp_path / "file").write_text("")
-    directory = tmp_path / "file" / "below" if broken == "the directory" else tmp_path / "logs"
-    log = DebugLog(str(directory), 4)
-    if broken != "the directory":
-        plugin_log.clear()
-        monkeypatch.setattr(Path, "replace", full)
-    for _ in range(2):
-        write(log)
-    assert not log.on
-    assert broken == "the directory" or list(directory.iterdir()) == []
-    (line,) = plugin_log
-    assert "writes no step logs any more: " in line
 
 
 def test_the_log_follows_no_link(tmp_path: Path) -> None:
