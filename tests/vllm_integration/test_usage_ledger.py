@@ -135,7 +135,7 @@ def test_a_batch_is_settled_as_each_of_its_requests_alone(seed: int) -> None:
         now = late.pop(0) if draw.random() < 0.8 else {}
         now_off = number == 15 and seed % 3 == 0
         off |= now_off
-        refused = {name: "cut" for name in batch if draw.random() < 0.1}
+        refused = {name: "tokens" for name in batch if draw.random() < 0.1}
         drafted.off |= now_off
         drafted.take(DraftReport([drafts_of(now)] if now else [], {}, refused))
         for name, oracle in known.items():

@@ -63,7 +63,7 @@ def test_a_request_moves_every_counter_by_what_happened() -> None:
     ]
     for step in steps:
         count(own, "a", message([step]), step.accepted + 1)
-    refused = message([], own=False, refused=REFUSALS.index("cut"))
+    refused = message([], own=False, refused=REFUSALS.index("tokens"))
     count(own, "b", refused, 1)
     own.end("a")
     own.end("b")

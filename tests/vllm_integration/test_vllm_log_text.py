@@ -48,6 +48,6 @@ def test_log_lines_about_requests(req_id: str, plugin_log: list[str]) -> None:
         open_request(req_id, params, vocab_size=9, capacity=capacity)
     no_room = SimpleNamespace(drafter=SimpleNamespace(add=lambda *_, **__: False))
     RequestDrafter.add(cast(Any, no_room), 0, req_id, wire.RequestContent(), 0)
-    assert take_refusals() == {req_id: "no_room"}  # the last one
+    assert take_refusals() == {req_id: "room"}  # the last one
     assert len(plugin_log) == 3
     assert all(HOSTILE[req_id] in line and line.isprintable() and len(line) < 400 for line in plugin_log)

@@ -156,7 +156,7 @@ def test_the_worker_takes_what_fits(plugin_log: list[str]) -> None:
     assert accept([]) == []
     assert plugin_log == []
     assert accept(list(range(12))) == list(range(8))
-    assert predictions.take_refusals() == {"req-7": "cut"}
+    assert predictions.take_refusals() == {"req-7": "tokens"}
     (line,) = plugin_log
     assert all(part in line for part in ("req-7", "at most 8", "got 12"))
 
@@ -185,7 +185,7 @@ def test_the_worker_drops_what_is_malformed(value: Any, plugin_log: list[str]) -
     assert accept(value) is None
     (line,) = plugin_log
     assert line.startswith("Request req-7 is served without its prediction: ")
-    assert predictions.take_refusals() == {"req-7": "dropped"}
+    assert predictions.take_refusals() == {"req-7": "malformed"}
 
 
 def test_an_unknown_pack_is_told_once_and_all_are_used(plugin_log: list[str]) -> None:

@@ -32,14 +32,6 @@ from .prediction import counting
 
 logger = logging.getLogger("vllm.gpu_align")
 
-#: Why a worker did not use a prediction as it came, as `metrics.REFUSED` says it.
-_BY_THE_WORKER = {
-    "cut": ("tokens", "truncated"),
-    "dropped": ("malformed", "dropped"),
-    "no_room": ("room", "dropped"),
-}
-
-
 _settings = Settings.here
 
 
@@ -218,7 +210,8 @@ class Collector:
             realignments += sum(request.add_step(source, *verified) for source, _, *verified in taken)
         metrics.count_steps(messages.steps, firsts=firsts, realignments=realignments)
         for number in messages.refused[messages.refused > 0].tolist():
-            metrics.count_refused(*_BY_THE_WORKER[REFUSALS[number]])
+            reason = REFUSALS[number]
+            metrics.count_refused(reason, "truncated" if reason == "tokens" else "dropped")
         for output, _ in sent:
             if output.request_id not in open_requests:
                 self.end(output.request_id)

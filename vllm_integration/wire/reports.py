@@ -20,7 +20,7 @@ INNER_DRAFTER = "inner drafter"
 #: The attribute of vLLM's `ModelRunnerOutput` that carries a `DraftReport`.
 ATTRIBUTE = "gpu_align_draft_report"
 #: Why a prediction is not used, or not all of it. The scheduler passes the index of one of these on.
-REFUSALS = ("", "cut", "dropped", "no_room")
+REFUSALS = ("", "tokens", "malformed", "room")
 
 Ints = npt.NDArray[np.integer[Any]]
 

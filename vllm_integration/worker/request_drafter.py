@@ -203,7 +203,7 @@ class RequestDrafter:
             return content
         if content.kind == wire.TextKind.PREDICTION:
             told = "Request %s is served without its prediction: no room for it among the others "
-            refuse(req_id, "no_room", told + "(GPU_ALIGN_ARENA_TOKENS)")
+            refuse(req_id, "room", told + "(GPU_ALIGN_ARENA_TOKENS)")
         else:
             _tell_of_no_room()
         return content._replace(token_ids=content.token_ids[:0])

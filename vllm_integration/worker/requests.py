@@ -18,8 +18,7 @@ _refusals: dict[str, str] = {}
 
 
 def take_refusals() -> dict[str, str]:
-    """Request → why its prediction is not used as it came, since this was last asked: "dropped" (malformed), "cut"
-    (too long) or "no_room" (the arena is full of others that are in use)."""
+    """Request → why its prediction is not used as it came, one of `REFUSALS`, since this was last asked."""
     taken = dict(_refusals)
     _refusals.clear()
     return taken
@@ -77,11 +76,11 @@ def open_request(
             raise ValueError(f"prediction: expected 0 ≤ token id < {vocab_size}, got others")
     except (TypeError, ValueError) as error:
         told = "Request %s is served without its prediction: %s"
-        refuse(req_id, "dropped", told, shown_reason(error))
+        refuse(req_id, "malformed", told, shown_reason(error))
         return content if even_without else None
     if token_ids.size > capacity:
         told = "The prediction of request %s was cut: expected at most %d tokens, got %d"
-        refuse(req_id, "cut", told, capacity, token_ids.size)
+        refuse(req_id, "tokens", told, capacity, token_ids.size)
     return content._replace(token_ids=token_ids[:capacity])
 
 
