@@ -150,11 +150,12 @@ def sanitized(name: str) -> None:
             CASES[case[0]][case[1]](random.Random(f"{turn}"))
 
 
-def rows_of(module: str) -> Rows:
+def rows_of(module: str, function: str = "rows") -> Rows:
     """Those of a module of this folder."""
 
     def rows(device: str, is_dry: bool, out: Path) -> Iterator[Row]:
-        yield from importlib.import_module(f"benchmarks.gpu.{module}").rows(device, is_dry, out)
+        found = importlib.import_module(f"benchmarks.gpu.{module}")
+        yield from getattr(found, function)(device, is_dry, out)
 
     return rows
 
@@ -184,7 +185,7 @@ STAGES = (
           dry_tests=(f"{_ALIGN}/test_warm_up.py", "-k", "changes_no_slot")),
     Stage("cases", 180, cases_rows),
     Stage("steps", 150, rows_of("steps")),
-    Stage("ngram", 60, rows_of("ngram")),
+    Stage("ngram", 60, rows_of("steps", "ngram_rows")),
     Stage("sanitizer", 300, sanitizer_rows),
     Stage("serve", 480, rows_of("serve"), needs=("vllm",)),
     Stage("suite", 120, tests=("benchmarks/alignment", "--benchmark-only"), needs=("pytest_benchmark",),

@@ -1,25 +1,28 @@
 """Rows of one drafting step: device time in a CUDA graph, in which each step is a genuine next step (`StepBatch`),
 without the host's launch (`device_time`), for the situations of `CASES`; docs/developer/compiled-kernels.md
-has the columns.
+has the columns. `ngram_rows` has vLLM's n-gram kernel beside it, on the same requests.
 
 Correctness first: a batch whose drafts differ from the reference, before or after the replays, is not timed.
 """
 
 from __future__ import annotations
 
+import importlib
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.alignment.device_time import Clock, per_step, record
-from benchmarks.alignment.workload import Batch, Tokens, draw_texts, make_recipes
+from benchmarks.alignment.workload import NUM_DRAFT_TOKENS, Batch, Tokens, draw_texts, make_recipes
+from benchmarks.gpu import SkipError
 from gpu_align.ops.align import GLOBAL_EVERY
 from gpu_align.ops.layout import SEEN
 
@@ -213,3 +216,86 @@ def measure(case: Case, size: int, num_text: int, repeats: int, device: str) -> 
         cold = time_steps(batch, repeats, flush())
         row |= {"cold_us": cold["us"], "cold_iqr_us": cold["iqr_us"]}
     return row | {"host_us": time_host(batch, min(repeats, 20))}
+
+
+#: Windows of vLLM's look-up, and steps in an interval.
+MIN_N, MAX_N, NGRAM_STEPS = 2, 5, 8
+
+
+def vllm_step(requests: Batch, device: str) -> Callable[[], torch.Tensor]:
+    """A step of vLLM's own class of the V2 runner, with as much of its configuration as it reads."""
+    if device != "cuda":
+        raise SkipError("vLLM's V2 kernel needs a GPU")
+    try:
+        module = importlib.import_module("vllm.v1.worker.gpu.spec_decode.ngram.speculator")
+    except Exception as error:  # not installed, or not for this machine
+        raise SkipError(f"vLLM cannot be imported: {type(error).__name__}: {error}") from error
+    batch = requests.token_ids.shape[0]
+    config = SimpleNamespace(
+        speculative_config=SimpleNamespace(
+            prompt_lookup_min=MIN_N, prompt_lookup_max=MAX_N, num_speculative_tokens=NUM_DRAFT_TOKENS
+        ),
+        scheduler_config=SimpleNamespace(max_num_seqs=batch),
+        model_config=SimpleNamespace(max_model_len=requests.token_ids.shape[1]),
+    )
+    states = SimpleNamespace(
+        all_token_ids=SimpleNamespace(gpu=requests.token_ids),
+        total_len=SimpleNamespace(gpu=requests.total_len),
+    )
+    speculator = module.NgramGPUSpeculator(config, requests.token_ids.device, states)
+    inputs = SimpleNamespace(num_reqs=batch, idx_mapping=torch.arange(batch, device=device))
+    ones = torch.ones(batch, dtype=torch.int32, device=device)
+    zeros, last = torch.zeros_like(ones), torch.zeros(batch, dtype=torch.int64, device=device)
+
+    def step() -> torch.Tensor:
+        found: torch.Tensor = speculator.propose(
+            inputs, None, None, None, None, ones, zeros, last,
+            next_prefill_tokens=None, temperature=None, seeds=None,
+        )  # fmt: skip
+        return found
+
+    return step
+
+
+def our_step(requests: Batch, device: str) -> Callable[[], torch.Tensor]:
+    """A `Drafter`'s step."""
+    return lambda: requests.propose().token_ids
+
+
+def ngram_rows(device: str, is_dry: bool, out: Path) -> Iterator[Row]:
+    """The text is in the prompt: vLLM's kernel knows no predictions. Ours has it as prediction, too."""
+    batches, *sizes = ((2,), 256, 1) if is_dry else ((64, 256, 1), 4096, 20)
+    contestants = {"gpu_align step": our_step, "vLLM V2 n-gram": vllm_step}
+    for name in list(contestants)[: 1 if is_dry else None]:  # vLLM takes long to import
+        for batch in batches:
+            yield f"{name}, batch {batch}", partial(beside_ngram, contestants[name], batch, *sizes, device)
+
+
+def beside_ngram(make_step: Any, batch: int, num_text: int, repeats: int, device: str) -> dict[str, Any]:
+    """One row: a step of one new token, of requests that write their text again, half way through it."""
+    texts, start = draw_texts(batch, num_text)[0], num_text + num_text // 2
+    requests = Batch(texts, np.tile(texts, 2), start, num_text, 1, device, None)
+    step, scratch = make_step(requests, device), requests.total_len.clone()
+    scratch.add_(0)
+    drafts = step()  # compiles; ours processes what is written already
+    want = requests.token_ids[:, start : start + NUM_DRAFT_TOKENS]
+    assert torch.equal(drafts.to(torch.int32), want), "expected the text's next tokens as drafts"
+    work = record([lambda: requests.total_len.add_(1), step] * NGRAM_STEPS, device)
+    floor = record([lambda: scratch.add_(1)] * NGRAM_STEPS, device)
+    written = start
+
+    def before() -> None:
+        nonlocal written
+        if written + NGRAM_STEPS + NUM_DRAFT_TOKENS > 2 * num_text:
+            requests.total_len.fill_(start)
+            written = start
+            step()
+        written += NGRAM_STEPS
+
+    times, floors = Clock(device).compare(work, floor, before, repeats)
+    return {
+        "batch": batch,
+        "tokens": 2 * num_text,
+        "repeats": repeats,
+        **per_step(times, floors, NGRAM_STEPS),
+    }
