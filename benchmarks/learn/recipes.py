@@ -33,7 +33,6 @@ from gpu_align.recipes import learn as learn_pack
 from gpu_align.recipes.pack import NUM_BINS, SHIPPED
 from gpu_align.simulate import Record, load_tokenizer
 from gpu_align.tools.simulate.policies import our_drafter
-from gpu_align.tools.tune.fit import rising
 
 #: Parts of the split, by package, of which each is replayed with what the others taught.
 NUM_PARTS = 6
@@ -144,6 +143,13 @@ def main() -> None:
     for i, (number, offset) in enumerate(zip(drafts, calibration, strict=True)):
         print(f"{i / NUM_BINS:5.2f}-{(i + 1) / NUM_BINS:.2f} {number:8.0f} {offset:+8.3f}")
     _save(pack.calibrated(calibration), args.out)
+
+
+def rising(offsets: npt.NDArray[np.float64]) -> list[float]:
+    """[N]: offsets of N bins of equal width, with which what is promised rises with what was counted."""
+    middles = (np.arange(len(offsets)) + 0.5) / len(offsets)
+    promised = np.maximum.accumulate(middles + offsets + np.arange(len(offsets)) * 1e-4)
+    return [round(float(offset), 4) for offset in promised - middles]
 
 
 def _save(pack: RecipePack, path: Path) -> None:

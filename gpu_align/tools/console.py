@@ -223,7 +223,7 @@ gpu-align recipes report base outputs.jsonl --tokenizer tekken --json worth.json
 gpu-align recipes show base --top 5
 gpu-align recipes index packs
 gpu-align tune traffic.jsonl --out table.json
-gpu-align tune traffic.jsonl --out table.json --pack own.json.gz --tokenizer tekken
+gpu-align tune traffic.jsonl logs --out table.json --tokenizer tekken
 gpu-align report logs/chatcmpl-1.yaml --html page.html
 gpu-align report logs --top 3 --json requests.json
 gpu-align doctor

@@ -1,1 +1,1 @@
-"""Learn a survival table, and a recipe pack, from one's own traffic: ``gpu-align tune``."""
+"""Learn a survival table from one's own traffic: ``gpu-align tune``."""

@@ -1,4 +1,4 @@
-"""``gpu-align tune``: a survival table, and a recipe pack, from one's own traffic."""
+"""``gpu-align tune``: a survival table from one's own traffic."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .. import console
-from ..console import counted, print_table, progress_bar, refuse, refusing, tokenizer_option
+from ..console import counted, print_table, progress_bar, refusing, tokenizer_option
 
 if TYPE_CHECKING:
     from .tuning import Report
@@ -25,63 +25,32 @@ def tune_command(
         typer.Argument(metavar="LOGS_OR_PAIRS...", help="step logs, folders of them, or PAIRS.jsonl[.gz]"),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="TABLE.json", help="for the table")],
-    pack: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PACK.json[.gz]",
-            help="also learn a recipe pack; unlike the table it holds words of your predictions and outputs",
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        str | None, tokenizer_option("for pairs with text, and with --pack that of the model")
-    ] = None,
+    tokenizer: Annotated[str | None, tokenizer_option("for pairs with text")] = None,
     trust_remote_code: console.TrustRemoteCode = False,
 ) -> None:
     """Learn a survival table from your own requests, and report what it is worth on others of them."""
     from . import tuning  # imports torch
 
     console.check_ending("--out", out, ".json")
-    if pack is not None:
-        console.check_ending("--pack", pack, ".json", ".json.gz")
-        if pack.name.startswith("base.json"):
-            refuse(f"--pack: expected a name of its own, found {pack}: base comes with the library")
     with refusing():
         files = tuning.files_of(places)
-        console.check_outputs({"--out": out, "--pack": pack}, files)
+        console.check_outputs({"--out": out}, files)
         with progress_bar("reading", len(files)) as advance:
             records, skipped = tuning.read_traffic(files, tokenizer, advance)
     num_tokens = sum(len(record.output) for record in records)
     typer.echo(f"read {counted(len(records), 'request')}, {counted(num_tokens, 'output token')}")
     for reason, count in skipped.most_common():
         typer.echo(f"skipped {counted(count, 'request')}: {reason}")
-    with refusing():
-        tokens = None if pack is None else tuning.Tokens.of(records, tokenizer)
-        with progress_bar("", None) as advance:
-            tuned = tuning.tune(records, advance, tokens)
+    with refusing(), progress_bar("", None) as advance:
+        tuned = tuning.tune(records, advance)
     _print(tuned.report)
     with refusing():
         tuning.write_table(tuned.table, out)
-        if pack is not None and tuned.pack is not None:
-            tuned.pack.save(pack)
-    use, wrote = f"GPU_ALIGN_SURVIVAL_TABLE={out}", f"wrote {out}, {out.stat().st_size:,} bytes"
-    if pack is not None and tuned.pack is not None:
-        parts = f"{len(tuned.pack.words):,} words of your texts, {len(tuned.pack.recipes):,} recipes"
-        typer.echo(f"{wrote}\nwrote {pack}, {pack.stat().st_size:,} bytes: {parts}")
-        typer.echo(f"use both with {use} GPU_ALIGN_RECIPES={pack},base")
-    else:
-        typer.echo(f"{wrote}; use it with {use}")
+    typer.echo(f"wrote {out}, {out.stat().st_size:,} bytes; use it with GPU_ALIGN_SURVIVAL_TABLE={out}")
 
 
 def _print(report: Report) -> None:
-    if report.without_pack is None:
-        what, points = "the new table", {"shipped table": report.before, "new table": report.after}
-    else:
-        what = "what was learned"
-        points = {
-            "shipped table, shipped pack": report.before,
-            "new table, shipped pack": report.without_pack,
-            "new table, own pack before it": report.after,
-        }
+    points = {"shipped table": report.before, "new table": report.after}
     settings = ", ".join(f"{name} {value:g}" for name, value in report.settings.items())
     held = f"{counted(report.held_back, 'request')} held back, learned from {report.learned_from:,}"
     title = f"{held}; {settings}"
@@ -91,8 +60,8 @@ def _print(report: Report) -> None:
     ]
     print_table(title, HEADER, rows, words=[""], folded="")
     if report.gain is None:
-        typer.echo(f"{what} does not reach the rejections of the shipped table: no comparison at equal ones")
+        typer.echo("the new table does not reach the shipped one's rejections: no comparison at equal ones")
     else:
         typer.echo(f"at equal rejections: {report.gain:+.1%} tokens a step")
     if report.gain is None or report.gain < WORTH:
-        typer.echo("not worth a change: what is shipped does as well on these requests")
+        typer.echo("not worth a change: the shipped table does as well on these requests")

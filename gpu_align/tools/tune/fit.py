@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,7 @@ NUM_DRAFT_TOKENS = 64
 class CandidateReplay(StepView):
     """One slot a record, with all of its output already in the context: only the totals say what is known.
 
-    config: which matches are candidates. recipes: drafted where no candidate is likelier, for K.
+    config: which matches are candidates. There are no recipes.
     """
 
     def __init__(
@@ -45,15 +45,12 @@ class CandidateReplay(StepView):
         config: DrafterConfig | None,
         max_context_len: int,
         tables: SurvivalTables | None = None,
-        recipes: RecipeTable | None = None,
     ) -> None:
         self.num_prompt = np.array([len(r.prompt) for r in records])
         self.num_output = np.array([len(r.output) for r in records])
-        if recipes is None:
-            recipes = RecipeTable.build(None, num_draft_tokens, "cpu")
         super().__init__(
             [r.prediction for r in records], self.num_prompt.tolist(), max_context_len, num_draft_tokens,
-            config, recipes.numpy(), tables,
+            config, RecipeTable.build(None, num_draft_tokens, "cpu").numpy(), tables,
         )  # fmt: skip
         self._num_draft_tokens = num_draft_tokens
         for row, record in zip(self.token_ids, records, strict=True):
@@ -98,15 +95,12 @@ def _count_right(
 
 
 class ReplayCounts(NamedTuple):
-    """Counts of one replay of all records.
-
-    [2, NUM_BINS]: drafts that were reached, by what was promised of them, and how many more of them were accepted.
-    """
+    """Counts of one replay of all records."""
 
     runs: Array  #: [C, K + 1]: candidates of class c of which just r tokens were right (K: K or more)
-    drafts: Array  #: [2, NUM_BINS], from the prediction and the context, by the table
-    recipe_drafts: Array  #: [2, NUM_BINS], from recipes, by these
-    counted: Array  #: [2, NUM_BINS], the same by `counts`
+    #: [2, NUM_BINS]: drafts that were reached, by what the table promised of them, and how many more of them were
+    #: accepted
+    drafts: Array
     total: Int64  #: output tokens, steps, accepted drafts, rejected drafts
 
 
@@ -117,8 +111,6 @@ def observe(
     config: DrafterConfig,
     calibration: Sequence[float] = (0.0,) * NUM_BINS,
     progress: Callable[[int], object] | None = None,
-    recipes: RecipeTable | None = None,
-    counts: RecipeTable | None = None,
 ) -> ReplayCounts:
     """Replay all records, each with at least one output token, with the drafter's own choices.
 
@@ -127,15 +119,13 @@ def observe(
         max_context_len: T; which positions of a context are remembered depends on it.
         calibration: [NUM_BINS], of the confidences.
         progress: told of output tokens as they are replayed.
-        recipes, counts: what is drafted where no candidate is likelier, and the first of these with other
-            probabilities, for `ReplayCounts.counted`.
     """
     thresholds = config.min_survival, config.min_survival_lost
     tables = SurvivalTables.from_survival(survival, "cpu", *thresholds, calibration)
     confidence = tables.confidence.numpy()
     runs = np.zeros((NUM_CLASSES, NUM_DRAFT_TOKENS + 1))
-    drafts, recipe_drafts, counted = np.zeros((3, 2, NUM_BINS))
-    replay = CandidateReplay(records, NUM_DRAFT_TOKENS, config, max_context_len, tables, recipes)
+    drafts = np.zeros((2, NUM_BINS))
+    replay = CandidateReplay(records, NUM_DRAFT_TOKENS, config, max_context_len, tables)
     done = np.minimum(1, replay.num_output)
     total = np.array([replay.num_output.sum(), len(records), 0, 0])
     while (slots := np.flatnonzero(done < replay.num_output)).size:
@@ -153,35 +143,16 @@ def observe(
         taken = np.where(wrong.any(axis=1), wrong.argmax(axis=1), NUM_DRAFT_TOKENS)
         reached = ahead < np.minimum(taken + 1, drafted)[:, None]
         right_drafts = ahead < taken[:, None]
-        chosen = view.recipe < 0
-        promised = confidence[found.class_id[np.arange(len(slots)), view.lane]]
-        _add_promises(drafts, promised, right_drafts, reached & chosen[:, None])
-        for table, into in ((recipes, recipe_drafts), (counts, counted)):
-            if table is None:
-                continue
-            by_recipe = table.confidence.numpy()
-            those = (view.recipe >= 0) & (view.recipe < len(by_recipe))
-            at = view.recipe[those]
-            width = by_recipe.shape[1]
-            _add_promises(into, by_recipe[at], right_drafts[those, :width], reached[those, :width])
+        said = confidence[found.class_id[np.arange(len(slots)), view.lane]][reached]
+        bins = np.minimum(said * NUM_BINS, NUM_BINS - 1).astype(int)
+        excess = right_drafts[reached] - said.astype(float)
+        drafts += [np.bincount(bins, minlength=NUM_BINS), np.bincount(bins, excess, NUM_BINS)]
         total += [0, len(slots), taken.sum(), (drafted - taken).sum()]
         after = np.minimum(done[slots] + taken + 1, replay.num_output[slots])
         if progress is not None:
             progress(int((after - done[slots]).sum()))
         done[slots] = after
-    return ReplayCounts(runs, drafts, recipe_drafts, counted, total)
-
-
-def _add_promises(
-    drafts: Array, promised: npt.NDArray[Any], right: npt.NDArray[np.bool_], reached: npt.NDArray[np.bool_]
-) -> None:
-    """Count drafts in `drafts`, [2, NUM_BINS], by what was promised of them; all [R, K]."""
-    said = promised[reached]
-    bins = np.minimum(said * NUM_BINS, NUM_BINS - 1).astype(int)
-    drafts += [
-        np.bincount(bins, minlength=NUM_BINS),
-        np.bincount(bins, right[reached] - said.astype(float), NUM_BINS),
-    ]
+    return ReplayCounts(runs, drafts, total)
 
 
 def _distinct(found: CandidateArrays) -> npt.NDArray[np.bool_]:
@@ -249,13 +220,6 @@ def calibrate(drafts: Array, known: Sequence[float] = ()) -> list[float]:
     """
     start = np.asarray(known if len(known) else np.zeros(drafts.shape[1]))
     return [round(float(p), 4) for p in (drafts[1] + PRIOR * start) / (drafts[0] + PRIOR)]
-
-
-def rising(offsets: Array) -> list[float]:
-    """[N]: offsets of N bins of equal width, with which what is promised rises with what was counted."""
-    middles = (np.arange(len(offsets)) + 0.5) / len(offsets)
-    promised = np.maximum.accumulate(middles + offsets + np.arange(len(offsets)) * 1e-4)
-    return [round(float(offset), 4) for offset in promised - middles]
 
 
 def at_knots(curves: Array) -> npt.NDArray[np.int64]:

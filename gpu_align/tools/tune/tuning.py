@@ -1,4 +1,4 @@
-"""Learn a table and a pack of recipes from one's own traffic, and say what they are worth on requests not seen."""
+"""Learn a table from one's own traffic, and say what it is worth on requests not seen."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,17 +25,11 @@ from ...ops.choose.survival import (
     fit_curves,
     read_survival,
 )
-from ...ops.recipes.table import Recipes, RecipeTable
-from ...recipes.pack import RecipePack
 from ..console import Advance
-from ..explain import recipe_table
 from ..inputs import RecordError, files_in
-from ..recipes.learn import learn
-from ..simulate.policies import SHIPPED_PACK, tokenized_pack
 from ..simulate.records import Record, read_records
-from ..simulate.tokenizers import TextTokenizer, load_tokenizer
 from ..step_log import StepLog, StepLogError, read_step_log
-from .fit import NUM_DRAFT_TOKENS, Array, ReplayCounts, at_knots, calibrate, observe, relearn, rising
+from .fit import NUM_DRAFT_TOKENS, Array, ReplayCounts, at_knots, calibrate, observe, relearn
 
 _LOG_ENDINGS = (".yaml", ".yml")
 
@@ -124,11 +117,10 @@ class Report:
 
     learned_from: int  #: requests
     held_back: int
-    before: Point  #: the shipped table at the default settings; with a pack, beside the shipped recipes
-    after: Point  #: the new table, and the pack if one was learned, at the settings chosen with them
+    before: Point  #: the shipped table at the default settings
+    after: Point  #: the new table at the settings chosen with it
     equal: float | None  #: tokens a step of `after`, between its settings, at the rejections of `before`
     settings: dict[str, float]  #: of `after`
-    without_pack: Point | None = None  #: with a pack, the new table with the recipes of `before`
 
     @property
     def gain(self) -> float | None:
@@ -151,8 +143,7 @@ def at_rejections(points: Sequence[Point], rejected: float) -> float | None:
 
 def point_of(found: ReplayCounts) -> Point:
     tokens, steps, accepted, rejected = map(int, found.total)
-    drafts = found.drafts + found.recipe_drafts
-    gap = float(np.abs(drafts[1]).sum() / max(drafts[0].sum(), 1))
+    gap = float(np.abs(found.drafts[1]).sum() / max(found.drafts[0].sum(), 1))
     return Point(tokens, steps, accepted, rejected, gap)
 
 
@@ -195,8 +186,6 @@ def write_table(table: Mapping[str, Any], path: Path) -> None:
 
 #: Parts of the requests, of which each is replayed with what the others taught.
 NUM_PARTS = 4
-#: The calibration of the shipped pack counts as so many drafts of each bin.
-PACK_PRIOR = 30
 MADE_BY = "gpu-align tune"
 
 
@@ -215,112 +204,6 @@ def in_parts(records: Sequence[Record]) -> list[list[Record]]:
     ]
 
 
-class Tokens:
-    """A tokenizer, as packs and requests need it; `name` loads it."""
-
-    def __init__(self, tokenizer: TextTokenizer) -> None:
-        self.name = tokenizer.name
-        self._tokenizer = tokenizer
-        self._piece = cache(self._uncached_piece)
-
-    @classmethod
-    def of(cls, records: Iterable[Record], name: str | None) -> Tokens:
-        """The tokenizer of these requests, which they name, or else `name`; ValueError where that is not one."""
-        names: set[str] = set()
-        highest = -1
-        for record in records:
-            found = record.tokenizer or name
-            if found is None:
-                raise ValueError(
-                    f"--pack: expected --tokenizer, as request {record.id[:40]!r} has token ids and no texts"
-                )
-            names.add(found)
-            highest = max(highest, *record.prediction, *record.output)
-        if len(names) != 1:
-            found = " and ".join(sorted(names)[:2]) or "none"
-            raise ValueError(f"--pack: expected requests of one tokenizer, found {found}")
-        tokenizer = load_tokenizer(names.pop())
-        if highest >= tokenizer.vocab_size:
-            raise ValueError(
-                f"--tokenizer: expected the one of the requests, which have token {highest}, "
-                f"found {tokenizer.name} with {tokenizer.vocab_size} tokens"
-            )
-        return cls(tokenizer)
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return [self._tokenizer.encode(text) for text in texts]
-
-    def text(self, ids: Iterable[int]) -> str:
-        """The text of these tokens, without special ones."""
-        return b"".join(map(self._piece, ids)).decode("utf-8", "replace")
-
-    def _uncached_piece(self, token: int) -> bytes:
-        piece = self._tokenizer.token_bytes(token)
-        # A special token is shown as its name, which stands for other tokens where it is text.
-        named = len(piece) > 2 and (piece[:1], piece[-1:]) in ((b"<", b">"), (b"[", b"]"))
-        special = named and self._tokenizer.encode(piece.decode("utf-8", "replace"))[-1:] != [token]
-        return b"" if special else piece
-
-
-class Part(NamedTuple):
-    """Requests, and the recipes that they are replayed with."""
-
-    records: Sequence[Record]
-    recipes: Recipes | None = None  #: of several packs, the requests' own first
-    counts: RecipeTable | None = None  #: the own pack by its counts alone, not calibrated
-
-    def table(self, min_survival: float) -> RecipeTable | None:
-        """The recipes as a step looks them up."""
-        recipes = self.recipes
-        return None if recipes is None else recipe_table(recipes, NUM_DRAFT_TOKENS, "cpu", min_survival)
-
-
-class OwnPack:
-    """A pack of some requests, in front of the shipped one.
-
-    No request is replayed with what it taught: `parts` has a pack for each part of the requests, learned from the
-    other parts. calibration: of the own packs; at first that of the shipped one.
-    """
-
-    def __init__(self, records: Sequence[Record], tokens: Tokens) -> None:
-        self._tokens = tokens
-        self.calibration = list(RecipePack.load().calibration)
-        self._prior = np.array(self.calibration)
-        self.shipped = tokenized_pack(SHIPPED_PACK, tokens.name)
-        texts = [(key_of(r), tokens.text(ids)) for r in records for ids in (r.prediction, r.output)]
-        self._pack = _learn(texts)
-        self._records = in_parts(records)
-        inside = [{key_of(record) for record in part} for part in self._records]
-        self._packs = [_learn([text for text in texts if text[0] not in part]) for part in inside]
-
-    @property
-    def pack(self) -> RecipePack:
-        """The pack learned from all of them, calibrated."""
-        return self._pack.calibrated(self.calibration)
-
-    def joined(self, pack: RecipePack) -> Recipes:
-        """A pack, and after it the shipped one."""
-        return Recipes.join({"own": pack.tokenize(self._tokens.encode), "base": self.shipped})
-
-    def parts(self) -> list[Part]:
-        """The requests in parts, each with the recipes of the others."""
-        parts = []
-        for pack, records in zip(self._packs, self._records, strict=True):
-            counts = pack.calibrated([0.0] * len(self.calibration)).tokenize(self._tokens.encode)
-            table = RecipeTable.build(counts, NUM_DRAFT_TOKENS, "cpu") if len(counts) else None
-            parts.append(Part(records, self.joined(pack.calibrated(self.calibration)), table))
-        return parts
-
-    def calibrate(self, counted: npt.NDArray[np.float64]) -> None:
-        """Take over how many drafts were accepted by what the counts promised, `counted` of all parts."""
-        self.calibration = rising((counted[1] + PACK_PRIOR * self._prior) / (counted[0] + PACK_PRIOR))
-
-
-def _learn(texts: Sequence[tuple[str, str]]) -> RecipePack:
-    """Each text once; what only one request writes is left out."""
-    return learn(sorted(set(texts)), MADE_BY)
-
-
 #: One request in so many is held back for the report.
 HELD_BACK = 4
 #: Fewer requests than this are refused: a report on two or three of them says nothing.
@@ -336,16 +219,12 @@ MAX_REPORTED = 4
 #: Output tokens of the requests that the settings are chosen on.
 MAX_CHOICE_TOKENS = 120_000
 
-#: Of recipes, tried beside the default.
-MIN_SURVIVAL_RECIPE = 0.1
-
 
 class Tuned(NamedTuple):
-    """A table for `write_table`, the pack that goes with it if one was asked for, and the report on both."""
+    """A table for `write_table`, and the report on it."""
 
     table: dict[str, Any]
     report: Report
-    pack: RecipePack | None = None
 
 
 def split(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
@@ -355,11 +234,10 @@ def split(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
     return [r for key, r in keyed if key not in held], [r for key, r in keyed if key in held]
 
 
-def tune(records: Sequence[Record], progress: Advance | None = None, tokens: Tokens | None = None) -> Tuned:
+def tune(records: Sequence[Record], progress: Advance | None = None) -> Tuned:
     """Learn from three quarters of the requests, and report on the others; their order does not matter. ::
 
         repeat NUM_ROUNDS times: replay with the table so far; relearn(counts, the shipped table)
-            calibrate the recipes    (if tokens)
         settings = those with the most tokens a step that reject no more than the shipped table does
         the shipped survival stays if it does as well on parts that a table was not learned from
         calibrate the confidences on the settings' replay
@@ -367,61 +245,45 @@ def tune(records: Sequence[Record], progress: Advance | None = None, tokens: Tok
     Args:
         records: requests with a prediction and an output.
         progress: told of output tokens as they are replayed, and at first how many these are at most.
-        tokens: of the requests' tokenizer: learn a recipe pack, too, see `OwnPack`; None: no recipes anywhere.
 
-    Raises:
-        ValueError: fewer than `LEAST_REQUESTS`, or too little text for a pack.
+    ValueError: fewer than `LEAST_REQUESTS`. There are no recipes in the replays.
     """
     learned, held = split(records)
     if len(records) < LEAST_REQUESTS or not learned:
         raise ValueError(
             f"expected at least {LEAST_REQUESTS} requests with predictions, different ones, found {len(records)}"
         )
-    own = None if tokens is None else OwnPack(learned, tokens)
-    if own is not None and not own.pack.recipes:
-        raise ValueError("--pack: too little text: no two requests have the same words often enough")
     if progress is not None:
-        tried, reported = 1 + 2 * len(SETTINGS) + (own is not None), 1 + MAX_REPORTED + (own is not None)
-        parts_of = (NUM_ROUNDS, learned), (tried, _sample(learned)), (reported, held)
+        parts_of = (NUM_ROUNDS, learned), (1 + 2 * len(SETTINGS), _sample(learned)), (1 + MAX_REPORTED, held)
         progress("", 0, sum(times * len(r.output) for times, part in parts_of for r in part))
-    base = None if own is None else own.shipped
     width = max(len(r.prompt) + len(r.output) for r in records)
 
-    def parts_now() -> list[Part]:
-        return [Part(part) for part in in_parts(learned)] if own is None else own.parts()
-
     def each(
-        doing: str, parts: Sequence[Part], tables: Sequence[_Table], **settings: float
+        doing: str, parts: Sequence[Sequence[Record]], tables: Sequence[_Table], **settings: float
     ) -> list[ReplayCounts]:
         config = DrafterConfig(**settings)  # type: ignore[arg-type]
         return [
             observe(
-                part.records, table.survival, width, config, table.calibration,
+                part, table.survival, width, config, table.calibration,
                 lambda done: progress(doing, done) if progress is not None else None,
-                part.table(config.min_survival_recipe), part.counts,
             )
             for part, table in zip(parts, tables, strict=True)
         ]  # fmt: skip
 
     shipped = _Table.shipped()
     known = np.minimum(shipped.survival / SURVIVAL_ONE, 1.0)
-    table = shipped
+    table, parts = shipped, in_parts(learned)
     for _ in range(NUM_ROUNDS):
-        parts = parts_now()
         shown = each("learning", parts, [_Table(table.survival)] * len(parts))
         found = _sum(shown)
         curves = relearn(found.runs, known)
         table = _Table.of(curves)
-        if own is not None:
-            own.calibrate(found.counted)
-    # What is chosen among is tried on requests that it was not learned from, like the recipes.
+    # What is chosen among is tried on requests that it was not learned from.
     unseen = [_Table.of(relearn(found.runs - part.runs, known)) for part in shown]
-    parts = [
-        part._replace(records=_sample(part.records, MAX_CHOICE_TOKENS // len(parts))) for part in parts_now()
-    ]
-    sample = [record for part in parts for record in part.records]
+    parts = [_sample(part, MAX_CHOICE_TOKENS // len(parts)) for part in parts]
+    sample = [record for part in parts for record in part]
     uncalibrated = _Table(shipped.survival)
-    [first] = each("choosing", [Part(sample, base)], [uncalibrated])
+    [first] = each("choosing", [sample], [uncalibrated])
     most = point_of(first).rejected_per_accepted
 
     def choose(tables: Sequence[_Table]) -> _Choice:
@@ -432,30 +294,18 @@ def tune(records: Sequence[Record], progress: Advance | None = None, tokens: Tok
     if plain.value >= choice.value:
         # These requests teach nothing that holds for others of them.
         choice, curves, table, unseen = plain, known, shipped, [uncalibrated] * len(parts)
-    observed, more = choice.observed, {}
-    if own is not None:
-        # More drafts from recipes, if that is above the line through the settings.
-        low = {"min_survival_recipe": MIN_SURVIVAL_RECIPE}
-        lower = _sum(each("choosing", parts, unseen, **_settings(choice.setting), **low))
-        point = point_of(lower)
-        others = at_rejections(list(choice.front.values()), point.rejected_per_accepted)
-        if others is not None and point.tokens_per_step > others:
-            observed, more = lower, low
-    calibration = calibrate(observed.drafts, shipped.calibration)
+    calibration = calibrate(choice.observed.drafts, shipped.calibration)
     table = _Table(table.survival, tuple(calibration))
 
-    def report(recipes: Recipes | None, table: _Table, **settings: float) -> Point:
-        return point_of(each("reporting", [Part(held, recipes)], [table], **settings)[0])
+    def report(table: _Table, **settings: float) -> Point:
+        return point_of(each("reporting", [held], [table], **settings)[0])
 
-    settings = _settings(choice.setting) | more
-    before = report(base, shipped)
-    without_pack = None if own is None else report(base, table, **settings)
-    with_own = None if own is None else own.joined(own.pack)
-    after = {s: report(with_own, table, **_settings(s), **more) for s in choice.reported}
+    settings, before = _settings(choice.setting), report(shipped)
+    after = {s: report(table, **_settings(s)) for s in choice.reported}
     equal = at_rejections(list(after.values()), before.rejected_per_accepted)
-    told = Report(len(learned), len(held), before, after[choice.setting], equal, settings, without_pack)
+    told = Report(len(learned), len(held), before, after[choice.setting], equal, settings)
     made = make_table(at_knots(curves), calibration, found.runs.sum(axis=1), len(learned), MADE_BY, settings)
-    return Tuned(made, told, None if own is None else own.pack)
+    return Tuned(made, told)
 
 
 @dataclass(frozen=True)
@@ -479,8 +329,6 @@ class _Table:
 class _Choice(NamedTuple):
     """Settings, and what they came to."""
 
-    #: The settings that no other one beats in both, from few rejected drafts to many, and their points.
-    front: dict[tuple[float, float], Point]
     setting: tuple[float, float]  #: the one that rejects as much as is allowed
     reported: list[tuple[float, float]]  #: it and its neighbours
     observed: ReplayCounts  #: with it
@@ -488,7 +336,7 @@ class _Choice(NamedTuple):
 
     @classmethod
     def of(cls, tried: Mapping[tuple[float, float], ReplayCounts], most: float) -> _Choice:
-        """most: rejected drafts per accepted one."""
+        """Choose among the settings that no other one beats in both. most: rejected drafts per accepted one."""
         points = {setting: point_of(observed) for setting, observed in tried.items()}
         front: dict[tuple[float, float], Point] = {}
         for setting, point in sorted(points.items(), key=lambda p: (p[1].rejected_per_accepted, p[1].steps)):
@@ -499,7 +347,7 @@ class _Choice(NamedTuple):
         first = max(0, min(last - 1, len(settings) - MAX_REPORTED))
         value = at_rejections(list(front.values()), most)
         reported = settings[first:][:MAX_REPORTED]
-        return cls(front, settings[last], reported, tried[settings[last]], 0.0 if value is None else value)
+        return cls(settings[last], reported, tried[settings[last]], 0.0 if value is None else value)
 
 
 def _sum(found: Sequence[ReplayCounts]) -> ReplayCounts:

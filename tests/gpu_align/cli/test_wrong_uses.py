@@ -137,12 +137,6 @@ WRONG: dict[str, str] = {
         text.jsonl -o out.json
         pairs.jsonl -o {json}
         pairs.jsonl -o pairs.jsonl
-        pairs.jsonl -o out.json --pack out.json
-        pairs.jsonl -o out.json --pack own.gz
-        pairs.jsonl -o out.json --pack base.json.gz
-        pairs.jsonl -o out.json --pack own.json
-        pairs.jsonl -o out.json --pack own.json {tekken}
-        logs -o out.json --pack own.json
     """,
     "report": """
 
