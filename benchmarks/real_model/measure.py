@@ -63,7 +63,7 @@ def _replay(
     policy: TokenPredictor, record: Record, end_token: int, temperature: float = 0.0
 ) -> tuple[OurPair, int]:
     """One record, and how many draft tokens came after an end token of their own draft."""
-    loop = PredictorLoop(policy, num_draft_tokens=K, strict=True, timeout=None)
+    loop = PredictorLoop(policy, num_draft_tokens=K, strict=True)
     sampling = SimpleNamespace(eos_token_id=end_token, do_sample=temperature > 0, temperature=temperature)
     loop.start(record.prompt, record.prediction, sampling=sampling)
     result, past_end = OurPair.begin(record), 0

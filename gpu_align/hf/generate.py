@@ -47,7 +47,6 @@ def generate(
     tokenizer: Any = None,
     num_draft_tokens: int = 16,
     strict: bool = False,
-    predictor_timeout: float | None = 10.0,
     **generate_kwargs: Any,
 ) -> Any:
     """``model.generate(input_ids, ...)`` in fewer forward passes.
@@ -78,7 +77,6 @@ def generate(
         num_draft_tokens: K, the most draft tokens a pass; ``>= 1``.
         strict: raise what a predictor raises. By default a predictor that fails costs its drafts and no more, as
             `PredictorLoop` describes.
-        predictor_timeout: seconds that one call of a predictor of your own may take; None is any number.
         generate_kwargs: as for ``model.generate``, here or in a ``GenerationConfig``: greedy or sampling, one
             sequence, static or dynamic caches, logits processors, streamers, stopping criteria. Drafts are
             verified eagerly: nothing is compiled.
@@ -120,7 +118,6 @@ def generate(
         num_draft_tokens=num_draft_tokens,
         vocab_size=vocab_size,
         strict=strict,
-        timeout=predictor_timeout,
     )
     # transformers 5 does not hand the streamer on, and its own criterion for stop strings gets no tokenizer.
     decode = functools.partial(_decode, loop, predicted, name, tokenizer, arguments.get("streamer"))

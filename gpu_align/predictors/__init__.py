@@ -12,11 +12,10 @@ from .input_lookup import InputLookupTokenPredictor
 from .loop import PredictorLoop
 
 if TYPE_CHECKING:
-    from .draft_model import BackgroundTokenPredictor, DraftModelTokenPredictor
+    from .draft_model import DraftModelTokenPredictor
     from .predicted_output import PredictedOutputTokenPredictor
 
 __all__ = [
-    "BackgroundTokenPredictor",
     "DisposedError",
     "DraftModelTokenPredictor",
     "InputLookupTokenPredictor",
@@ -29,7 +28,6 @@ __all__ = [
 
 
 _MODULES = {
-    "BackgroundTokenPredictor": "draft_model",
     "DraftModelTokenPredictor": "draft_model",
     "PredictedOutputTokenPredictor": "predicted_output",
 }

@@ -68,8 +68,6 @@ class TokenPredictor(ABC):
 
     Attributes:
         name: in reports; where it is empty, the class is named.
-        min_prediction_tokens: of a predictor that predicts in the background, how many tokens `predict_tokens`
-            waits for; 0 never waits.
         state_tokens: prompt and output so far, kept by `reset` and `push_tokens`. Read only.
         input_tokens: of the last `update_input_tokens`.
         options: of the last `reset`.
@@ -79,7 +77,6 @@ class TokenPredictor(ABC):
     """
 
     name: str = ""
-    min_prediction_tokens: int = 0
     state_tokens: list[int]
     input_tokens: list[int]
     options: PredictorOptions = PredictorOptions()
@@ -112,17 +109,10 @@ class TokenPredictor(ABC):
 
     @abstractmethod
     def predict_tokens(self) -> list[int]:
-        """The tokens that are expected next, likeliest continuation only; may be empty, or longer than K.
+        """The tokens that are expected next, likeliest continuation only; may be empty, or longer than K."""
 
-        A predictor may start predicting in the background here and return what is there. It then waits only
-        until there are `min_prediction_tokens`, or until it knows that there will not be.
-        """
-
-    def stop(self, until_predictions_exhausted: bool = False) -> None:  # noqa: B027 (optional)
-        """Stop predicting in the background until the next `predict_tokens`.
-
-        until_predictions_exhausted: or until what is predicted already was used up or refuted.
-        """
+    def stop(self) -> None:  # noqa: B027 (optional)
+        """The sequence has ended: stop what runs for it. A `reset` may follow."""
 
     def dispose(self) -> None:
         """Free everything. Every other method but `stop` then raises `DisposedError`; a second call is fine."""

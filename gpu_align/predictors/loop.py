@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import operator
-import queue
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,33 +14,6 @@ from ..errors import check_int
 from .base import DisposedError, PredictorOptions, TokenPredictor, count_accepted
 
 logger = logging.getLogger("gpu_align.predictors")
-
-
-def call_within(timeout: float | None, function: Callable[[], Any]) -> Any:
-    """Return or raise as ``function()`` does; TimeoutError where it takes longer than `timeout` seconds.
-
-    It runs on a thread of its own, with None on the caller's. Python cannot end a thread: one that hangs
-    remains, as a daemon.
-    """
-    if timeout is None:
-        return function()
-    #: What the function returns, and raises.
-    answer: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-
-    def run() -> None:
-        try:
-            answer.put((function(), None))
-        except BaseException as error:  # the caller raises it
-            answer.put((None, error))
-
-    threading.Thread(target=run, daemon=True).start()
-    try:
-        result, raised = answer.get(timeout=timeout)
-    except queue.Empty:
-        raise TimeoutError(f"no answer in {timeout:g} s") from None
-    if raised is not None:
-        raise raised
-    return result
 
 
 @dataclass
@@ -85,17 +56,15 @@ class PredictorLoop:
         loop.stop()
         loop.predictions.validated, loop.predictions.refuted
 
-    A predictor that was disposed, refuses the vocabulary, raises, returns something else than token ids below
-    `vocab_size`, or takes longer than `timeout` is not asked again for this sequence: drafts are empty from then
-    on, one warning is logged (logger ``gpu_align.predictors``) and the output is what it would have been.
+    A predictor that was disposed, refuses the vocabulary, raises, or returns something else than token ids below
+    `vocab_size` is not asked again for this sequence: drafts are empty from then on, one warning is logged (logger
+    ``gpu_align.predictors``) and the output is what it would have been.
 
     Args:
         predictor: what drafts; the loop stops it, and never disposes of it.
         num_draft_tokens: K; longer drafts are cut.
         vocab_size: token ids are below it; None checks that they are not negative.
         strict: raise instead of going on without drafts.
-        timeout: seconds that one call may take. Predictors of this package run on the caller's thread and are
-            not timed, others on a thread a call. None never gives up, and uses no thread.
 
     `predictions` counts the sequence; `failure` says why there are no more drafts, or is None.
     """
@@ -107,7 +76,6 @@ class PredictorLoop:
         num_draft_tokens: int = 16,
         vocab_size: int | None = None,
         strict: bool = False,
-        timeout: float | None = 10.0,
     ) -> None:
         if not isinstance(predictor, TokenPredictor):
             raise TypeError(f"predictor: expected a TokenPredictor, found {type(predictor).__name__}")
@@ -115,9 +83,6 @@ class PredictorLoop:
         self.num_draft_tokens = check_int("num_draft_tokens", num_draft_tokens, 1)
         self.vocab_size = vocab_size
         self.strict = strict
-        # Predictors of this package return in bounded time.
-        is_ours = type(predictor).__module__.startswith(f"{__package__}.")
-        self._timeout = None if is_ours else timeout
         self.predictions = Predictions()
         self.failure: str | None = None
         self._draft: list[int] = []
@@ -213,7 +178,7 @@ class PredictorLoop:
         if self.failure is not None:
             return None
         try:
-            return call_within(self._timeout, function)
+            return function()
         except Exception as error:
             self.failure = f"{what}: {type(error).__name__}: {error}"
             if self.strict:

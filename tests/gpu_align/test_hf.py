@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +17,7 @@ pytest.importorskip("numba")  # plain Python is a hundred times slower
 import transformers
 
 from gpu_align import hf
-from gpu_align.predictors import PredictedOutputTokenPredictor, TokenPredictor
+from gpu_align.predictors import PredictedOutputTokenPredictor
 from tests.gpu_align.tiny_models import MODELS, VOCAB, encoder_decoder, predictions, text, trained, untrained
 
 NEW = 32
@@ -442,30 +441,3 @@ def test_bad_input_is_refused(what: str) -> None:
     arguments = {"model": trained("llama"), "input_ids": [1, 2, 3], "max_new_tokens": 4, **given}
     with pytest.raises(kind, match=message):
         hf.generate(**arguments)
-
-
-class Hangs(TokenPredictor):
-    """Drafts well until it has seen some tokens."""
-
-    def predict_tokens(self) -> list[int]:
-        assert self.options.sampling.max_length == 8 + 24
-        written = len(self.state_tokens) - 8
-        if written >= 12:
-            threading.Event().wait()
-        return list(self.options.prediction[written : written + 3])
-
-
-def test_a_predictor_that_hangs_costs_its_drafts_alone(caplog: pytest.LogCaptureFixture) -> None:
-    model, prompt = trained("llama"), text(random.Random(19), 8)
-    expected = reference(model, prompt, max_new_tokens=24)
-    options = {"max_new_tokens": 24, "predictor_timeout": 0.2}
-    predictor = Hangs()
-    found = ours(model, prompt, expected[0, 8:], strict=False, predictor=predictor, **options)
-    assert found.sequences.equal(expected)
-    assert not predictor.disposed
-    counts = found.predicted_outputs
-    assert (counts.steps, counts.accepted, counts.rejected) == (3 + 12, 9, 0)
-    assert counts.failure == "predict_tokens: TimeoutError: no answer in 0.2 s"
-    assert len(caplog.records) == 1
-    with pytest.raises(TimeoutError):
-        ours(model, prompt, expected[0, 8:], predictor=Hangs(), **options)

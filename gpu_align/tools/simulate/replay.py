@@ -104,7 +104,7 @@ def replay(
     """
     told, tell = 0, progress or (lambda tokens: None)
     tell(0)
-    loop = PredictorLoop(policy, num_draft_tokens=num_draft_tokens, strict=True, timeout=None)
+    loop = PredictorLoop(policy, num_draft_tokens=num_draft_tokens, strict=True)
     loop.start(record.prompt, record.prediction, memory=record.memory, related=record.related)
     result = PairResult.begin(record, draft_in_prefill)
     for step in loop.follow(record.output, draft_in_prefill):

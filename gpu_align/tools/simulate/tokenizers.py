@@ -7,16 +7,13 @@ import contextlib
 import io
 import json
 from collections.abc import Callable, Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from ...errors import MissingExtraError
-from ...predictors.loop import call_within
 from .. import inputs
 
-#: Seconds that the hub has to answer.
-_HUB_PATIENCE = 5
 #: GPT-2's alphabet: printable Latin-1 bytes stand for themselves, the others sit from U+0100 on.
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _BYTE_LEVEL = {chr(byte): byte for byte in _PRINTABLE}
@@ -84,17 +81,18 @@ class TransformersTokenizer:
         except ImportError as error:
             raise MissingExtraError(f"tokenizer {name_or_path!r}", "transformers", "transformers") from error
         self.name = name_or_path
-        offline = "" if path.is_dir() else hub_is_out_of_reach()
+        load: Any = partial(AutoTokenizer.from_pretrained, name_or_path, trust_remote_code=inputs.trusts_code)
         try:
             # Loading warns on stderr about a missing PyTorch or model, which a tokenizer does not need.
             with contextlib.redirect_stderr(io.StringIO()):
-                load: Any = AutoTokenizer.from_pretrained
-                self._tokenizer = load(
-                    name_or_path, local_files_only=bool(offline), trust_remote_code=inputs.trusts_code
-                )
+                try:
+                    self._tokenizer = load(local_files_only=True)
+                except Exception:  # not in the cache: from the hub
+                    if path.is_dir():
+                        raise
+                    self._tokenizer = load()
         except Exception as error:  # a broken tokenizer file fails in many ways
-            first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-            why = f"{offline}, and it is not in the cache" if offline else first_line
+            why = (str(error).strip() or type(error).__name__).splitlines()[0]
             if "trust_remote_code" in str(error) and not inputs.trusts_code:
                 why = "it is loaded by code of its own, which runs with --trust-remote-code only"
             raise ValueError(_unreadable(name_or_path, why)) from error
@@ -132,20 +130,6 @@ class TransformersTokenizer:
 def _unreadable(name: str, why: str) -> str:
     expected = "a folder or a hub name that transformers can load, or 'tekken'"
     return f"tokenizer: expected {expected}, got {name!r} ({why})"
-
-
-def hub_is_out_of_reach() -> str:
-    """Why the hub does not answer, "" where it does. Asked before a download, which tries again for a minute."""
-    from huggingface_hub import constants, get_session
-
-    if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE is set"
-    try:
-        # A name server that does not answer holds a thread longer than any timeout of the request.
-        call_within(_HUB_PATIENCE, lambda: get_session().head(constants.ENDPOINT, timeout=_HUB_PATIENCE))
-    except Exception as error:
-        return f"{constants.ENDPOINT} is out of reach: {type(error).__name__}"
-    return ""
 
 
 @lru_cache(maxsize=4)

@@ -28,12 +28,9 @@ def generate(predictor: Any, prompt: list[int], **options: Any) -> Any:
     return found.predicted_outputs
 
 
-@pytest.mark.parametrize("background", [False, True])
-def test_the_target_itself_validates_everything(background: bool) -> None:
+def test_the_target_itself_validates_everything() -> None:
     rng = random.Random(1)
-    with DraftModelTokenPredictor(
-        trained("llama"), 7 if background else 0, 7, min_confidence=0, background=background
-    ) as predictor:
+    with DraftModelTokenPredictor(trained("llama"), 7, min_confidence=0) as predictor:
         for _ in range(2):
             counts = generate(predictor, text(rng, 12))
             assert counts.rejected == 0
@@ -137,12 +134,11 @@ def test_another_vocabulary_is_refused(caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_bad_models_and_settings(tmp_path: Path) -> None:
-    for arguments in ({"min_confidence": 1.5}, {"max_tokens": 0}, {"min_tokens": 20}):
+    for arguments in ({"min_confidence": 1.5}, {"max_tokens": 0}):
         with pytest.raises(ValueError, match="expected"):
             DraftModelTokenPredictor(untrained("llama", 1), **arguments)
     made = DraftModelTokenPredictor(untrained("llama", 1))
-    settings = made.min_prediction_tokens, made.max_prediction_tokens, made.min_confidence, made.background
-    assert settings == (0, 16, 0.6, False)
+    assert (made.max_tokens, made.min_confidence) == (16, 0.6)
     with pytest.raises(ValueError, match="found T5ForConditionalGeneration"):
         DraftModelTokenPredictor(encoder_decoder())
     untrained("llama", 8).save_pretrained(tmp_path)
