@@ -1,6 +1,6 @@
 """Recipe packs: continuations that are likely in any text of a kind, or certain in a task; see README.md here.
 
-`Misses`, `count_misses`, `learn`, `observe`, `merge`, `shapes_only`, `report`, `add_pack` and `update_index` are
+`learn`, `observe`, `merge`, `shapes_only`, `report`, `add_pack` and `update_index` are
 names of `gpu_align.tools.recipes`, which is imported when one is used. As methods the functions are deprecated.
 """
 
@@ -10,29 +10,25 @@ from typing import TYPE_CHECKING, Any
 
 from .pack import PackError, RecipePack
 from .registry import Registry
-from .tokenize import Observed, Recipe, fingerprint, shape_of_output, shape_of_tokens
+from .tokenize import Observed, Recipe, fingerprint, shape_of_tokens
 
 if TYPE_CHECKING:
     from ..tools.recipes.index import add_pack, update_index
     from ..tools.recipes.learn import learn, observe
     from ..tools.recipes.merge import merge, shapes_only
-    from ..tools.recipes.misses import Misses, count_misses
     from ..tools.recipes.report import report
 
 __all__ = [
-    "Misses",
     "Observed",
     "PackError",
     "Recipe",
     "RecipePack",
     "add_pack",
-    "count_misses",
     "fingerprint",
     "learn",
     "merge",
     "observe",
     "report",
-    "shape_of_output",
     "shape_of_tokens",
     "shapes_only",
     "update_index",
@@ -40,11 +36,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    from ..tools.recipes import index, learn, merge, misses, report
+    from ..tools.recipes import index, learn, merge, report
 
     modules = {"learn": learn, "merge": merge, "observe": learn, "report": report, "shapes_only": merge}
     modules |= dict.fromkeys(("add_pack", "update_index"), index)
-    modules |= dict.fromkeys(("Misses", "count_misses"), misses)
     if name not in modules:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(modules[name], name)

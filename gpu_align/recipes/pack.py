@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -48,9 +48,8 @@ SHIPPED = Path(__file__).with_name("base.json.gz")
 NUM_BINS = 20
 #: The most words of a recipe's context.
 MAX_WORDS = 3
-FORMAT = 2
-#: Kind → the name of such a file.
-KINDS = {"pack": "a recipe pack", "misses": "a file of misses"}
+#: What a file says of itself.
+FORMAT, KIND = 2, "pack"
 
 
 class PackError(ValueError):
@@ -84,17 +83,26 @@ class RecipePack:
         """
         if path is not None and not isinstance(path, (str, Path)):
             raise TypeError(f"path: expected a str or Path, found {type(path).__name__}")
-        pack: RecipePack = read_file(SHIPPED if path is None else Path(path), pack=parse_pack)
-        return pack
+        file = SHIPPED if path is None else Path(path)
+        try:
+            text = read_text(file)
+            data = checked(dict, json_of(text))
+            expect(data.get("kind", KIND) == KIND, "kind", KIND, data.get("kind"))
+            expect(data.get("format") == FORMAT, "format", str(FORMAT), data.get("format"))
+            _check_hash(data, text)
+            return parse_pack(data)
+        except ValueError as error:
+            raise PackError(f"{file}: expected a recipe pack of format {FORMAT} ({error})") from error
 
     def save(self, path: Path | str) -> None:
         """Write the pack, gzipped if the name ends in ``.gz``; the same pack is the same bytes."""
-        write_file(Path(path), "pack", self._data())
+        content, path = json_text(with_hash(self._data())), Path(path)
+        write_at_once(path, [gzip.compress(content, mtime=0) if path.name.endswith(".gz") else content])
 
     @property
     def content_hash(self) -> str:
         """``"sha256:…"`` over all that its file holds besides."""
-        return str(with_hash("pack", self._data())["content_hash"])
+        return str(with_hash(self._data())["content_hash"])
 
     def _data(self) -> dict[str, Any]:
         number = {word: i for i, word in enumerate(self.words)}
@@ -157,32 +165,10 @@ class RecipePack:
         return replace(self, calibration=tuple(calibration))
 
 
-def read_file(path: Path, **parsers: Callable[[dict[str, Any]], Any]) -> Any:
-    """Read a file of one of these kinds; PackError where it is none, with the name of the first of them."""
-    expected = next(iter(parsers))
-    try:
-        text = read_text(path)
-        data = checked(dict, json_of(text))
-        kind = str(data.get("kind", "pack"))[:60]
-        expected = kind if kind in parsers else expected
-        expect(kind == expected, "kind", expected, kind)
-        expect(data.get("format") == FORMAT, "format", "one that is known", data.get("format"))
-        _check_hash(data, text)
-        return parsers[kind](data)
-    except ValueError as error:
-        raise PackError(f"{path}: expected {KINDS[expected]} of format {FORMAT} ({error})") from error
-
-
-def write_file(path: Path, kind: str, data: dict[str, Any], mode: int = 0o666) -> None:
-    """Write a file whole or not at all; gzipped if its name ends in ``.gz``. mode: as in `write_at_once`."""
-    content = json_text(with_hash(kind, data))
-    write_at_once(path, [gzip.compress(content, mtime=0) if path.name.endswith(".gz") else content], mode)
-
-
-def with_hash(kind: str, data: dict[str, Any]) -> dict[str, Any]:
+def with_hash(data: dict[str, Any]) -> dict[str, Any]:
     """The data of a file, after its format, kind and content hash."""
-    data = {"format": FORMAT, "kind": kind, **data}
-    return {"format": FORMAT, "kind": kind, "content_hash": _hash(data), **data}
+    data = {"format": FORMAT, "kind": KIND, **data}
+    return {"format": FORMAT, "kind": KIND, "content_hash": _hash(data), **data}
 
 
 def _check_hash(data: dict[str, Any], text: bytes) -> None:
@@ -230,11 +216,11 @@ class PackFile:
 _CLASSES = range(SHAPE_START, SHAPE_IDENTIFIER + 1)
 
 
-def context_of(where: str, items: Sequence[int], is_shape: bool, least: int = 1) -> tuple[int, ...]:
+def _context_of(where: str, items: Sequence[int], is_shape: bool) -> tuple[int, ...]:
     """A context, checked: token ids, or the items of a shape."""
     is_right = all(0 <= item < MAX_TOKEN or (is_shape and item in _CLASSES) for item in items)
-    expected = f"{least} to {MAX_CONTEXT} {'items of a shape' if is_shape else 'token ids'}"
-    expect(is_right and least <= len(items) <= MAX_CONTEXT, where, expected, items)
+    expected = f"1 to {MAX_CONTEXT} {'items of a shape' if is_shape else 'token ids'}"
+    expect(is_right and 1 <= len(items) <= MAX_CONTEXT, where, expected, items)
     return tuple(items)
 
 
@@ -260,7 +246,7 @@ def parse_pack(data: dict[str, Any]) -> RecipePack:
         are_counts = 0 <= hits <= seen <= MAX_COUNT and seen > 0 and 0 <= groups <= MAX_COUNT
         is_right = are_counts and kind in (0, 1) and -1 <= token < MAX_TOKEN
         expect(is_right, where, "a kind, a token, hits, how often it was seen, and groups", row)
-        key = bool(kind), context_of(where, items, bool(kind))
+        key = bool(kind), _context_of(where, items, bool(kind))
         expect(key not in observed, where, "each context once", row)
         observed[key] = Observed(*key, token, hits, seen, groups)
     has_ids = file.observed or file.kept

@@ -20,7 +20,6 @@ from ..ops.recipes import (
     SHAPE_SPACE,
     SHAPE_START,
     SHAPE_STRING,
-    SHAPE_WINDOW,
 )
 from ..ops.recipes.table import Recipes
 
@@ -354,25 +353,3 @@ def _texts(token_texts: TokenTexts, ids: range) -> Sequence[str]:
             return []
         texts = list(_texts(token_texts, ids[:half]))
         return texts + list(_texts(token_texts, ids[half:])) if len(texts) == half else texts
-
-
-def shape_of_output(output: Sequence[int], shape_of: IntArray) -> list[int]:
-    """The shape that a look-up sees after these tokens, the newest item first.
-
-    Free tokens in a row are one item; the beginning of the output is one. Its last `SHAPE_WINDOW` tokens and the
-    beginning are all that counts. shape_of: [V], of `shape_of_tokens`; ids that are not below V are strings.
-    """
-    items: list[int] = []
-    previous_free = False
-    for i in range(SHAPE_WINDOW):
-        if i >= len(output):
-            items.append(SHAPE_START)
-            break
-        token = output[-1 - i]
-        item = int(shape_of[token]) if 0 <= token < len(shape_of) else SHAPE_STRING
-        if item >= 0 or not previous_free:
-            items.append(item)
-        previous_free = item < 0
-        if len(items) == MAX_CONTEXT:
-            break
-    return items

@@ -16,10 +16,8 @@ from ..console import counted, option, refuse, refusing
 from ..inputs import files_in, json_lines, text_of
 
 if TYPE_CHECKING:
-    from ...predictors import DraftModelTokenPredictor
     from ...recipes.pack import RecipePack
     from ...recipes.tokenize import Encode, Observed
-    from .misses import Misses
     from .report import PackReport
 
 
@@ -189,26 +187,19 @@ def observe_command(
 
 @recipes_app.command("merge", epilog=console.epilog("recipes merge"))
 def merge_command(
-    parts: Annotated[list[Path], _argument("PACK_OR_MISSES...", "files; one a pack at least")],
+    parts: Annotated[list[Path], _argument("PACK...", "packs of one tokenizer, or of words")],
     out: _Out,
     without_texts: Annotated[
         bool, typer.Option("--shapes-only", help="leave out words and literal prefixes: a pack without texts")
     ] = False,
 ) -> None:
-    """Merge packs, and the misses that servers counted, into one pack."""
-    from ...recipes.pack import RecipePack, parse_pack, read_file
+    """Merge packs into one."""
     from .merge import merge, shapes_only
-    from .misses import parse_misses
 
     _check_pack(out, parts)
-    read: list[RecipePack | Misses] = []
-    for path in parts:
-        with refusing(path):
-            read.append(read_file(path, pack=parse_pack, misses=parse_misses))
-    if not any(isinstance(part, RecipePack) for part in read):
-        refuse("expected a pack among the files, found misses alone")
+    loaded = [_load(path) for path in parts]
     with refusing(out):
-        pack = merge(read)
+        pack = merge(loaded)
     _save(shapes_only(pack) if without_texts else pack, out)
 
 
@@ -219,41 +210,20 @@ def report_command(
     tokenizer: _Tokenizer,
     trust_remote_code: console.TrustRemoteCode = False,
     json_out: console.JsonOut = None,
-    misses_out: Annotated[Path | None, option("OUT", "write what was refuted, for merge", "--misses")] = None,
     num_draft_tokens: console.DraftTokens = 32,
-    draft_model: Annotated[
-        str | None, option("MODEL", "a model of transformers with these tokens, to compare with")
-    ] = None,
 ) -> None:
     """Replay a model's outputs with a pack: coverage, accuracy and tokens a step, by task."""
-    from .misses import Misses
     from .report import report
 
-    console.check_outputs({"--json": json_out, "--misses": misses_out}, [pack, outputs])
+    console.check_outputs({"--json": json_out}, [pack, outputs])
     loaded = _load(pack)
     texts = read_lines(outputs, "output")
     tokens = _load_tokenizer(tokenizer)
-    misses = Misses(loaded.tokenizer, made_by="gpu-align recipes report")
-    predictor = _draft_model(draft_model, num_draft_tokens)
     with refusing(pack, f"{pack}: "), console.progress_bar("replaying", len(texts)) as advance:
-        found = report(
-            loaded, texts, *tokens, num_draft_tokens, misses=misses, progress=advance, draft_model=predictor
-        )
+        found = report(loaded, texts, *tokens, num_draft_tokens, progress=advance)
     _print_report(found)
     about = {"version": __version__, "pack": loaded.content_hash, "tokenizer": tokenizer}
     console.write(json_out, lambda: {**about, **found.as_json()})
-    if misses_out is not None:
-        misses.save(misses_out)
-        typer.echo(f"wrote {misses_out}")
-
-
-def _draft_model(name: str | None, num_draft_tokens: int) -> DraftModelTokenPredictor | None:
-    from ...predictors import DraftModelTokenPredictor
-
-    try:
-        return None if name is None else DraftModelTokenPredictor(name, max_tokens=num_draft_tokens)
-    except (OSError, ValueError) as error:
-        refuse(f"--draft-model: {str(error).splitlines()[0]}")
 
 
 def _print_report(report: PackReport) -> None:
@@ -262,16 +232,12 @@ def _print_report(report: PackReport) -> None:
         [name, drafter, f"{t.tokens:,}", f"{t.drafted:,}", f"{t.accepted:,}", f"{t.coverage:.1%}",
          "–" if t.accuracy is None else f"{t.accuracy:.2%}", f"{t.tokens_per_step:.2f}"]
         for name, alone in report.tasks.items()
-        for drafter, t in (
-            ("recipes", alone), ("with context", report.with_context[name]),
-            ("draft model", report.draft_model.get(name)),
-        )
-        if t is not None
+        for drafter, t in (("recipes", alone), ("with context", report.with_context[name]))
     ]  # fmt: skip
     title = f"up to {report.num_draft_tokens} draft tokens a step"
     shown_by = console.print_table(title, header, rows, words=["task", "drafter"], folded="task")
     shown_by.print(
-        "Drafted are verified tokens of recipes, or of the draft model, up to a draft's first refuted one.",
+        "Drafted are verified tokens of recipes, up to a draft's first refuted one.",
         soft_wrap=True, highlight=False,
     )  # fmt: skip
 

@@ -8,14 +8,11 @@ from typing import Any
 
 from ...config import DrafterConfig
 from ...ops.layout import Source
-from ...predictors.base import TokenPredictor
-from ...predictors.draft_model import DraftModelTokenPredictor
 from ...predictors.loop import PredictorLoop
 from ...recipes.pack import RecipePack
 from ...recipes.tokenize import Encode, TokenTexts
 from ..simulate.policies import our_drafter
 from ..simulate.records import Record
-from .misses import Misses, count_misses
 
 #: A task, a prompt, and what a model answered.
 Output = tuple[str, str, str]
@@ -58,14 +55,10 @@ class PackReport:
     tasks: dict[str, TaskReport] = field(default_factory=dict)  #: with the pack alone
     #: With the whole drafter, which drafts from the prompt and the output as well.
     with_context: dict[str, TaskReport] = field(default_factory=dict)
-    #: With the draft model alone, where there is one; its tokens count as those of recipes do.
-    draft_model: dict[str, TaskReport] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """``{"num_draft_tokens", "tasks": {name: {…}}, "with_context": {…}}``, and ``"draft_model"`` if any."""
+        """``{"num_draft_tokens", "tasks": {name: {…}}, "with_context": {…}}``."""
         parts = {"tasks": self.tasks, "with_context": self.with_context}
-        if self.draft_model:
-            parts["draft_model"] = self.draft_model
         each = {part: {name: t.as_json() for name, t in tasks.items()} for part, tasks in parts.items()}
         return {"num_draft_tokens": self.num_draft_tokens, **each}
 
@@ -77,18 +70,14 @@ def report(
     token_texts: TokenTexts,
     num_draft_tokens: int = 16,
     *,
-    misses: Misses | None = None,
     progress: Callable[[str, int], None] | None = None,
-    draft_model: DraftModelTokenPredictor | None = None,
 ) -> PackReport:
     """Replay outputs with a pack alone, and with a drafter that has the context as well.
 
     Args:
         outputs: ``(task, prompt, output)`` each.
         encode, token_texts, num_draft_tokens: as in `RecipePack.tokenize`; K.
-        misses: counts the tokens that were refuted and accepted with the pack alone.
         progress: called as ``progress(task, 1)`` after each output.
-        draft_model: a predictor to replay them with as well.
     """
     recipes = pack.tokenize(encode, token_texts)
     records = []
@@ -97,19 +86,8 @@ def report(
         if len(after):
             records.append(Record(task, [int(t) for t in before], [], [int(t) for t in after]))
     found = PackReport(num_draft_tokens)
-    runs: list[tuple[dict[str, TaskReport], TokenPredictor]] = [
-        (tasks, our_drafter(records, DrafterConfig(use_context=use_context), recipes))
-        for use_context, tasks in ((False, found.tasks), (True, found.with_context))
-    ]
-    if draft_model is not None:
-        vocab_size = draft_model.model.config.get_text_config().vocab_size
-        most = max((max([*record.prompt, *record.output]) for record in records), default=0)
-        if most >= vocab_size:
-            raise ValueError(
-                f"draft model: expected the tokenizer's tokens, found {vocab_size} and not {most}"
-            )
-        runs.append((found.draft_model, draft_model))
-    for tasks, drafter in runs:
+    for use_context, tasks in ((False, found.tasks), (True, found.with_context)):
+        drafter = our_drafter(records, DrafterConfig(use_context=use_context), recipes)
         loop = PredictorLoop(drafter, num_draft_tokens=num_draft_tokens, strict=True)
         for record in records:
             counts = tasks.setdefault(record.id, TaskReport())
@@ -118,14 +96,9 @@ def report(
             loop.start(record.prompt)
             for step in loop.follow(record.output):
                 counts.steps += 1
-                if step.source != Source.RECIPE and drafter is not draft_model:
-                    continue
-                counts.drafted += min(step.accepted + 1, len(step.draft))
-                counts.accepted += step.accepted
-                if misses is not None and tasks is found.tasks:
-                    before = [*record.prompt, *record.output[: step.start]]
-                    wrote = record.output[step.start : step.start + len(step.draft)]
-                    count_misses(misses, before, step.start, step.draft, wrote, recipes.shape_of)
-            if progress is not None and drafter is runs[-1][1]:
+                if step.source == Source.RECIPE:
+                    counts.drafted += min(step.accepted + 1, len(step.draft))
+                    counts.accepted += step.accepted
+            if progress is not None and use_context:
                 progress(record.id, 1)
     return found

@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import random
-import re
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,7 @@ pytest.importorskip("mistral_common")
 from typer.testing import CliRunner
 
 from gpu_align import RecipePack
-from gpu_align.recipes import Misses
 from gpu_align.tools.cli import app
-from tests.gpu_align.recipes.oracle import num_refuted
 from tests.gpu_align.recipes.test_observe import records
 
 TEKKEN = ("--tokenizer", "tekken")
@@ -74,9 +71,9 @@ def test_observe_writes_the_same_pack_plain_and_gzipped(tmp_path: Path, samples:
     assert RecipePack.load(tmp_path / "c.json").task == "mine"
 
 
-def test_report_and_misses_and_merge(tmp_path: Path, pack: Path, outputs: Path) -> None:
-    figures, misses, better = tmp_path / "r.json", tmp_path / "m.json.gz", tmp_path / "better.json.gz"
-    result = run("report", pack, outputs, *TEKKEN, "--json", figures, "--misses", misses)
+def test_report_and_merge(tmp_path: Path, pack: Path, outputs: Path) -> None:
+    figures = tmp_path / "r.json"
+    result = run("report", pack, outputs, *TEKKEN, "--json", figures)
     assert result.exit_code == 0, result.output
     found = json.loads(figures.read_text())
     assert list(found["tasks"]) == list(found["with_context"]) == ["task 0", "task 1"]
@@ -87,36 +84,9 @@ def test_report_and_misses_and_merge(tmp_path: Path, pack: Path, outputs: Path) 
         assert 0.5 < task["coverage"] <= 1
         assert task["tokens_per_step"] > 2
     assert "published" not in result.stdout
-    refuted = sum(task["drafted"] - task["accepted"] for task in found["tasks"].values())
-    assert num_refuted(Misses.load(misses)) == refuted > 0
-    assert run("merge", "-o", better, pack, misses).exit_code == 0
-    assert run("report", better, outputs, *TEKKEN, "--json", figures).exit_code == 0
-    again = json.loads(figures.read_text())["tasks"].values()
-    assert sum(task["drafted"] - task["accepted"] for task in again) < refuted
     shapes = tmp_path / "shapes.json"
-    assert run("merge", "--shapes-only", "-o", shapes, pack, better).exit_code == 0
+    assert run("merge", "--shapes-only", "-o", shapes, pack, "base").exit_code == 0
     assert {entry.is_shape for entry in RecipePack.load(shapes).observed} == {True}
-
-
-def test_report_beside_a_draft_model(tmp_path: Path, pack: Path, outputs: Path) -> None:
-    """One that knows nothing is asked, and drafts nothing it is sure of; one with too few tokens is refused."""
-    from tests.gpu_align.tiny_models import untrained
-
-    figures = tmp_path / "r.json"
-    for vocab_size in (1 << 17, 500):
-        untrained("llama", 7, vocab_size=vocab_size).save_pretrained(tmp_path / str(vocab_size))
-    result = run(
-        "report", pack, outputs, *TEKKEN, "--json", figures, "--draft-model", tmp_path / str(1 << 17)
-    )
-    assert result.exit_code == 0, result.output
-    found = json.loads(figures.read_text())
-    for name, task in found["draft_model"].items():
-        assert (task["tokens"], task["tokens_per_step"]) == (found["tasks"][name]["tokens"], 1)
-        assert (task["drafted"], task["accuracy"]) == (0, None)  # and not 100 %
-    assert re.search(r"draft model .* 0 +0 +0.0% +– +1.00", result.stdout), result.stdout
-    for model, said in ((tmp_path / "500", "found 500 and not"), (tmp_path / "none", "--draft-model: ")):
-        refused = run("report", pack, outputs, *TEKKEN, "--draft-model", model)
-        assert (refused.exit_code, said in refused.stderr) == (2, True), refused.stderr
 
 
 def test_show(pack: Path) -> None:

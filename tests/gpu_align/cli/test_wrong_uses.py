@@ -100,7 +100,6 @@ WRONG: dict[str, str] = {
 
         pack.json.gz missing.json --out out.json
         {file} --out out.json
-        misses.json --out out.json
         pack.json.gz --out out.txt
         pack.json.gz --out pack.json.gz
     """,
@@ -108,17 +107,14 @@ WRONG: dict[str, str] = {
 
         pack.json.gz outputs.jsonl
         {file} outputs.jsonl {tekken}
-        misses.json outputs.jsonl {tekken}
         pack.json.gz {file} {tekken}
         pack.json.gz outputs.jsonl --tokenizer {tokenizer}
         pack.json.gz outputs.jsonl {tekken} --json outputs.jsonl
-        pack.json.gz outputs.jsonl {tekken} --json out --misses out
     """,
     "recipes show": """
 
         {file}
         text.json
-        misses.json
         pack.json.gz --tokenizer /no/such/folder
     """,
     "recipes index": """
@@ -238,9 +234,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("steps.yaml", "logs/steps.yaml"):
         (folder / name).write_text(log, encoding="utf-8")
     RecipePack({}, []).save(folder / "pack.json.gz")
-    from gpu_align.recipes import Misses
-
-    Misses("0" * 64, made_by="a test").save(folder / "misses.json")
     return folder
 
 

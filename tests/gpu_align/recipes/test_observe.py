@@ -35,13 +35,13 @@ def drafts(pack: RecipePack, words: Words, text: str) -> str:
     """What the pack drafts behind this output."""
     (output,) = words.encode([text])
     recipes = pack.tokenize(words.encode, words.texts)
-    shape_of = recipes.shape_of if recipes.shape_of is not None else np.zeros(0, np.int32)
+    item_of = {} if recipes.shape_of is None else dict(enumerate(recipes.shape_of.tolist()))
     found: dict[bool, dict[tuple[int, ...], str]] = {False: {}, True: {}}
     for context, tokens, is_shape in zip(
         recipes.context.tolist(), recipes.token_ids.tolist(), recipes.is_shape.tolist(), strict=True
     ):
         found[is_shape][tuple(item for item in context if item != -1)] = words.text(tokens)
-    for is_shape, items in ((False, output[::-1]), (True, shape_of_output(output, shape_of))):
+    for is_shape, items in ((False, output[::-1]), (True, oracle.shape(output, item_of))):
         for n in range(min(MAX_CONTEXT, len(items)), 0, -1):
             if tuple(items[:n]) in found[is_shape]:
                 return found[is_shape][tuple(items[:n])]
