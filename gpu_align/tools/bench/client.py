@@ -16,7 +16,7 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -45,7 +45,6 @@ class RequestRefusedError(BenchError):
 
 CONNECT_TIMEOUT_S = 5.0
 _SHORT_TIMEOUT = httpx.Timeout(15.0, connect=CONNECT_TIMEOUT_S)
-_TOP_LOGPROBS = 5
 #: How long `/metrics` may come after the last answer.
 SETTLE_S = 3.0
 #: How long other counters may still move once all output tokens are counted.
@@ -73,14 +72,6 @@ class Answer:
         for seconds, tokens in self.pieces[1:]:
             gaps += [seconds / tokens] * tokens
         return gaps
-
-
-class Alternatives(NamedTuple):
-    """One token of a text: where it begins, and the likeliest tokens there with their log probabilities."""
-
-    start: int
-    text: str
-    logprobs: list[tuple[str, float]]
 
 
 #: Counters of `/metrics`, and what they are called here.
@@ -333,20 +324,6 @@ class Client:
                 answer.pieces[i + 1] = (answer.pieces[i + 1][0], ends[i + 1] - ends[i])
         return answer
 
-    async def alternatives(
-        self, messages: Sequence[Mapping[str, str]], max_tokens: int
-    ) -> list[Alternatives]:
-        """Answer once more, without a prediction, with the likeliest tokens at each place; raises as `stream`."""
-        body = self._body(messages, max_tokens) | {"logprobs": True, "top_logprobs": _TOP_LOGPROBS}
-        async with self._asked("POST", f"{self.base_url}/chat/completions", json=body) as response:
-            await response.aread()
-        found, start = [], 0
-        for entry in (response.json()["choices"][0].get("logprobs") or {}).get("content") or []:
-            tops = [(top["token"], float(top["logprob"])) for top in entry.get("top_logprobs") or []]
-            found.append(Alternatives(start, entry["token"], tops))
-            start += len(entry["token"])
-        return found
-
     def _body(self, messages: Sequence[Mapping[str, str]], max_tokens: int) -> dict[str, Any]:
         body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": max_tokens}
         if self.vllm and self._fresh_prefix:
@@ -419,35 +396,3 @@ def _take(
 def _message(body: Any) -> str:
     error = body.get("error", body) if isinstance(body, Mapping) else body
     return str(error.get("message", error) if isinstance(error, Mapping) else error)
-
-
-Verdict = Literal["yes", "near-tie", "no"]
-#: A difference may begin a few tokens before its first character: "ab" + "c" and "a" + "bd".
-_TOKENS_BACK = 3
-
-
-def is_near_tie(a: str, b: str, places: Sequence[Alternatives], margin: float) -> bool:
-    """Whether, where two different answers to one request part, a token of each was about equally likely.
-
-    places: the tokens of a third answer, with the likeliest alternatives. margin: the largest difference of log
-    probabilities that counts as a tie. False also where the third answer leaves both before they part.
-    """
-    at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    written = "".join(place.text for place in places)
-    before = [place for place in places if place.start <= at and written[: place.start] == a[: place.start]]
-    return any(_tie_at(a, b, at, place, margin) for place in before[-_TOKENS_BACK:])
-
-
-def _tie_at(a: str, b: str, at: int, place: Alternatives, margin: float) -> bool:
-    rest_a, rest_b = a[place.start :], b[place.start :]
-    of_a, of_b = (
-        {token: logprob for token, logprob in place.logprobs if token and rest.startswith(token)}
-        for rest in (rest_a, rest_b)
-    )
-    fitting = of_a | of_b
-    if place.start < at:
-        values = sorted(fitting.values(), reverse=True)
-        return len(values) > 1 and values[0] - values[1] <= margin
-    if not (rest_a and rest_b):  # one answer ends here: any other token stands for its end
-        of_a, of_b = fitting, {token: logprob for token, logprob in place.logprobs if token not in fitting}
-    return any(abs(x - y) <= margin for x in of_a.values() for y in of_b.values())

@@ -78,7 +78,6 @@ def bench_command(
     prefix_cache: Annotated[
         bool, typer.Option("--prefix-cache", help="let vLLM's prefix cache spare repeated prompts")
     ] = False,
-    tie_margin: Annotated[float, option("NATS", "log probabilities this close are a tie", min=0)] = 0.25,
     timeout: Annotated[float, option("SECONDS", "longest wait for a piece of an answer", min=1)] = 600.0,
     api_key: Annotated[str | None, option("KEY", "of the servers", envvar="OPENAI_API_KEY")] = None,
     json_out: console.JsonOut = None,
@@ -121,7 +120,6 @@ def bench_command(
         requests=requests or 0,
         max_tokens=max_tokens,
         prediction=cast("Choice", prediction),
-        tie_margin=tie_margin,
         timeout_s=timeout,
         fresh_prefix=not prefix_cache,
     )

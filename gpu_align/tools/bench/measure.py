@@ -1,4 +1,4 @@
-"""Sends the requests: the first run, warm-ups, the turns of each stage, the check of answers that differ."""
+"""Sends the requests: the first run, warm-ups, the turns of each stage."""
 
 from __future__ import annotations
 
@@ -14,16 +14,7 @@ import numpy as np
 
 from ..console import Advance, counted, lasting
 from ..inputs import Pair
-from .client import (
-    Alternatives,
-    Answer,
-    BenchError,
-    Client,
-    Counts,
-    RequestRefusedError,
-    Verdict,
-    is_near_tie,
-)
+from .client import Answer, BenchError, Client, Counts, RequestRefusedError
 from .data import Choice, SentPredictions, make_predictions
 
 #: In the order of tables. `plain` is none on the server that none does not use, `ngram` vLLM's own drafter there.
@@ -47,7 +38,6 @@ class BenchSettings:
     max_tokens: int  #: the most output tokens of a request
     requests: int = 0  #: of one combination in one round; 0: the pairs once, and at least two each stream
     prediction: Choice = "auto"  #: see `make_predictions`
-    tie_margin: float = 0.25  #: the largest difference of two log probabilities that counts as a near tie
     timeout_s: float = 600.0  #: the longest wait for a piece of an answer
     fresh_prefix: bool = True  #: each request is prefilled anew
 
@@ -113,8 +103,7 @@ class Sample:
     answers: list[tuple[int, Answer]] = field(default_factory=list)  #: (pair, answer) of each request
     seconds: float = 0.0  #: wall time from the first request to the last answer
     counts: Counts | None = None  #: what `/metrics` counted meanwhile; None without one
-    #: (pair, text) that is not the first run's
-    different: list[tuple[int, str]] = field(default_factory=list)
+    different: int = 0  #: answers that are not the first run's
 
     @property
     def output_tokens(self) -> int:
@@ -139,8 +128,6 @@ class Result:
 
     about: dict[str, Any] = field(default_factory=dict)  #: version, model, tokenizer, servers, settings, data
     samples: list[Sample] = field(default_factory=list)  #: finished turns
-    #: of each different (pair, text), once it has been checked
-    verdicts: dict[tuple[int, str], Verdict] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  #: sentences that a reader must know
     complete: bool = False  #: whether all turns are there
 
@@ -164,7 +151,7 @@ class Result:
     def _run(self, samples: Sequence[Sample]) -> dict[str, Any]:
         answers = [answer for sample in samples for _, answer in sample.answers]
         tokens = sum(sample.output_tokens for sample in samples)
-        verdicts = [self.verdicts.get(key) for sample in samples for key in sample.different]
+        different = sum(sample.different for sample in samples)
         gaps = [seconds for answer in answers for seconds, _ in answer.pieces[1:]]
         return {
             "mode": samples[0].turn.mode,
@@ -175,10 +162,8 @@ class Result:
             "ttft_ms": _percentiles([answer.pieces[0][0] for answer in answers]),
             "itl_ms": _percentiles([gap for answer in answers for gap in answer.token_gaps_s()]),
             **_drafts(samples, answers),
-            # The worst verdict of all answers; None while one has not been checked.
-            "identical": next((v for v in ("no", None, "near-tie") if v in verdicts), "yes"),
-            "different": len(verdicts),
-            "near_ties": verdicts.count("near-tie"),
+            "identical": "no" if different else "yes",
+            "different": different,
             "piece_ms": _percentiles(gaps),
             "speed_up": self._speed_up(samples),
             "rounds": [{"seconds": round(s.seconds, 4), "output_tokens": s.output_tokens} for s in samples],
@@ -274,7 +259,6 @@ class Session:
             await self._warm_up(mode, client)
         for turn in turns(list(clients), self.settings.concurrency, self.settings.rounds):
             self.result.samples.append(await self._turn(turn, clients[turn.mode]))
-        await self._check_differences(clients)
 
     def _plan(self, pace: Pace | None = None) -> None:
         """Say what will be sent; with the pace of the first run, also how long it takes."""
@@ -381,8 +365,7 @@ class Session:
                 f"Pieces of {client.base_url} come in bursts, half of them right after another: the front end "
                 "or what is between collects them. TTFT and the time between tokens are those of the bursts."
             )
-        texts = ((index, found.text) for index, found in sample.answers)
-        sample.different = [(index, text) for index, text in texts if text != self._outputs[index]]
+        sample.different = sum(found.text != self._outputs[index] for index, found in sample.answers)
         if before is not None:
             sample.counts = await client.counted(before, sample.output_tokens)
         counted = sample.counts.generated if sample.counts else 0
@@ -402,25 +385,6 @@ class Session:
                 f"{sample.output_tokens:,}: not all replicas answer there. Steps and draft tokens are too low."
             )
         return sample
-
-    async def _check_differences(self, clients: Mapping[str, Client]) -> None:
-        """Ask for log probabilities where answers differ, once a pair, and decide which are near ties."""
-        client = clients.get("none") or next(iter(clients.values()))
-        found = dict.fromkeys(key for sample in self.result.samples for key in sample.different)
-        open_keys = [key for key in found if key not in self.result.verdicts]
-        places: dict[int, list[Alternatives]] = {}
-
-        async def ask(index: int) -> None:
-            try:
-                messages = self.pairs[index].messages()
-                places[index] = await client.alternatives(messages, self.settings.max_tokens)
-            except BenchError:
-                places[index] = []  # a server that gives no log probabilities: the difference stays one
-
-        await _each(dict.fromkeys(index for index, _ in open_keys), FIRST_RUN_STREAMS, ask)
-        for index, text in open_keys:
-            tie = is_near_tie(self._outputs[index], text, places[index], self.settings.tie_margin)
-            self.result.verdicts[index, text] = "near-tie" if tie else "no"
 
     async def _send(self, client: Client, mode: str, index: int, max_tokens: int) -> Answer:
         prediction = self._sent.texts[mode][index] if mode in self._sent.texts else None

@@ -48,7 +48,7 @@ def _cells(run: Mapping[str, Any]) -> dict[str, str]:
         "tokens/step": f"{tokens / steps:.2f}" if steps else "–",
         "accepted": _count(run["accepted"]),
         "rejected": _count(run["rejected"]),
-        "identical": run["identical"] or "unchecked",
+        "identical": f"{run['different']} differ" if run["different"] else "yes",
     }
 
 
@@ -75,10 +75,10 @@ def verdict(runs: Sequence[Mapping[str, Any]], about: Mapping[str, Any]) -> list
                 parts.append(f"{words} {beyond if unsure else _ratio(ratio)}")
         if parts:
             found.append(f"At {streams} at a time: {', '.join(parts)}.")
-    different = [run for run in runs if run["identical"] == "no"]
+    different = [run for run in runs if run["different"]]
     if different:
         where = ", ".join(f"{run['mode']} at {run['concurrency']} ({run['different']})" for run in different)
-        found.append(f"Answers differ from the first run beyond near ties: {where}.")
+        found.append(f"Answers differ from the first run: {where}.")
     return found
 
 
@@ -159,8 +159,8 @@ round, in changing order, after a warm-up.
 Between tokens: the time before each piece of the stream, divided evenly among its tokens. A step that accepts
 draft tokens sends several tokens in one piece.
 
-Identical compares each answer with that of the first run, which had no prediction. near-tie: where they part, the
-log probabilities of the two tokens differ by no more than the margin, so that rounding decides.
+Identical compares each answer with that of the first run, which had no prediction. If answers of the mode none differ,
+too, the rest of the batch decides near ties, by its rounding.
 """
 
 

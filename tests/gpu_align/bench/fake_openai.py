@@ -58,8 +58,7 @@ class Fake:
         vllm: whether it says it is vLLM, and sends usage with every piece.
         healthy: whether it says so.
         key: the API key it wants.
-        twist: a word of answers to requests with a prediction that becomes "TWISTED", and the gap of the log
-            probabilities there.
+        twist: a word of answers to requests with a prediction that becomes "TWISTED".
         refuse: a word in a prompt that gets HTTP 400.
         others: output tokens of other clients, added to each request's.
         pause_s: a pause before each piece.
@@ -74,7 +73,7 @@ class Fake:
     healthy: bool = True
     models: tuple[str, ...] = ("tiny",)
     key: str | None = None
-    twist: tuple[str, float] | None = None
+    twist: str | None = None
     refuse: str | None = None
     others: int = 0
     pause_s: float = 0.0
@@ -183,7 +182,7 @@ class _Handler(BaseHTTPRequestHandler):
             kind = "prediction"
         a_step = 2 if fake.ngram else K + 1 if kind == "prediction" and fake.plugin else 1
         if prediction is not None and fake.twist is not None:
-            tokens = ["TWISTED " if token.strip() == fake.twist[0] else token for token in tokens]
+            tokens = ["TWISTED " if token.strip() == fake.twist else token for token in tokens]
         pieces = [tokens[i : i + a_step] for i in range(0, len(tokens), a_step)]
         wasted = WASTED if kind == "unrelated" and fake.plugin else int(fake.ngram)
         accepted, rejected = len(tokens) - len(pieces), wasted * len(pieces)
@@ -217,16 +216,6 @@ class _Handler(BaseHTTPRequestHandler):
         self._chunk(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\n")
         self._chunk("data: [DONE]\n\n")
         self.wfile.write(b"0\r\n\r\n")
-
-    def _logprobs(self, tokens: list[str]) -> list[dict[str, Any]]:
-        word, gap = self.fake.twist or ("", 0.0)
-        found = []
-        for token in tokens:
-            tops = [{"token": token, "logprob": -0.1}]
-            if token.strip() == word:
-                tops.append({"token": "TWISTED ", "logprob": -0.1 - gap})
-            found.append({"token": token, "logprob": -0.1, "top_logprobs": tops})
-        return found
 
     def _chunk(self, data: str) -> None:
         self.wfile.write(f"{len(data):x}\r\n{data}\r\n".encode())
