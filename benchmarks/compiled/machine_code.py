@@ -114,13 +114,13 @@ def lcs_of(rng: random.Random, m: int, n: int, block_words: int | None) -> None:
 def long_contexts(rng: random.Random) -> None:
     """The length alone, of contexts that a program of 1,024 threads numbers in turns."""
     from gpu_align.ops.lcs import lcs_length
-    from tests.gpu_align.ops.test_lcs import make_batch, put
+    from tests.gpu_align.ops.test_lcs import make_batch, panels_of, put
 
     batch = make_batch(rng.randrange(2**32), 1, 4200, 60, 30)
-    found, same = (
-        lcs_length(*put(batch, backend), backend=backend, block_words=128)
-        for backend in ("triton", "reference")
-    )
+    with panels_of(128):
+        found, same = (
+            lcs_length(*put(batch, backend), backend=backend) for backend in ("triton", "reference")
+        )
     assert found.tolist() == same.tolist()
 
 

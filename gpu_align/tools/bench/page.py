@@ -159,8 +159,8 @@ round, in changing order, after a warm-up.
 Between tokens: the time before each piece of the stream, divided evenly among its tokens. A step that accepts
 draft tokens sends several tokens in one piece.
 
-Identical compares each answer with that of the first run, which had no prediction. If answers of the mode none differ,
-too, the rest of the batch decides near ties, by its rounding.
+Identical compares each answer with that of the first run, which had no prediction. If answers of the mode none
+differ, too, the rest of the batch decides near ties, by its rounding.
 """
 
 
