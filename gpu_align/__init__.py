@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .config import DrafterConfig
-    from .drafter import CapturedStep, Drafter
+    from .drafter import Drafter
     from .memory import ResponseMemory
     from .ops.layout import Draft, Source
     from .ops.recipes.table import Recipes
     from .recipes.pack import RecipePack
+    from .steps import CapturedStep
 
 __all__ = [
     "CapturedStep",
@@ -32,7 +33,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _MODULES = {
-    "CapturedStep": "drafter",
+    "CapturedStep": "steps",
     "Draft": "ops.layout",
     "Drafter": "drafter",
     "DrafterConfig": "config",

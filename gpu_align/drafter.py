@@ -18,6 +18,7 @@ from .ops import layout as c
 from .ops.backend import (
     Backend,
     check_batch,
+    check_device,
     check_int,
     check_integers,
     check_tensor,
@@ -28,7 +29,8 @@ from .ops.choose.survival import HIGH_TEMPERATURE, SurvivalTables
 from .ops.layout import Draft, allocate_draft, allocate_state
 from .ops.recipes.table import Recipes, shared_recipe_table
 from .ops.slots import load_slot_kernel, occupy_slot, store_prediction, vacate_slot
-from .ops.step import StepCall, StepLaunch, make_step
+from .ops.step import StepLaunch, make_step
+from .steps import CapturedStep, Preparation
 
 #: What the kernel can count: lanes of a draft, positions as parts of 32-bit keys, and the rest in 32 bits.
 _MOST = {
@@ -53,25 +55,6 @@ def check_type(name: str, value: object, kind: type, expected: str) -> None:
         raise TypeError(f"{name}: expected {expected}, found {type(value).__name__}{advice}")
 
 
-def check_device(device: object) -> torch.device:
-    """The device, if it is the CPU or a GPU that is there."""
-    if isinstance(device, bool) or not isinstance(device, (str, int, torch.device)):
-        raise TypeError(f"device: expected a str or torch.device, found {type(device).__name__}")
-    try:
-        found = torch.device(device)
-    except RuntimeError:  # of several lines
-        found = torch.device("meta")
-    if found.type == "cpu":
-        return torch.device("cpu")
-    if found.type != "cuda":
-        raise ValueError(f"device: expected 'cpu' or 'cuda', found {str(device)!r}")
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if (found.index or 0) >= num_gpus:
-        there = f"'cpu' or one of {num_gpus} GPUs" if num_gpus else "'cpu', for PyTorch sees no GPU"
-        raise ValueError(f"device: expected {there}, found {str(device)!r}")
-    return found
-
-
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -86,84 +69,6 @@ def on_its_device(method: Method) -> Method:
             return method(self, *args, **kwargs)
 
     return cast(Method, run)
-
-
-class Preparation:
-    """Steps of single slots, whose drafts are not read; on CUDA they run on a stream of their own.
-
-    A draft does not depend on how tokens were split over steps, so a step may run early. It then finds the context
-    in the index and the output aligned. make: gives a step that writes to its `out`.
-    """
-
-    def __init__(
-        self, make: Callable[..., StepCall], max_slots: int, num_draft_tokens: int, device: torch.device
-    ) -> None:
-        self._device = device
-        self._step = make(out=allocate_draft(max_slots, num_draft_tokens, device))
-        self._slots = torch.zeros(max_slots, dtype=torch.int64, device=device)
-        self._total_len = torch.zeros(max_slots, dtype=torch.int32, device=device)
-        self._num_sampled = torch.ones(max_slots, dtype=torch.int32, device=device)
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        #: Recorded after the last start, until `join`.
-        self._done: torch.cuda.Event | None = None
-
-    def start(self, token_ids: torch.Tensor, total_len: torch.Tensor, slots: Sequence[int]) -> None:
-        """Run a step of `slots`, after what the current stream holds by now. Arguments as in `Drafter.prepare`."""
-        self.join()
-        # The engine adds tokens while this runs; what it has now is what is processed.
-        self._total_len.copy_(total_len)
-        if self._stream is None:
-            self._run(token_ids, slots)
-            return
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            self._run(token_ids, slots)
-            self._done = self._stream.record_event()
-
-    def _run(self, token_ids: torch.Tensor, slots: Sequence[int]) -> None:
-        num_slots = len(slots)
-        source = torch.tensor(slots, dtype=torch.int64)
-        if self._stream is not None:
-            source = source.pin_memory()
-        self._slots[:num_slots].copy_(source, non_blocking=True)
-        self._step(token_ids, self._total_len, self._slots[:num_slots], self._num_sampled[:num_slots])
-
-    def finish(self) -> None:
-        """The host waits for what was started: its memory is about to be freed."""
-        if self._done is not None:
-            self._done.synchronize()
-
-    def join(self) -> None:
-        """Make the current stream wait for the prepared step. The host does not wait."""
-        if self._done is not None:
-            torch.cuda.current_stream(self._device).wait_event(self._done)
-            self._done = None
-
-
-class CapturedStep:
-    """A step of a `Drafter` that an engine replays, to `draft`: no arguments, no checks, one launch."""
-
-    def __init__(self, drafter: Drafter, *inputs: torch.Tensor) -> None:
-        token_ids, total_len, slots, num_sampled = inputs
-        self._drafter = drafter
-        self._propose = partial(drafter.propose, *inputs)
-        self._graph: torch.cuda.CUDAGraph | None = None
-        # Nothing sampled: the kernel is compiled and runs once, and leaves every slot as it is.
-        idle = torch.zeros_like(num_sampled)
-        self.draft = drafter.propose(token_ids, total_len, slots, idle)
-        if drafter.device.type == "cuda":
-            torch.cuda.current_stream(drafter.device).synchronize()
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
-                self._propose()
-
-    def replay(self) -> Draft:
-        """Run the step with what the captured tensors hold now."""
-        if self._graph is None:
-            return self._propose()
-        self._drafter._preparation.join()
-        self._graph.replay()
-        return self.draft
 
 
 class Drafter:
@@ -516,7 +421,7 @@ class Drafter:
         All graphs write to the same `Draft` buffers. `add` and `remove` go on as ever, as long as they run on the
         stream that replays. On the CPU there is no graph, and a replay is a call of `propose`.
         """
-        return CapturedStep(self, token_ids, total_len, slots, num_sampled)
+        return CapturedStep(self.propose, self._preparation, token_ids, total_len, slots, num_sampled)
 
     def _check_slot(self, slot: int) -> int:
         return check_int("slot", slot, 0, self.max_slots - 1, f"0 <= slot < {self.max_slots}")

@@ -36,6 +36,7 @@ from gpu_align import DrafterConfig
 from gpu_align.ops.layout import WINDOW
 from gpu_align.ops.lcs import lcs_length, lcs_prefix_row
 from gpu_align.policies import OPTIONAL_POLICIES, POLICIES, Myers, Policy, StaticText
+from gpu_align.predictors import PredictorOptions
 
 #: Requests and tokens of a text.
 SIZES = [(batch, size) for size in (1024, 4096, 32_768) for batch in (1, 64, 256, 1024)]
@@ -240,12 +241,12 @@ class TestRealignment:
         rest, written, rows = since_divergence(make_diverged(batch, size))
         policies, new = [Myers() for _ in rest], written[:, STEP_TOKENS:].tolist()
         for policy, prediction, output in zip(policies, rest, written, strict=True):
-            policy.start([], prediction.tolist(), NUM_DRAFT_TOKENS)
-            policy.extend(output[:STEP_TOKENS].tolist())
+            policy.reset([], PredictorOptions(NUM_DRAFT_TOKENS, prediction=tuple(prediction.tolist())))
+            policy.push_tokens(output[:STEP_TOKENS].tolist())
 
         def run(policies: list[Myers]) -> None:
             for policy, tokens in zip(policies, new, strict=True):
-                policy.extend(tokens)
+                policy.push_tokens(tokens)
 
         run(found := [*map(copy.copy, policies)])
         for policy, row in zip(found, rows, strict=False):
@@ -276,8 +277,8 @@ class PolicySteps:
         for policy, prediction, output in zip(
             self.policies, texts.predictions.tolist(), self.outputs, strict=True
         ):
-            policy.start([], prediction, NUM_DRAFT_TOKENS)
-            policy.extend(output[: texts.done])
+            policy.reset([], PredictorOptions(NUM_DRAFT_TOKENS, prediction=tuple(prediction)))
+            policy.push_tokens(output[: texts.done])
         self.new: list[list[int]] = []
 
     def _make(self, name: str) -> Policy:
@@ -291,8 +292,8 @@ class PolicySteps:
 
     def step(self) -> list[list[int]]:
         for policy, tokens in zip(self.policies, self.new, strict=True):
-            policy.extend(tokens)
-        return [policy.propose() for policy in self.policies]
+            policy.push_tokens(tokens)
+        return [policy.predict_tokens() for policy in self.policies]
 
 
 @pytest.mark.parametrize("state", STATES)

@@ -21,7 +21,7 @@ from benchmarks import tables
 from benchmarks.pictures import GREY, for_both_schemes, pyplot, save
 from benchmarks.quality.build_suffix_peer import add_to_path
 from gpu_align.policies import OpenAI
-from gpu_align.predictors.base import count_accepted
+from gpu_align.predictors.base import PredictorOptions, count_accepted
 from gpu_align.simulate import Record, load_tokenizer, make_policies, replay, runnable_policy_names
 
 TEXTS = Path(__file__).parent / "texts"
@@ -88,13 +88,13 @@ def usage_of(draft: Sequence[int], output: Sequence[int], resume_after: int = 32
     Draft tokens after the last token of the output count as rejected, because they were verified as well.
     """
     policy = OpenAI(resume_after=resume_after)
-    policy.start([], draft, 4 * LOOKAHEAD)
+    policy.reset([], PredictorOptions(4 * LOOKAHEAD, prediction=tuple(draft)))
     done = drafted = accepted = 0
     while done < len(output):
-        offered = policy.propose()
+        offered = policy.predict_tokens()
         right = count_accepted(offered, output[done:])
         drafted, accepted = drafted + len(offered), accepted + right
-        policy.extend(output[done : done + right + 1])
+        policy.push_tokens(output[done : done + right + 1])
         done += right + 1
     return accepted, drafted - accepted
 

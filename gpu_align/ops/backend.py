@@ -126,6 +126,25 @@ def check_tensor(
     return t
 
 
+def check_device(device: object) -> torch.device:
+    """The device, if it is the CPU or a GPU that is there."""
+    if isinstance(device, bool) or not isinstance(device, (str, int, torch.device)):
+        raise TypeError(f"device: expected a str or torch.device, found {type(device).__name__}")
+    try:
+        found = torch.device(device)
+    except RuntimeError:  # of several lines
+        found = torch.device("meta")
+    if found.type == "cpu":
+        return torch.device("cpu")
+    if found.type != "cuda":
+        raise ValueError(f"device: expected 'cpu' or 'cuda', found {str(device)!r}")
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if (found.index or 0) >= num_gpus:
+        there = f"'cpu' or one of {num_gpus} GPUs" if num_gpus else "'cpu', for PyTorch sees no GPU"
+        raise ValueError(f"device: expected {there}, found {str(device)!r}")
+    return found
+
+
 def resolve_backend(backend: str, t: torch.Tensor) -> Literal["triton", "reference"]:
     """Say which implementation runs: "auto" is Triton on CUDA tensors and the reference on CPU tensors.
 

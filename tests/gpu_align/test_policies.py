@@ -40,6 +40,10 @@ Rule = Callable[[Ids, Ids, Ids], Ids]
 TOKENS = st.lists(st.integers(0, 3), max_size=70)
 
 
+def begin(policy: Policy, prompt: Ids, prediction: Ids, k: int) -> None:
+    policy.reset(prompt, PredictorOptions(num_draft_tokens=k, prediction=tuple(prediction)))
+
+
 @st.composite
 def outputs(draw: Any) -> tuple[Ids, list[Ids]]:
     """A prediction, and an output in steps that follows it with edits, or does not."""
@@ -151,15 +155,15 @@ def test_a_policy_drafts_what_its_rule_says(
 ) -> None:
     policy, rule = ruled(data)
     prediction, steps = texts
-    policy.start([5], [6], k)
-    policy.extend([5])  # of another sequence: forgotten
-    policy.start(prompt, prediction, k)
+    begin(policy, [5], [6], k)
+    policy.push_tokens([5])  # of another sequence: forgotten
+    begin(policy, prompt, prediction, k)
     output: Ids = []
     for step in [*steps, []]:
         if output or prefill:
-            assert policy.propose() == rule(prompt, prediction, output)[:k]
+            assert policy.predict_tokens() == rule(prompt, prediction, output)[:k]
         if step:
-            policy.extend(step)
+            policy.push_tokens(step)
             output += step
 
 
@@ -173,22 +177,21 @@ def test_a_draft_is_a_short_slice_of_what_is_known(
     make: Callable[[], Policy], prompt: Ids, texts: tuple[Ids, list[Ids]], k: int
 ) -> None:
     prediction, steps = texts
-    policy, again, given_prediction = make(), make(), list(prediction)
-    again.start([1], [2, 1], 4)
-    again.propose()
-    again.extend([1])
-    policy.start(prompt, given_prediction, k)
-    again.start(prompt, prediction, k)
-    given_prediction[:] = [9] * len(prediction)
+    policy, again = make(), make()
+    begin(again, [1], [2, 1], 4)
+    again.predict_tokens()
+    again.push_tokens([1])
+    begin(policy, prompt, prediction, k)
+    begin(again, prompt, prediction, k)
     known = prompt + prediction
     for step in steps:
-        draft = policy.propose()
+        draft = policy.predict_tokens()
         assert len(draft) <= k
         assert any(known[i : i + len(draft)] == draft for i in range(len(known) + 1))
-        policy.propose().append(99)
-        assert policy.propose() == draft == again.propose()
-        policy.extend(step)
-        again.extend(step)
+        policy.predict_tokens().append(99)
+        assert policy.predict_tokens() == draft == again.predict_tokens()
+        policy.push_tokens(step)
+        again.push_tokens(step)
         known += step
 
 
@@ -225,10 +228,10 @@ def test_policies_never_import_torch() -> None:
 
 def drafts_of(policy: Policy, prediction: Ids, steps: Sequence[Ids], k: int = 64) -> Ids:
     """What it drafts after these steps."""
-    policy.start([], prediction, k)
+    begin(policy, [], prediction, k)
     for step in steps:
-        policy.extend(step)
-    return policy.propose()
+        policy.push_tokens(step)
+    return policy.predict_tokens()
 
 
 def upstream(package: str, file: str, name: str, namespace: dict[str, Any]) -> Any:

@@ -109,7 +109,7 @@ def import_policy(path: str) -> TokenPredictor:
     if isinstance(policy, TokenPredictor):
         policy.name = path
         return policy
-    raise ValueError(f"policy {path!r}: expected a TokenPredictor or a Policy, found {type(policy).__name__}")
+    raise ValueError(f"policy {path!r}: expected a TokenPredictor, found {type(policy).__name__}")
 
 
 def _literal(text: str) -> Any:

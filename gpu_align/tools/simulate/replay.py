@@ -100,7 +100,7 @@ def replay(
         progress: told the tokens replayed since the last call: 0 at the beginning, then every 256 steps.
 
     Raises:
-        ValueError: ``num_draft_tokens < 1``, or a `gpu_align.policies.Policy` drafted more than K tokens.
+        ValueError: ``num_draft_tokens < 1``.
     """
     told, tell = 0, progress or (lambda tokens: None)
     tell(0)
