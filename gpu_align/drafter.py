@@ -27,7 +27,7 @@ from .ops.backend import (
 )
 from .ops.choose.survival import HIGH_TEMPERATURE, SurvivalTables
 from .ops.layout import Draft, allocate_draft, allocate_state
-from .ops.recipes.table import Recipes, shared_recipe_table
+from .ops.recipes.table import Recipes
 from .ops.slots import load_slot_kernel, occupy_slot, store_prediction, vacate_slot
 from .ops.step import StepLaunch, make_step
 from .steps import CapturedStep, Preparation
@@ -157,11 +157,9 @@ class Drafter:
         #: Names of the recipe packs that a request may choose from.
         self.recipe_names = recipes.names
         self._pack_bits = recipes.pack_bits
-        # Keep a strong reference; the cache is weak.
-        self._shared_recipes = shared_recipe_table(
-            recipes, num_draft_tokens, self.device, self.config.min_survival_recipe, vocab_size
+        self._recipes = recipes.table(
+            num_draft_tokens, self.device, self.config.min_survival_recipe, vocab_size
         )
-        self._recipes = self._shared_recipes.table
         self._draft = allocate_draft(max_slots, num_draft_tokens, self.device)
         #: The first rows of it, by batch size.
         self._drafts: dict[int, Draft] = {}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from ..config import DrafterConfig
 from ..ops.align.reference import load_state
@@ -38,7 +38,7 @@ from ..ops.layout import (
 from ..ops.match import NUM_CANDIDATES
 from ..ops.match.reference import CandidateArrays, allocate_candidates
 from ..ops.recipes import ALL_PACKS
-from ..ops.recipes.table import RecipeArrays, Recipes, RecipeTable
+from ..ops.recipes.table import RecipeArrays, Recipes
 from ..ops.slots import state_of
 from ..ops.step.reference import IntArray, choose_draft, last_bucket, load_request, update_state
 
@@ -141,8 +141,6 @@ _WORSE = {
     ALIGNMENT_CLOSE: f"at most {CLOSE_DEFICIT} worse by the alignment",
     ALIGNMENT_FAR: f"more than {CLOSE_DEFICIT} worse by the alignment",
 }
-#: `RecipeTable.build`, for a table that several share: it takes a while to make.
-recipe_table = lru_cache(maxsize=8)(RecipeTable.build)
 #: Candidates that were not chosen: this many of the best are told.
 _NUM_OTHERS = 3
 
@@ -190,8 +188,9 @@ class Explainer:
         config = config if config is not None else DrafterConfig()
         self._prompt_len = prompt_len
         self._text = "memory" if is_memory else "prediction"
-        self._recipes = recipes
-        table = recipe_table(recipes, num_draft_tokens, "cpu", config.min_survival_recipe).numpy()
+        self._recipes = recipes if recipes is not None else Recipes.from_lists([])
+        device = torch.device("cpu")
+        table = self._recipes.table(num_draft_tokens, device, config.min_survival_recipe).numpy()
         self._view = StepView(
             [prediction], [prompt_len], max_context_len, num_draft_tokens, config, table,
             recipe_packs=recipe_packs, text_kind=text_kind(is_memory, is_related),
@@ -223,7 +222,6 @@ class Explainer:
         return Explanation(int(view.cursor[0]), chosen, tuple(other))
 
     def _describe_recipe(self, recipe: int, expected: int) -> Explained:
-        assert self._recipes is not None
         matched = int((self._recipes.context[recipe] != -1).sum())
         shape = f"texts of which the last {matched} items have this shape"
         words = shape if self._recipes.is_shape[recipe] else _last(matched)

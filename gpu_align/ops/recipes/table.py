@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +32,8 @@ from . import (
 )
 
 IntArray = npt.NDArray[np.int32]
+#: Held while a table is made: drafters that are made at once share one.
+_lock = threading.Lock()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -66,6 +67,7 @@ class Recipes:
     names: tuple[str, ...] = ("",)
     shape_of: IntArray | None = None
     indents: IntArray | None = None
+    _tables: dict[tuple[Any, ...], RecipeTable] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         """Fill in what was left out; ValueError for shapes without `shape_of`, or another number of packs."""
@@ -154,6 +156,16 @@ class Recipes:
             _join_shapes([recipes.shape_of for recipes in each if recipes.shape_of is not None]),
             _join_indents([recipes.indents for recipes in each if recipes.indents is not None]),
         )
+
+    def table(
+        self, num_draft_tokens: int, device: torch.device, min_survival: float, vocab_size: int = 1 << 31
+    ) -> RecipeTable:
+        """`RecipeTable.build` of these arguments, made once: it lives as long as the recipes, and is only read."""
+        key = num_draft_tokens, device, min_survival, vocab_size
+        with _lock:
+            if key not in self._tables:
+                self._tables[key] = RecipeTable.build(self, *key)
+            return self._tables[key]
 
     def select(self, kept: npt.NDArray[np.bool_]) -> Recipes:
         """Those of them that are kept. kept: [R] bool."""
@@ -328,32 +340,3 @@ def _first_of_each(keys: npt.NDArray[np.int64], packs: IntArray) -> tuple[npt.ND
 def _and_beyond(values: IntArray | None, beyond: int) -> IntArray:
     """The values, and one for all tokens beyond them; [0] without."""
     return np.zeros(0, dtype=np.int32) if values is None else np.append(values, beyond).astype(np.int32)
-
-
-class SharedRecipeTable:
-    """A `RecipeTable` that is not written to. It lives as long as a reference to it."""
-
-    def __init__(self, table: RecipeTable) -> None:
-        self.table = table
-
-
-_Key = tuple[int, torch.device, float, int]
-_tables: WeakKeyDictionary[Recipes, WeakValueDictionary[_Key, SharedRecipeTable]] = WeakKeyDictionary()
-_lock = threading.Lock()
-
-
-def shared_recipe_table(
-    recipes: Recipes, num_draft_tokens: int, device: torch.device, min_survival: float, vocab_size: int
-) -> SharedRecipeTable:
-    """`RecipeTable.build` of these arguments, made once: equal arguments (`recipes`: the
-    same object) return the same tensors."""
-    key = num_draft_tokens, device, min_survival, vocab_size
-    with _lock:
-        tables = _tables.setdefault(recipes, WeakValueDictionary())
-        shared = tables.get(key)
-        if shared is None:
-            shared = SharedRecipeTable(
-                RecipeTable.build(recipes, num_draft_tokens, device, min_survival, vocab_size)
-            )
-            tables[key] = shared
-        return shared
