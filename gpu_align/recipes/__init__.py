@@ -1,7 +1,7 @@
 """Recipe packs: continuations that are likely in any text of a kind, or certain in a task; see README.md here.
 
-`learn`, `observe`, `merge`, `shapes_only`, `report`, `add_pack` and `update_index` are
-names of `gpu_align.tools.recipes`, which is imported when one is used. As methods the functions are deprecated.
+`learn`, `observe`, `merge`, `shapes_only` and `report` are names of `gpu_align.tools.recipes`, which is imported
+when one is used. As methods the functions are deprecated.
 """
 
 import warnings
@@ -9,11 +9,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .pack import PackError, RecipePack
-from .registry import Registry
 from .tokenize import Observed, Recipe, fingerprint, shape_of_tokens
 
 if TYPE_CHECKING:
-    from ..tools.recipes.index import add_pack, update_index
     from ..tools.recipes.learn import learn, observe
     from ..tools.recipes.merge import merge, shapes_only
     from ..tools.recipes.report import report
@@ -23,7 +21,6 @@ __all__ = [
     "PackError",
     "Recipe",
     "RecipePack",
-    "add_pack",
     "fingerprint",
     "learn",
     "merge",
@@ -31,34 +28,32 @@ __all__ = [
     "report",
     "shape_of_tokens",
     "shapes_only",
-    "update_index",
 ]
 
 
+_TOOLS = {"learn": "learn", "observe": "learn", "merge": "merge", "shapes_only": "merge", "report": "report"}
+
+
 def __getattr__(name: str) -> Any:
-    from ..tools.recipes import index, learn, merge, report
-
-    modules = {"learn": learn, "merge": merge, "observe": learn, "report": report, "shapes_only": merge}
-    modules |= dict.fromkeys(("add_pack", "update_index"), index)
-    if name not in modules:
+    if name not in _TOOLS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(modules[name], name)
+    from ..tools.recipes import learn, merge, report
+
+    return getattr({"learn": learn, "merge": merge, "report": report}[_TOOLS[name]], name)
 
 
-def _deprecated(owner: type, method: str, function: str) -> Callable[..., Any]:
+def _deprecated(name: str) -> Callable[..., Any]:
     """The method that was here before the function."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        message = f"{owner.__name__}.{method}: use gpu_align.recipes.{function}"
+        message = f"RecipePack.{name}: use gpu_align.recipes.{name}"
         warnings.warn(message, DeprecationWarning, stacklevel=2)
-        found = __getattr__(function)
-        return found(args, **kwargs) if method == "merge" else found(*args, **kwargs)
+        found = __getattr__(name)
+        return found(args, **kwargs) if name == "merge" else found(*args, **kwargs)
 
     return call
 
 
-for _name in ("learn", "observe", "merge", "report", "shapes_only"):
-    _call = _deprecated(RecipePack, _name, _name)
+for _name in _TOOLS:
+    _call = _deprecated(_name)
     setattr(RecipePack, _name, staticmethod(_call) if _name in ("learn", "observe") else _call)
-for _name, _function in (("add", "add_pack"), ("update", "update_index")):
-    setattr(Registry, _name, _deprecated(Registry, _name, _function))

@@ -221,7 +221,6 @@ gpu-align recipes observe samples.jsonl --tokenizer tekken --out observed.json.g
 gpu-align recipes merge one.json.gz two.json.gz --out both.json.gz
 gpu-align recipes report base outputs.jsonl --tokenizer tekken --json worth.json
 gpu-align recipes show base --top 5
-gpu-align recipes index packs
 gpu-align tune traffic.jsonl --out table.json
 gpu-align tune traffic.jsonl logs --out table.json --tokenizer tekken
 gpu-align report logs/chatcmpl-1.yaml --html page.html

@@ -10,12 +10,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from tempfile import mkdtemp
 
 import pytest
 
 from gpu_align import RecipePack
-from gpu_align.recipes.registry import Registry
 
 PACKAGE = Path(__file__).parents[2] / "gpu_align"
 
@@ -76,7 +74,6 @@ def test_data_files_are_packaged():
         ),
         ("merge", lambda p: {"a", "b"} <= set(p.merge(RecipePack({"a": 1}, [])).words) or None),
         ("shapes_only", lambda p: p.shapes_only()),
-        ("update_index", lambda p: Registry(mkdtemp()).update()),
         (
             "report",
             lambda p: p.report([], lambda texts: [[1] for _ in texts], lambda ids: ["a" for _ in ids]),

@@ -8,7 +8,6 @@ import functools
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -199,10 +198,9 @@ def load_pack(entry: str, registry: str | None) -> tuple[str, RecipePack]:
 
     Raises whatever keeps the pack from being read: `PackError`, `OSError`.
     """
-    from gpu_align.recipes.registry import resolve_packs
+    from gpu_align.recipes.registry import find_pack
 
-    ((name, pack),) = resolve_packs(entry, None if registry is None else Path(registry)).items()
-    return name, pack
+    return find_pack(entry, registry)
 
 
 def known_names(settings: Settings) -> tuple[str, ...] | None:

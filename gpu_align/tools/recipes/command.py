@@ -296,19 +296,3 @@ def _shown(entry: Observed, texts: Callable[[Sequence[int]], list[str]]) -> list
 def _visible(text: str) -> str:
     """The text in one line, with spaces that show."""
     return repr(text)[1:-1].replace(" ", "␣")
-
-
-@recipes_app.command("index", epilog=console.epilog("recipes index"))
-def index_command(folder: Annotated[Path, _argument("DIR", "a folder of packs")]) -> None:
-    """Write the index of a folder of packs, from which a server takes them by name and version."""
-    from ...recipes.registry import INDEX, Registry
-    from .index import update_index
-
-    with refusing(folder):
-        registry = Registry(folder)
-        wrong = update_index(registry)
-    for _, why in wrong:
-        typer.echo(f"warning: {why}", err=True)
-    for pack in registry.packs:
-        typer.echo(f"{pack.task}@{pack.version}  {pack.file}  {pack.content_hash}")
-    typer.echo(f"wrote {folder / INDEX}: {counted(len(registry.packs), 'pack')}")

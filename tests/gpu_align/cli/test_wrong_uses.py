@@ -117,11 +117,6 @@ WRONG: dict[str, str] = {
         text.json
         pack.json.gz --tokenizer /no/such/folder
     """,
-    "recipes index": """
-
-        missing
-        pack.json.gz
-    """,
     "tune": """
 
         pairs.jsonl -o out.yaml → --out: expected a name that ends in .json
