@@ -212,12 +212,10 @@ def _settings(
 
 
 def policies_command(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME...", help="show these in full: options and source")
-    ] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME...", help="only these")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print all fields as JSON")] = False,
 ) -> None:
-    """List the drafters that simulate can run: what each does, its options, and who published it."""
+    """List the drafters that simulate can run: what each does, and who published it."""
     found = {policy["name"]: policy for policy in describe()}
     for name in names or ():
         if name not in found:
@@ -228,62 +226,34 @@ def policies_command(
         return
     for policy in chosen:
         typer.echo(f"{policy['name']}\n  {policy['summary']}")
-        options = ", ".join(f"{name}={value!r}" for name, value in policy["options"].items())
-        for what in ("options", "given_as", "source", "needs"):
-            if told := (options or "none") if what == "options" else policy[what]:
-                typer.echo(f"  {what.replace('_', ' '):9} {told}")
+        for what in ("source", "needs"):
+            if policy[what]:
+                typer.echo(f"  {what:6} {policy[what]}")
 
 
-def describe() -> list[dict[str, Any]]:
-    """Every policy, in the order of ``simulate``.
-
-    ``name``; ``summary`` in a line; ``options`` as it runs; ``given_as``, how others are given; ``source``, who
-    published it; ``needs``, what it cannot run without here.
-    """
-    from ...config import DrafterConfig
+def describe() -> list[dict[str, str]]:
+    """Every policy, in the order of ``simulate``: ``name``; ``summary`` and ``source``, who published it, of its
+    docstring; ``needs``, what it cannot run without here."""
     from .. import policies as published
     from . import policies
 
-    fields = "length_factor", "min_survival", "min_survival_recipe"
-    described = [
-        {
-            "name": policies.OURS,
-            "summary": "This library's drafter: aligns the prediction, looks the context and recipes up.",
-            "options": {field: getattr(DrafterConfig(), field) for field in fields},
-            "given_as": "--length-factor F --min-survival P --min-survival-recipe P --recipes PATH|base|off",
-            "source": "this library, docs/alignment.md",
-            "needs": "",
-        }
-    ]
+    told = "This library's drafter: aligns the prediction, looks the context and recipes up."
+    described = [{"name": policies.OURS, "summary": told, "source": "docs/alignment.md", "needs": ""}]
     for group, needs in (
         (published.POLICIES, ""),
         (published.RECIPE_POLICIES, "--tokenizer, or records that name one"),
         (published.OPTIONAL_POLICIES, "" if published.suffix_decoding_available() else "arctic-inference"),
     ):
-        described += [{"name": name, **_told_by(factory), "needs": needs} for name, factory in group.items()]
+        for name, factory in group.items():
+            made = factory.func if isinstance(factory, functools.partial) else factory
+            text = (inspect.getdoc(made) or "").replace("``", "`")
+            source = re.search(r"\bSource:\s+(.+?)(?:\n\n|\Z)", text, re.DOTALL)
+            described.append(
+                {
+                    "name": name,
+                    "summary": " ".join(text.partition("\n\n")[0].split()),
+                    "source": " ".join(source[1].split()) if source else "",
+                    "needs": needs,
+                }
+            )
     return described
-
-
-#: Arguments that are not options on a command line.
-_NOT_OPTIONS = ("name", "recipes", "ends_line")
-
-
-def _told_by(factory: Any) -> dict[str, Any]:
-    """Options of its signature, and the first paragraph and the source of its docstring."""
-    called = factory if isinstance(factory, functools.partial) else functools.partial(factory)
-    bound = inspect.signature(called.func).bind_partial(*called.args, **called.keywords)
-    bound.apply_defaults()
-    options = {
-        option: value
-        for option, value in bound.arguments.items()
-        if option not in _NOT_OPTIONS and not isinstance(value, tuple)
-    }
-    given = [f"--policy 'gpu_align.policies:{called.func.__name__}?{o}={v}'" for o, v in options.items()]
-    text = (inspect.getdoc(called.func) or "").replace("``", "`")
-    source = re.search(r"\bSource:\s+(.+?)(?:\n\n|\Z)", text, re.DOTALL)
-    return {
-        "summary": " ".join(text.partition("\n\n")[0].split()),
-        "options": options,
-        "given_as": given[0] if given else "",
-        "source": " ".join(source[1].split()) if source else "",
-    }
