@@ -10,12 +10,8 @@ import torch
 from transformers import GenerationMixin, cache_utils
 from transformers.generation.utils import ALL_CACHE_NAMES
 
-_PREALLOCATED, _WINDOW = cache_utils.StaticLayer, cache_utils.DynamicSlidingWindowLayer
-#: From transformers 4.57 on, and before.
-_STATIC_WINDOW = getattr(cache_utils, "StaticSlidingWindowLayer", None)
-_OLD_STATIC_WINDOW = getattr(cache_utils, "SlidingWindowLayer", None)
-#: Layers that `DraftForward.keep` crops itself: their own `crop` is missing, or fails where a window is full.
-_CROPPED_HERE = {_PREALLOCATED, _WINDOW, _STATIC_WINDOW, _OLD_STATIC_WINDOW}
+#: Layers that `DraftForward.keep` crops itself: their own `crop` fails where the window is full.
+_WINDOW = cache_utils.DynamicSlidingWindowLayer
 
 #: The argument and the output that hold the cache: "past_key_values", since transformers 5.24 "cache".
 CACHE_NAME = ALL_CACHE_NAMES[0]
@@ -63,7 +59,6 @@ class DraftForward:
         #: Of each layer with a window, before a pass with a draft: keys, values and the number of tokens seen.
         self._windows: dict[int, tuple[Any, Any, int]] = {}
         config = model.config.get_text_config()
-        self._window = max(getattr(config, n, None) or 0 for n in ("sliding_window", "attention_chunk_size"))
         mask = self._growing.get("attention_mask")
         self._rope_change = _rope_change(config, 0 if mask is None else int((mask == 0).sum()))
         self.failure = None if self.cache is None else _why_not_forgetting(self.cache)
@@ -89,13 +84,9 @@ class DraftForward:
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = num_logits
         for layer in self._layers if draft else ():
-            if type(layer) in (_WINDOW, _STATIC_WINDOW):
-                seen = int(getattr(layer, "cumulative_length_int", layer.cumulative_length))
-                stored = [layer.keys, layer.values] if seen else [None, None]
-                # A pass writes into static ones, and replaces the others.
-                if seen and type(layer) is _STATIC_WINDOW:
-                    stored = [layer.keys.clone(), layer.values.clone()]
-                self._windows[id(layer)] = stored[0], stored[1], seen
+            if type(layer) is _WINDOW:
+                seen = int(layer.cumulative_length)
+                self._windows[id(layer)] = (layer.keys, layer.values, seen) if seen else (None, None, 0)
         outputs = self._model(**inputs, return_dict=True)
         if outputs.logits.shape[1] < num_logits:
             raise self._unfit(f"computes the logits of {outputs.logits.shape[1]} tokens, not of {num_logits}")
@@ -170,26 +161,12 @@ class DraftForward:
     def _layers(self) -> list[Any]:
         return getattr(self.cache, "layers", []) if self._use_cache else []
 
-    @property
-    def is_preallocated(self) -> bool:
-        """Whether the cache has its full length from the start."""
-        return any(isinstance(layer, _PREALLOCATED) for layer in self._layers)
-
     def room(self, length: int) -> int | None:
         """The most draft tokens that a pass after `length` tokens may have; None is any number."""
         if self.failure is not None or (self._use_cache and self.cache is None):
             return 0  # a cache that the model makes in its first pass is not known before
         pending = length - self._cached
-        rooms = []
-        for layer in self._layers:
-            if type(layer) is _WINDOW:
-                rooms.append(layer.sliding_window - 1 - pending)
-            elif type(layer) is _STATIC_WINDOW:
-                # A cache shorter than the window has an end like those without one.
-                is_short = layer.max_cache_len < self._window
-                rooms.append(layer.max_cache_len - (length if is_short else pending))
-            elif isinstance(layer, _PREALLOCATED):
-                rooms.append(layer.max_cache_len - length)
+        rooms = [layer.sliding_window - 1 - pending for layer in self._layers if type(layer) is _WINDOW]
         if self._rope_change is not None:
             change, always = self._rope_change
             if always or self._cached <= change:
@@ -204,24 +181,14 @@ class DraftForward:
         self._cached = length
         if length == end:
             return
-        if _CROPPED_HERE.isdisjoint(map(type, self._layers)):
+        if _WINDOW not in map(type, self._layers):
             self.cache.crop(length - end)  # negative: so many tokens less
             return
         for layer in self._layers:
-            if type(layer) in (_WINDOW, _STATIC_WINDOW):
+            if type(layer) is _WINDOW:
                 _rewind_window(layer, *self._windows[id(layer)], length, end)
-            elif type(layer) not in _CROPPED_HERE:
-                layer.crop(length - end)
             else:
-                count = getattr(layer, "cumulative_length", None)
-                if isinstance(count, torch.Tensor):
-                    count.sub_(end - length)
-                    continue
-                # Early versions count what is not zero, and beside it in a window.
-                layer.keys[:, :, length:end].zero_()
-                layer.values[:, :, length:end].zero_()
-                if count is not None:
-                    layer.cumulative_length -= end - length
+                layer.crop(length - end)
 
 
 def _rope_change(config: Any, padding: int) -> tuple[int, bool] | None:
@@ -245,7 +212,7 @@ def _why_not_forgetting(cache: Any) -> str | None:
     base = cache_utils.Cache
     for kept in (cache, *getattr(cache, "layers", ())):
         kind = type(kept)
-        if kind in _CROPPED_HERE:
+        if kind is _WINDOW:
             continue
         depth = {name: i for i, c in reversed([*enumerate(kind.__mro__)]) for name in vars(c)}
         stores = min((i for name, i in depth.items() if name.startswith("update")), default=-1)
@@ -262,23 +229,12 @@ def _why_not_forgetting(cache: Any) -> str | None:
 
 def _rewind_window(layer: Any, keys: Any, values: Any, seen: int, length: int, end: int) -> None:
     """Forget tokens ``length <= i < end`` of a pass; keys, values: of the `seen` tokens before it, or None."""
-    is_static = type(layer) is _STATIC_WINDOW
-    window = layer.max_cache_len if is_static else layer.sliding_window - 1
+    window = layer.sliding_window - 1
     for name, before in (("keys", keys), ("values", values)):
         now = getattr(layer, name)
         first = min(end, now.shape[2]) - (end - seen)  # room() lets all that was fed fit in
         stored = now[:, :, first : first + length - seen]
         if before is not None:
             stored = torch.cat([before[:, :, : min(seen, window)], stored], dim=2)
-        stored = stored[:, :, -window:]
-        if is_static:
-            stored = stored.clone()
-            now.zero_()
-            now[:, :, : stored.shape[2]] = stored
-        else:
-            setattr(layer, name, stored)
-    if hasattr(layer, "cumulative_length_int"):
-        layer.cumulative_length_int = length
-        layer.cumulative_length.fill_(min(length, window))  # not used after the first window
-    else:
-        layer.cumulative_length = length
+        setattr(layer, name, stored[:, :, -window:])
+    layer.cumulative_length = length

@@ -78,8 +78,7 @@ def generate(
         strict: raise what a predictor raises. By default a predictor that fails costs its drafts and no more, as
             `PredictorLoop` describes.
         generate_kwargs: as for ``model.generate``, here or in a ``GenerationConfig``: greedy or sampling, one
-            sequence, static or dynamic caches, logits processors, streamers, stopping criteria. Drafts are
-            verified eagerly: nothing is compiled.
+            sequence, logits processors, streamers, stopping criteria. Drafts are verified with dynamic caches.
 
     Returns:
         What ``model.generate`` returns: [1, n + new] int64, or with ``return_dict_in_generate=True`` a
@@ -200,9 +199,7 @@ def _decode(
                 elif name == "logits":
                     record[name] += (raw,)
                 else:
-                    # A preallocated cache shows all of its columns always.
-                    unseen = 0 if forward.is_preallocated else len(draft) - i
-                    record[name] += (_layers_of_token(name, outputs, len(draft) - i, unseen, not entries),)
+                    record[name] += (_layers_of_token(name, outputs, len(draft) - i, not entries),)
             finished = bool(stopping_criteria(ids, record.get("scores")).all())
             if finished or (i < len(draft) and int(token) != draft[i]):
                 break
@@ -219,10 +216,10 @@ def _decode(
     return result
 
 
-def _layers_of_token(name: str, outputs: Any, later: int, unseen: int, is_first: bool) -> tuple[Any, ...]:
+def _layers_of_token(name: str, outputs: Any, later: int, is_first: bool) -> tuple[Any, ...]:
     """Attentions or hidden states of the token with `later` tokens of its pass after it, of each layer.
 
-    Those of the first token have the rows of the prompt before it, too. unseen: columns of later tokens.
+    Those of the first token have the rows of the prompt before it, too.
     """
     dim = 2 if name == "attentions" else 1
     layers = []
@@ -230,7 +227,7 @@ def _layers_of_token(name: str, outputs: Any, later: int, unseen: int, is_first:
         row = layer.shape[dim] - 1 - later
         start = 0 if is_first else row
         rows = layer.narrow(dim, start, row + 1 - start)
-        layers.append(rows[..., : rows.shape[-1] - unseen] if name == "attentions" else rows)
+        layers.append(rows[..., : rows.shape[-1] - later] if name == "attentions" else rows)
     return tuple(layers)
 
 
