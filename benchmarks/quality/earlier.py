@@ -24,6 +24,6 @@ class EarlierResponses:
 class CachedSuffixDecoding(SuffixDecoding):
     """The draft of higher score, of the request's own tree or that of earlier responses; if equal its own."""
 
-    def __init__(self, max_spec_factor: float, earlier: EarlierResponses, name: str = "") -> None:
-        super().__init__(max_spec_factor, earlier.max_tree_depth, name=name or self.name)
+    def __init__(self, max_spec_factor: float, earlier: EarlierResponses) -> None:
+        super().__init__(max_spec_factor, earlier.max_tree_depth)
         self._trees.append(earlier.cache)

@@ -272,7 +272,7 @@ def policy_of(run: Run, records: Sequence[Record], known: Knowledge) -> TokenPre
             raise ValueError(f"{run.policy}: expected recipes in the tokens of the records, found none")
         return RECIPE_POLICIES[run.policy](known.recipes)
     if run.policy in CACHED:
-        return CachedSuffixDecoding(CACHED[run.policy], _earlier_responses(known), run.policy)
+        return CachedSuffixDecoding(CACHED[run.policy], _earlier_responses(known))
     [policy] = make_policies([run.policy], records, run.num_draft_tokens)
     return policy
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..ops.recipes.table import Recipes
 
 __all__ = [
-    "OPTIONAL_POLICIES", "POLICIES", "RECIPE_POLICIES", "Cursor", "InputLookup", "Myers",
+    "OPTIONAL_POLICIES", "POLICIES", "RECIPE_POLICIES", "Cursor", "Myers",
     "OpenAI", "Policy", "PromptLookup", "RecipeLookup", "StaticText", "SuffixDecoding", "guess_line_end",
     "prompt_lookup_transformers", "prompt_lookup_vllm", "prompt_lookup_vllm_v2",
     "suffix_decoding_available",
@@ -38,9 +38,6 @@ class Policy(TokenPredictor):
     A subclass writes `_begin`, `_draft` and `_advance`, which find what was given in `_prompt`, `_prediction`,
     `_output` and `_num_draft_tokens`, K.
     """
-
-    def __init__(self, name: str = "") -> None:
-        self.name = name or self.name
 
     def reset(self, state_tokens: Sequence[int], options: PredictorOptions) -> None:
         super().reset(state_tokens, options)
@@ -131,8 +128,9 @@ class StaticText(Cursor):
     switch between CR/LF and LF predictions is left out because token ids do not say which is which.
     """
 
-    def __init__(self, ends_line: Callable[[int], bool] | None = None, name: str = "static_text") -> None:
-        super().__init__(name)
+    name = "static_text"
+
+    def __init__(self, ends_line: Callable[[int], bool] | None = None) -> None:
         if ends_line is not None and not callable(ends_line):
             raise TypeError(f"ends_line: expected a callable or None, got {type(ends_line).__name__}")
         self._is_line_end = functools.cache(guess_line_end if ends_line is None else ends_line)
@@ -211,10 +209,9 @@ class OpenAI(Policy):
     Source: https://vamvas.ch/openai-predicted-outputs (lookahead, resumption and the 58-token example).
     """
 
-    def __init__(
-        self, lookahead: int = 16, resume_after: int = 32, resume_delay: int = 0, name: str = "openai"
-    ) -> None:
-        super().__init__(name)
+    name = "openai"
+
+    def __init__(self, lookahead: int = 16, resume_after: int = 32, resume_delay: int = 0) -> None:
         self._lookahead = check_int("lookahead", lookahead, 1)
         self._resume_after = check_int("resume_after", resume_after, 1)
         self._resume_delay = check_int("resume_delay", resume_delay, 0)
@@ -347,6 +344,8 @@ class PromptLookup(Policy):
     Source: A. Saxena, "Prompt Lookup Decoding", https://github.com/apoorvumang/prompt-lookup-decoding.
     """
 
+    name = "prompt_lookup"
+
     def __init__(
         self,
         pattern_min: int = 2,
@@ -354,9 +353,7 @@ class PromptLookup(Policy):
         prediction_min: int = 1,
         prediction_max: int | None = None,
         tie: Tie = "latest",
-        name: str = "prompt_lookup",
     ) -> None:
-        super().__init__(name)
         self._pattern_min = check_int("pattern_min", pattern_min, 1)
         self._pattern_max = check_int("pattern_max", pattern_max, self._pattern_min)
         self._prediction_min = check_int("prediction_min", prediction_min, 1)
@@ -394,27 +391,23 @@ class PromptLookup(Policy):
         return []
 
 
-def prompt_lookup_vllm(
-    pattern_min: int = 5, pattern_max: int = 5, name: str = "prompt_lookup_vllm"
-) -> PromptLookup:
+def prompt_lookup_vllm(pattern_min: int = 5, pattern_max: int = 5) -> PromptLookup:
     """vLLM's ``ngram`` method on the V1 runner, with its defaults or another window.
 
     ``prompt_lookup_min`` and ``prompt_lookup_max`` are both 5 when a user sets neither; the earliest of
     several longest matches is taken. Source: ``vllm/v1/spec_decode/ngram_proposer.py`` and
     ``vllm/config/speculative.py``, 0.32.0.
     """
-    return PromptLookup(pattern_min, pattern_max, tie="earliest", name=name)
+    return PromptLookup(pattern_min, pattern_max, tie="earliest")
 
 
-def prompt_lookup_vllm_v2(
-    pattern_min: int = 5, pattern_max: int = 5, name: str = "prompt_lookup_vllm_v2"
-) -> PromptLookup:
+def prompt_lookup_vllm_v2(pattern_min: int = 5, pattern_max: int = 5) -> PromptLookup:
     """vLLM's ``ngram`` method on the V2 runner: as on V1, but the *latest* match is taken.
 
     The kernel fills draft slots that it has nothing for with the last sampled token; those are not part of
     this policy. Source: ``vllm/v1/worker/gpu/spec_decode/ngram``, 0.32.0.
     """
-    return PromptLookup(pattern_min, pattern_max, tie="latest", name=name)
+    return PromptLookup(pattern_min, pattern_max, tie="latest")
 
 
 def prompt_lookup_transformers() -> PromptLookup:
@@ -423,48 +416,7 @@ def prompt_lookup_transformers() -> PromptLookup:
     Patterns of 2 tokens, then 1; the earliest match; at most 10 draft tokens. Source:
     ``transformers/generation/candidate_generator.py``, 5.x.
     """
-    return PromptLookup(1, 2, prediction_max=10, tie="earliest", name="prompt_lookup_transformers")
-
-
-class InputLookup(Policy):
-    """Longest-suffix lookup in the input, and then along the match as long as it holds.
-
-    An `InputLookupTokenPredictor`, whose docstring has the rule: the input is ``prompt + prediction`` and never
-    grows, the state is the input followed by the output.
-
-    Args:
-        pattern_min: shortest suffix that counts as a match; ``>= 1``.
-        pattern_max: longest suffix that is told apart, ``None``: any. What runs in the original by default is 1.
-        prediction_min: fewest tokens a new match must be able to draft; ``>= 1``.
-        prediction_max: most tokens drafted a step; raised to ``pattern_min``, as in the original.
-
-    Source: https://github.com/withcatai/node-llama-cpp,
-    ``src/evaluator/LlamaContext/tokenPredictors/InputLookupTokenPredictor.ts``.
-    """
-
-    def __init__(
-        self,
-        pattern_min: int = 1,
-        pattern_max: int | None = 1,
-        prediction_min: int = 1,
-        prediction_max: int = 3,
-        name: str = "input_lookup_node_llama_cpp",
-    ) -> None:
-        super().__init__(name)
-        shortest = check_int("pattern_min", pattern_min, 1)
-        longest = sys.maxsize if pattern_max is None else check_int("pattern_max", pattern_max, shortest)
-        self._lookup = InputLookupTokenPredictor((shortest, longest), (prediction_min, prediction_max))
-
-    def _begin(self) -> None:
-        text = self._prompt + self._prediction
-        self._lookup.update_input_tokens(text)
-        self._lookup.reset(text, self.options)
-
-    def _draft(self) -> list[int]:
-        return self._lookup.predict_tokens()
-
-    def _advance(self, tokens: list[int]) -> None:
-        self._lookup.push_tokens(tokens)
+    return PromptLookup(1, 2, prediction_max=10, tie="earliest")
 
 
 #: The id of the request that is being drafted for.
@@ -496,14 +448,11 @@ class SuffixDecoding(Policy):
     ``arctic_inference/suffix_decoding``; vLLM 0.32.0, ``vllm/v1/spec_decode/suffix_decoding.py``.
     """
 
+    name = "suffix_decoding"
+
     def __init__(
-        self,
-        max_spec_factor: float = 1.0,
-        max_tree_depth: int = 64,
-        min_token_prob: float = 0.1,
-        name: str = "suffix_decoding",
+        self, max_spec_factor: float = 1.0, max_tree_depth: int = 64, min_token_prob: float = 0.1
     ) -> None:
-        super().__init__(name)
         if not max_spec_factor >= 0:
             raise ValueError(f"max_spec_factor: expected a number >= 0, got {max_spec_factor}")
         if not 0 <= min_token_prob <= 1:
@@ -575,8 +524,9 @@ class RecipeLookup(Policy):
     collected from what a model writes and are not published; ours are learned from texts.
     """
 
-    def __init__(self, recipes: Recipes, min_survival: float = 0.2, name: str = "recipe_pack") -> None:
-        super().__init__(name)
+    name = "recipe_pack"
+
+    def __init__(self, recipes: Recipes, min_survival: float = 0.2) -> None:
         if not 0 <= min_survival <= 1:
             raise ValueError(f"min_survival: expected 0 <= p <= 1, got {min_survival}")
         lengths = (recipes.context >= 0).sum(axis=1)
@@ -603,19 +553,19 @@ class RecipeLookup(Policy):
 
 
 #: Command-line name -> a new policy with its published defaults.
-POLICIES: dict[str, Callable[[], Policy]] = {
+POLICIES: dict[str, Callable[[], TokenPredictor]] = {
     "cursor": Cursor,
     "openai": OpenAI,
     "static_text": StaticText,
     "myers": Myers,
     "prompt_lookup": PromptLookup,
     "prompt_lookup_vllm": prompt_lookup_vllm,
-    "prompt_lookup_vllm_2_5": partial(prompt_lookup_vllm, 2, 5, "prompt_lookup_vllm_2_5"),
-    "prompt_lookup_vllm_1_3": partial(prompt_lookup_vllm, 1, 3, "prompt_lookup_vllm_1_3"),
+    "prompt_lookup_vllm_2_5": partial(prompt_lookup_vllm, 2, 5),
+    "prompt_lookup_vllm_1_3": partial(prompt_lookup_vllm, 1, 3),
     "prompt_lookup_vllm_v2": prompt_lookup_vllm_v2,
-    "prompt_lookup_vllm_v2_1_3": partial(prompt_lookup_vllm_v2, 1, 3, "prompt_lookup_vllm_v2_1_3"),
+    "prompt_lookup_vllm_v2_1_3": partial(prompt_lookup_vllm_v2, 1, 3),
     "prompt_lookup_transformers": prompt_lookup_transformers,
-    "input_lookup_node_llama_cpp": InputLookup,
+    "input_lookup_node_llama_cpp": InputLookupTokenPredictor,
 }
 
 #: The name of suffix decoding -> its spec factor, and the depth of its tree. One of 128 holds a match of 64 tokens
@@ -634,7 +584,7 @@ _SUFFIX_DECODING = {
 
 #: The same for policies that use another package; the error that they raise without it says how to get it.
 OPTIONAL_POLICIES: dict[str, Callable[[], Policy]] = {
-    name: partial(SuffixDecoding, *sizes, name=name) for name, sizes in _SUFFIX_DECODING.items()
+    name: partial(SuffixDecoding, *sizes) for name, sizes in _SUFFIX_DECODING.items()
 }
 
 #: The same for policies that draft from recipes, which are tokens of one tokenizer.

@@ -103,7 +103,7 @@ def test_a_predictor_of_the_docs_runs_in_the_simulator(after_pair: Any, tmp_path
         ("gpu_align.predictors:InputLookupTokenPredictor", InputLookupTokenPredictor()),
         ("gpu_align.predictors:InputLookupTokenPredictor?pattern_length=(2,4)&prediction_length=(1,6)",
          InputLookupTokenPredictor((2, 4), (1, 6))),
-        ("gpu_align.policies:PromptLookup?name=mine", PromptLookup()),
+        ("gpu_align.policies:PromptLookup?pattern_min=2", PromptLookup()),
     ],
 )  # fmt: skip
 def test_options_of_a_predictor(path: str, same: TokenPredictor) -> None:

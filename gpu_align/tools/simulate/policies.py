@@ -107,7 +107,6 @@ def import_policy(path: str) -> TokenPredictor:
     except (TypeError, ValueError) as error:
         raise ValueError(f"policy {path!r}: {error}") from error
     if isinstance(policy, TokenPredictor):
-        policy.name = path
         return policy
     raise ValueError(f"policy {path!r}: expected a TokenPredictor, found {type(policy).__name__}")
 
@@ -201,20 +200,23 @@ def make_policies(
                 ours.name = setting_name(setting, NO_PACK if known is None else recipes)
                 ours.reset([], PredictorOptions(num_draft_tokens))  # so that a bad setting is refused here
                 policies.append(ours)
-        elif name == "static_text":
-            policies.append(
-                StaticText(None if tokenizer is None else line_end_test(load_tokenizer(tokenizer)))
+            continue
+        if name == "static_text":
+            made: TokenPredictor = StaticText(
+                None if tokenizer is None else line_end_test(load_tokenizer(tokenizer))
             )
         elif name in RECIPE_POLICIES:
             if known is None:
                 off = recipes == NO_PACK
                 why = "they are off" if off else "the records do not all name the same tokenizer"
                 raise ValueError(f"policy {name!r}: drafts from recipes, and there are none: {why}")
-            policies.append(RECIPE_POLICIES[name](known))
+            made = RECIPE_POLICIES[name](known)
         elif name in factories:
-            policies.append(factories[name]())
+            made = factories[name]()
         elif ":" in name:
-            policies.append(import_policy(name))
+            made = import_policy(name)
         else:
             raise ValueError(f"policy: expected {nearest_to(name)}, found {name!r}")
+        made.name = name
+        policies.append(made)
     return policies

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_align.policies import InputLookup
 from gpu_align.predictors import (
     DisposedError,
     InputLookupTokenPredictor,
