@@ -74,8 +74,6 @@ NOWHERE = 2**31 - 1
 #: no output token matches one, and a draft ends before it. No two of a text are equal, so that an edit is not
 #: replayed at another gap.
 FIRST_GAP = 2**31 - 2**16
-#: The most drafts a step, tokens of a prediction and tokens of a context: what lanes and keys of kernels hold.
-MOST_DRAFTS, MOST_PREDICTION, MOST_CONTEXT = 256, 2**24 - 1, 2**25 - 1
 
 #: `Source` of a draft.
 SOURCE_NONE, SOURCE_PREDICTION, SOURCE_CONTEXT, SOURCE_RECIPE, SOURCE_MEMORY = range(5)
