@@ -33,6 +33,7 @@ from gpu_align.recipes import learn as learn_pack
 from gpu_align.recipes.pack import NUM_BINS, SHIPPED
 from gpu_align.simulate import Record, load_tokenizer
 from gpu_align.tools.simulate.policies import our_drafter
+from gpu_align.tools.simulate.replay import follow
 
 #: Parts of the split, by package, of which each is replayed with what the others taught.
 NUM_PARTS = 6
@@ -94,7 +95,7 @@ def observe(part: tuple[RecipePack, list[Record]]) -> npt.NDArray[np.float64]:
     for record in records:
         loop.start(record.prompt, record.prediction)
         tokens = np.array([*record.prompt, *record.output])
-        for step in loop.follow(record.output):
+        for step in follow(loop, record.output):
             if step.source != Source.RECIPE:
                 continue
             total = len(record.prompt) + step.start

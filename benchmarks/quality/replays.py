@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 
 from gpu_align import Drafter, DrafterConfig, Recipes
 from gpu_align.predictors.base import count_accepted
-from gpu_align.predictors.loop import VerifiedStep
 from gpu_align.simulate import Record
 from gpu_align.tools.simulate.policies import sizes_for
-from gpu_align.tools.simulate.replay import PairResult
+from gpu_align.tools.simulate.replay import PairResult, VerifiedStep
 
 #: Bins of equal width; ten of them make a decile.
 NUM_BINS = 100

@@ -19,7 +19,7 @@ from benchmarks.real_model.tasks import Task
 from benchmarks.tables import ROOT
 from gpu_align.predictors import PredictorLoop, TokenPredictor
 from gpu_align.simulate import Record, load_tokenizer, make_policies, read_records, runnable_policy_names
-from gpu_align.tools.simulate.replay import PairResult
+from gpu_align.tools.simulate.replay import PairResult, follow
 
 HALVES = ("seen", "unseen")
 COUNTS = ("output_tokens", "steps", "accepted", "rejected")
@@ -67,7 +67,7 @@ def _replay(
     sampling = SimpleNamespace(eos_token_id=end_token, do_sample=temperature > 0, temperature=temperature)
     loop.start(record.prompt, record.prediction, sampling=sampling)
     result, past_end = OurPair.begin(record), 0
-    for step in loop.follow(record.output):
+    for step in follow(loop, record.output):
         result.count(step)
         if end_token in step.draft:
             past_end += len(step.draft) - 1 - list(step.draft).index(end_token)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import logging
 import operator
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import check_int
 from .base import DisposedError, PredictorOptions, TokenPredictor, count_accepted
@@ -22,26 +21,6 @@ class Predictions:
 
     validated: int = 0
     refuted: int = 0
-
-
-class VerifiedStep(NamedTuple):
-    """One verification step of an output that is known: it gave ``output[start:end]``."""
-
-    start: int
-    end: int
-    draft: Sequence[int]  # the tokens that it verified, none of them after the end of the output
-    #: How many of them the output has; one more is the model's own, unless the output ends there.
-    accepted: int
-    source: int | None = None  # of the draft, where the predictor tells it, as `confidence`
-    confidence: Sequence[float] | None = None
-    ns: int = 0  # what drafting took, `push_tokens` and `predict_tokens` together
-
-    @classmethod
-    def verify(cls, output: Sequence[int], start: int, draft: Sequence[int], *told: Any) -> VerifiedStep:
-        """Accept of `draft` what stands in `output` at `start`. told: source, confidence, ns."""
-        draft = draft[: len(output) - start]
-        accepted = count_accepted(draft, output[start : start + len(draft)])
-        return cls(start, min(start + accepted + 1, len(output)), draft, accepted, *told)
 
 
 class PredictorLoop:
@@ -141,25 +120,6 @@ class PredictorLoop:
         new = [int(token) for token in tokens]
         if new:
             self._try("push_tokens", lambda: self.predictor.push_tokens(new))
-
-    def follow(self, output: Sequence[int], draft_in_prefill: bool = False) -> Iterator[VerifiedStep]:
-        """After `start`: let a known output play the model, and yield each step once it is verified.
-
-        The prefill gives ``output[:1]`` and is no such step; with `draft_in_prefill` it verifies a draft like any
-        other. The predictor sees a token only after the step that gave it, and never those of the last step.
-        """
-        position = 0 if draft_in_prefill else 1
-        fresh = output[:position]
-        while position < len(output):
-            began = time.perf_counter_ns()
-            self.push(fresh)
-            draft = self.draft(len(output) - position)
-            ns = time.perf_counter_ns() - began
-            told = (getattr(self.predictor, name, None) for name in ("source", "confidence"))
-            step = VerifiedStep.verify(output, position, draft, *told, ns)
-            yield step
-            position = step.end
-            fresh = output[step.start : position]
 
     def stop(self) -> None:
         """End the sequence. The predictor may be started again, by this loop or another."""

@@ -33,13 +33,16 @@ from ..ops.layout import (
     TEXT_PREDICTION,
     StepArrays,
     StepSettings,
+    StepState,
+    allocate_state,
     text_kind,
+    whole_pages,
 )
 from ..ops.match import NUM_CANDIDATES
 from ..ops.match.reference import CandidateArrays, allocate_candidates
 from ..ops.recipes import ALL_PACKS
 from ..ops.recipes.table import RecipeArrays, Recipes
-from ..ops.slots import state_of
+from ..ops.slots import occupy_slot, store_prediction
 from ..ops.step.reference import IntArray, choose_draft, last_bucket, load_request, update_state
 
 
@@ -83,7 +86,7 @@ class StepView:
                 num_draft_tokens, "cpu", config.survival_table, config.min_survival, config.min_survival_lost
             )
         self.tables = tables.numpy()
-        self.state = state_of(
+        self.state = _state_of(
             predictions, prompt_lens, max_context_len, config.use_context,
             recipe_packs=recipe_packs, text_kind=text_kind,
         ).numpy()  # fmt: skip
@@ -101,6 +104,30 @@ class StepView:
         view = View(candidates=allocate_candidates(len(slots)), **arrays)
         _look(self.state, self.tables, self._recipes, view, self._settings, self.token_ids, slots, totals)
         return view
+
+
+def _state_of(
+    predictions: Sequence[Sequence[int]],
+    prompt_lens: Sequence[int],
+    max_context_len: int,
+    use_context: bool,
+    *,
+    recipe_packs: int = ALL_PACKS,
+    text_kind: int = TEXT_PREDICTION,
+) -> StepState:
+    """State on the CPU in which slot i holds request i: its prediction and the length of its prompt."""
+    capacities = [whole_pages(len(prediction)) for prediction in predictions]
+    state = allocate_state(len(predictions), max_context_len, sum(capacities), "cpu")
+    base = 0
+    for slot, (prediction, prompt_len) in enumerate(zip(predictions, prompt_lens, strict=True)):
+        if len(prediction):
+            store_prediction(state, base, np.array(prediction, dtype=np.int32))
+        occupy_slot(
+            state, slot, base, len(prediction), prompt_len, use_context,
+            recipe_packs=recipe_packs, text_kind=text_kind,
+        )  # fmt: skip
+        base += capacities[slot]
+    return state
 
 
 @Entry

@@ -1,8 +1,7 @@
 """References of the LCS operations: same arguments as the launchers, CPU tensors, no copies.
 
-The edit script, which no kernel computes, fills the whole table, row by row. Everything else holds a row as one
-Python integer of n bits and takes a token in by Hyyrö's formula: where the kernels have words and carries here is
-one addition.
+A row is one Python integer of n bits and takes a token in by Hyyrö's formula: where the kernels have words and
+carries here is one addition.
 """
 
 from __future__ import annotations
@@ -12,9 +11,6 @@ import numpy.typing as npt
 import torch
 
 IntArray = npt.NDArray[np.int32]
-
-#: Operations of an edit script.
-KEEP, DELETE, INSERT = 1, 2, 3
 
 
 def lcs_length_reference(
@@ -52,24 +48,6 @@ def lcs_prefix_row_reference(
     return out
 
 
-def edit_script(tokens: IntArray, text: IntArray) -> list[int]:
-    """The shortest edit script that turns `text` into `tokens`: KEEP, DELETE and INSERT in reading order.
-
-    ::
-
-        i, j = len(tokens), len(text)          # H as in `lcs_length`
-        while i or j:
-            if j and H[i][j - 1] == H[i][j]:    step = DELETE
-            elif i and H[i - 1][j] == H[i][j]:  step = INSERT
-            else:                               step = KEEP
-            script.prepend(step); i -= step != DELETE; j -= step != INSERT
-
-    So insertions stand before the deletions of the same gap. [7, 5, 9] and [7, 8, 9] give KEEP, INSERT, DELETE,
-    KEEP. Memory: 4 bytes a pair of tokens.
-    """
-    return _walk(_table(tokens, text))
-
-
 def _requests(
     context: torch.Tensor, context_len: torch.Tensor, prediction: torch.Tensor, prediction_len: torch.Tensor
 ) -> list[tuple[IntArray, IntArray]]:
@@ -93,29 +71,3 @@ def _fold(row: int, tokens: IntArray, text: IntArray) -> int:
         # row - matched is row & ~matched. What carries past the end stays there: carries only run upwards.
         row = (row + matched) | (row - matched)
     return row & _ones(len(text))
-
-
-def _table(tokens: IntArray, text: IntArray) -> IntArray:
-    """H [m + 1, n + 1]: H[i][j] = LCS of the first i tokens and the first j of the text."""
-    table = np.zeros((len(tokens) + 1, len(text) + 1), np.int32)
-    for i, token in enumerate(tokens):
-        best = np.maximum(table[i, 1:], table[i, :-1] + (text == token))
-        np.maximum.accumulate(best, out=table[i + 1, 1:])
-    return table
-
-
-def _walk(table: IntArray) -> list[int]:
-    """The operations in reading order: from the end, DELETE before INSERT before KEEP."""
-    i, j = table.shape[0] - 1, table.shape[1] - 1
-    script = []
-    while i or j:
-        if j and table[i, j - 1] == table[i, j]:
-            step = DELETE
-        elif i and table[i - 1, j] == table[i, j]:
-            step = INSERT
-        else:
-            step = KEEP
-        script.append(step)
-        i -= step != DELETE
-        j -= step != INSERT
-    return script[::-1]

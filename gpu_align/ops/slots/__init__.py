@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -11,7 +9,7 @@ import torch
 from .. import layout as c
 from ..backend import Backend, launch, resolve_backend
 from ..index import build_index
-from ..layout import SlotMeta, StepState, allocate_state
+from ..layout import SlotMeta, StepState
 from ..recipes import ALL_PACKS
 from .reference import set_slot_reference
 
@@ -64,30 +62,6 @@ def load_slot_kernel(state: StepState, backend: Backend = "auto") -> None:
     """Compile or load what `occupy_slot` and `vacate_slot` run; no slot changes."""
     if resolve_backend(backend, state.slot_meta) == "triton":
         _launch_set_slot(state, 0, SlotMeta(), num_programs=0)
-
-
-def state_of(
-    predictions: Sequence[Sequence[int]],
-    prompt_lens: Sequence[int],
-    max_context_len: int,
-    use_context: bool,
-    *,
-    recipe_packs: int = ALL_PACKS,
-    text_kind: int = c.TEXT_PREDICTION,
-) -> StepState:
-    """State on the CPU in which slot i holds request i: its prediction and the length of its prompt."""
-    capacities = [c.whole_pages(len(prediction)) for prediction in predictions]
-    state = allocate_state(len(predictions), max_context_len, sum(capacities), "cpu")
-    base = 0
-    for slot, (prediction, prompt_len) in enumerate(zip(predictions, prompt_lens, strict=True)):
-        if len(prediction):
-            store_prediction(state, base, np.array(prediction, dtype=np.int32))
-        occupy_slot(
-            state, slot, base, len(prediction), prompt_len, use_context,
-            recipe_packs=recipe_packs, text_kind=text_kind,
-        )  # fmt: skip
-        base += capacities[slot]
-    return state
 
 
 def _set_slot(state: StepState, slot: int, meta: SlotMeta, backend: Backend) -> None:

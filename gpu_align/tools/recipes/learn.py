@@ -15,7 +15,6 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from ...ops.lcs import lcs_length
-from ...ops.lcs.reference import DELETE, INSERT, KEEP, edit_script
 from ...ops.recipes import MAX_CONTEXT, SHAPE_NUMBER, SHAPE_START, SHAPE_WINDOW
 from ...recipes.pack import MAX_WORDS, RecipePack
 from ...recipes.tokenize import Chains, Encode, IntArray, Observed, Recipe, TokenTexts, class_of, fingerprint
@@ -206,7 +205,7 @@ def columns(samples: Sequence[IntArray], agree: float = 1.0) -> IntArray:
 
         pivot = the first sample; with agree < 1 the one with the largest sum of LCS lengths with the others
         for each token of pivot:
-            position[s] = where the edit script from pivot to sample s keeps it
+            position[s] = where a longest common subsequence with sample s has it
             it is determined if at least agree · k samples, the pivot among them, have it
 
     Args:
@@ -230,11 +229,40 @@ def columns(samples: Sequence[IntArray], agree: float = 1.0) -> IntArray:
     place = np.full((len(rows[pivot]), k), -1, dtype=np.int64)
     place[:, pivot] = np.arange(len(place))
     for s in {*range(k)} - {pivot}:  # one at a time: the table of a pair is what takes memory
-        ops = np.array(edit_script(rows[s].numpy(), rows[pivot].numpy()))
-        keep = ops == KEEP
-        place[(np.cumsum(ops != INSERT) - 1)[keep], s] = (np.cumsum(ops != DELETE) - 1)[keep]
+        for i, j in matched(rows[s].numpy(), rows[pivot].numpy()):
+            place[j, s] = i
     found: IntArray = place[(place >= 0).sum(axis=1) >= max(math.ceil(agree * k - 1e-9), 2)]
     return found
+
+
+def matched(tokens: IntArray, text: IntArray) -> list[tuple[int, int]]:
+    """The pairs of positions of a longest common subsequence, from the last to the first.
+
+    ::
+
+        i, j = len(tokens), len(text)          # H[i][j]: LCS of the first i tokens and the first j of the text
+        while i and j:
+            if H[i][j - 1] == H[i][j]:    j -= 1
+            elif H[i - 1][j] == H[i][j]:  i -= 1
+            else:                         i, j = i - 1, j - 1; they match
+
+    Memory: 4 bytes a pair of tokens.
+    """
+    table = np.zeros((len(tokens) + 1, len(text) + 1), np.int32)
+    for i, token in enumerate(tokens):
+        best = np.maximum(table[i, 1:], table[i, :-1] + (text == token))
+        np.maximum.accumulate(best, out=table[i + 1, 1:])
+    pairs: list[tuple[int, int]] = []
+    i, j = len(tokens), len(text)
+    while i and j:
+        if table[i, j - 1] == table[i, j]:
+            j -= 1
+        elif table[i - 1, j] == table[i, j]:
+            i -= 1
+        else:
+            i, j = i - 1, j - 1
+            pairs.append((i, j))
+    return pairs
 
 
 class Positions:

@@ -13,6 +13,7 @@ from ...recipes.pack import RecipePack
 from ...recipes.tokenize import Encode, TokenTexts
 from ..simulate.policies import our_drafter
 from ..simulate.records import Record
+from ..simulate.replay import follow
 
 #: A task, a prompt, and what a model answered.
 Output = tuple[str, str, str]
@@ -94,7 +95,7 @@ def report(
             counts.tokens += len(record.output)
             counts.steps += 1
             loop.start(record.prompt)
-            for step in loop.follow(record.output):
+            for step in follow(loop, record.output):
                 counts.steps += 1
                 if step.source == Source.RECIPE:
                     counts.drafted += min(step.accepted + 1, len(step.draft))

@@ -1,25 +1,26 @@
 """Deterministic replay of known outputs: how good a drafter is, measured without a GPU and without a model.
 
 The known output stands for the model. In each step a policy drafts, the matching prefix is accepted, and one token
-of the output follows; `PredictorLoop.follow` is the loop. `gpu_align.simulate` hands on the names of `__all__`.
+of the output follows; `follow` is the loop. `gpu_align.simulate` hands on the names of `__all__`.
 """
 
 from __future__ import annotations
 
 import bisect
 import itertools
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ... import __version__
-from ...predictors.base import TokenPredictor
-from ...predictors.loop import PredictorLoop, VerifiedStep
+from ...predictors.base import TokenPredictor, count_accepted
+from ...predictors.loop import PredictorLoop
 from .. import html
 from ..inputs import EditError, RecordError
 from .policies import (
@@ -45,6 +46,48 @@ __all__ = [
     "records_of_git", "replay", "runnable_policy_names", "setting_name", "simulate", "to_html", "to_json",
     "token_texts", "tokenizer_of",
 ]  # fmt: skip
+
+
+class VerifiedStep(NamedTuple):
+    """One verification step of an output that is known: it gave ``output[start:end]``."""
+
+    start: int
+    end: int
+    draft: Sequence[int]  # the tokens that it verified, none of them after the end of the output
+    #: How many of them the output has; one more is the model's own, unless the output ends there.
+    accepted: int
+    source: int | None = None  # of the draft, where the predictor tells it, as `confidence`
+    confidence: Sequence[float] | None = None
+    ns: int = 0  # what drafting took, `push_tokens` and `predict_tokens` together
+
+    @classmethod
+    def verify(cls, output: Sequence[int], start: int, draft: Sequence[int], *told: Any) -> VerifiedStep:
+        """Accept of `draft` what stands in `output` at `start`. told: source, confidence, ns."""
+        draft = draft[: len(output) - start]
+        accepted = count_accepted(draft, output[start : start + len(draft)])
+        return cls(start, min(start + accepted + 1, len(output)), draft, accepted, *told)
+
+
+def follow(
+    loop: PredictorLoop, output: Sequence[int], draft_in_prefill: bool = False
+) -> Iterator[VerifiedStep]:
+    """Let a known output play the model of a loop that has started, and yield each step once it is verified.
+
+    The prefill gives ``output[:1]`` and is no such step; with `draft_in_prefill` it verifies a draft like any
+    other. The predictor sees a token only after the step that gave it, and never those of the last step.
+    """
+    position = 0 if draft_in_prefill else 1
+    fresh = output[:position]
+    while position < len(output):
+        began = time.perf_counter_ns()
+        loop.push(fresh)
+        draft = loop.draft(len(output) - position)
+        ns = time.perf_counter_ns() - began
+        told = (getattr(loop.predictor, name, None) for name in ("source", "confidence"))
+        step = VerifiedStep.verify(output, position, draft, *told, ns)
+        yield step
+        position = step.end
+        fresh = output[step.start : position]
 
 
 @dataclass
@@ -107,7 +150,7 @@ def replay(
     loop = PredictorLoop(policy, num_draft_tokens=num_draft_tokens, strict=True)
     loop.start(record.prompt, record.prediction, memory=record.memory, related=record.related)
     result = PairResult.begin(record, draft_in_prefill)
-    for step in loop.follow(record.output, draft_in_prefill):
+    for step in follow(loop, record.output, draft_in_prefill):
         result.count(step)
         if result.steps % 256 == 0:
             tell(step.end - told)

@@ -6,7 +6,6 @@ import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ import torch
 
 from gpu_align.ops import lcs
 from gpu_align.ops.layout import HASH
-from gpu_align.ops.lcs.reference import DELETE, INSERT, KEEP, edit_script
 from tests.gpu_align.step_harness import BACKENDS, device_of
 
 POISON = -0x5A5A5A5B
@@ -241,22 +239,3 @@ def test_bad_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="backend: 'triton' expects CUDA tensors"):
         lcs.lcs_length(*x, backend="triton")
     assert lcs.lcs_length(*x).tolist() == [table(a, b)[-1][-1] for a, b in cut(x)]
-
-
-def test_edit_scripts() -> None:
-    """Of random pairs: it rebuilds the target, keeps what the LCS has, and inserts before it deletes."""
-    for seed in range(40):
-        for target, text in cut(make_batch(seed, 3, 12, 15, 1 + seed % 4)):
-            script, rest, left, rebuilt = (
-                edit_script(np.array(target), np.array(text)),
-                [*target],
-                [*text],
-                [],
-            )
-            for step in script:
-                kept, new = left.pop(0) if step != INSERT else None, rest.pop(0) if step != DELETE else None
-                rebuilt += [] if step == DELETE else [kept if step == KEEP else new]
-            assert (rebuilt, left, rest) == (target, [], [])
-            assert script.count(KEEP) == table(target, text)[-1][-1]
-            assert (DELETE, INSERT) not in pairwise(script)
-    assert edit_script(np.array([7, 5, 9]), np.array([7, 8, 9])) == [KEEP, INSERT, DELETE, KEEP]

@@ -14,7 +14,6 @@ ALONE = {
     "match": {"match_length": "a kernel compares all lanes at once"},
     "align": {"have_keys": "`has_key` of many positions and all edits", "has_key": "`have_keys`"},
     "choose": {"worth": "of one candidate; a kernel weighs all lanes"},
-    "lcs": {"edit_script": "no kernel computes it"},
 }
 #: Parameters that one side has: constexprs, the lanes of a draft, where a text ends, and where a reference writes.
 OWN = {"K", "BLOCK_K", "HAS_SHAPES", "o_k", "b_class", "num_output", "found", "draft"}

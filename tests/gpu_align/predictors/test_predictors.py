@@ -19,6 +19,7 @@ from gpu_align.predictors import (
 )
 from gpu_align.simulate import Record, replay
 from gpu_align.tools.simulate.policies import our_drafter
+from gpu_align.tools.simulate.replay import follow
 
 
 class Says(TokenPredictor):
@@ -78,7 +79,7 @@ def test_predicted_output_grows_beyond_what_it_was_made_for() -> None:
     prediction = [i % 97 for i in range(3000)]
     loop = PredictorLoop(PredictedOutputTokenPredictor(prediction), num_draft_tokens=32, vocab_size=97)
     loop.start([1, 2, 3])
-    assert all(step.accepted == len(step.draft) for step in loop.follow(prediction))
+    assert all(step.accepted == len(step.draft) for step in follow(loop, prediction))
     assert loop.predictions.validated > 2800
 
 

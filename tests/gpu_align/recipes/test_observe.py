@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from gpu_align.tools.recipes.learn import CERTAIN, Positions, agreed, columns, f
 from tests.gpu_align.recipes import oracle
 from tests.gpu_align.recipes.oracle import Words
 
+LCSseq = pytest.importorskip("rapidfuzz.distance").LCSseq
 RECORD = '{{\n  "name": "{name}",\n  "size": {size},\n  "kind": "{kind}"\n}}'
 
 
@@ -196,3 +198,17 @@ def test_a_run_is_a_chain_of(what: str) -> None:
     p = likely(entries[0])
     assert run.survival == pytest.approx([p**n for n in range(1, length + 1)])
     assert run.survival[-1] >= 0.5
+
+
+@given(st.lists(st.integers(0, 3), max_size=12), st.lists(st.integers(0, 3), max_size=15))
+@settings(max_examples=100, deadline=None)
+def test_matched_positions_are_a_longest_common_subsequence(tokens: list[int], text: list[int]) -> None:
+    pairs = matched(np.array(tokens, np.int32), np.array(text, np.int32))
+    assert all(tokens[i] == text[j] for i, j in pairs)
+    assert all(a[0] > b[0] and a[1] > b[1] for a, b in pairwise(pairs))
+    assert len(pairs) == LCSseq.similarity(tokens, text)
+
+
+def test_of_several_subsequences_the_earliest_in_the_text_is_taken() -> None:
+    assert matched(np.array([1, 2]), np.array([1, 1, 2, 2])) == [(1, 2), (0, 0)]
+    assert matched(np.array([7, 5, 9]), np.array([7, 8, 9])) == [(2, 2), (0, 0)]
