@@ -33,7 +33,6 @@ from ..ops.layout import (
     TEXT_PREDICTION,
     StepArrays,
     StepSettings,
-    StepState,
     allocate_state,
     text_kind,
     whole_pages,
@@ -86,10 +85,17 @@ class StepView:
                 num_draft_tokens, "cpu", config.survival_table, config.min_survival, config.min_survival_lost
             )
         self.tables = tables.numpy()
-        self.state = _state_of(
-            predictions, prompt_lens, max_context_len, config.use_context,
-            recipe_packs=recipe_packs, text_kind=text_kind,
-        ).numpy()  # fmt: skip
+        capacities, base = [whole_pages(len(prediction)) for prediction in predictions], 0
+        state = allocate_state(len(predictions), max_context_len, sum(capacities), "cpu")
+        for slot, (prediction, prompt_len) in enumerate(zip(predictions, prompt_lens, strict=True)):
+            if len(prediction):
+                store_prediction(state, base, np.array(prediction, dtype=np.int32))
+            occupy_slot(
+                state, slot, base, len(prediction), prompt_len, config.use_context,
+                recipe_packs=recipe_packs, text_kind=text_kind,
+            )  # fmt: skip
+            base += capacities[slot]
+        self.state = state.numpy()
         self.token_ids = np.zeros((len(predictions), max_context_len), dtype=np.int32)
         self._recipes = recipes
         # A draft is shown as it is found: no vocabulary ends it, but a gap.
@@ -104,30 +110,6 @@ class StepView:
         view = View(candidates=allocate_candidates(len(slots)), **arrays)
         _look(self.state, self.tables, self._recipes, view, self._settings, self.token_ids, slots, totals)
         return view
-
-
-def _state_of(
-    predictions: Sequence[Sequence[int]],
-    prompt_lens: Sequence[int],
-    max_context_len: int,
-    use_context: bool,
-    *,
-    recipe_packs: int = ALL_PACKS,
-    text_kind: int = TEXT_PREDICTION,
-) -> StepState:
-    """State on the CPU in which slot i holds request i: its prediction and the length of its prompt."""
-    capacities = [whole_pages(len(prediction)) for prediction in predictions]
-    state = allocate_state(len(predictions), max_context_len, sum(capacities), "cpu")
-    base = 0
-    for slot, (prediction, prompt_len) in enumerate(zip(predictions, prompt_lens, strict=True)):
-        if len(prediction):
-            store_prediction(state, base, np.array(prediction, dtype=np.int32))
-        occupy_slot(
-            state, slot, base, len(prediction), prompt_len, use_context,
-            recipe_packs=recipe_packs, text_kind=text_kind,
-        )  # fmt: skip
-        base += capacities[slot]
-    return state
 
 
 @Entry
