@@ -123,7 +123,7 @@ def test_options_of_a_predictor(path: str, same: TokenPredictor) -> None:
         ("gpu_align.predictors:Nothing", "expected a class or a function in 'gpu_align.predictors'"),
         ("gpu_align.predictors:InputLookupTokenPredictor?x=1", "unexpected keyword argument 'x'"),
         ("gpu_align.predictors:InputLookupTokenPredictor?pattern_length", "bad query"),
-        ("builtins:dict", "expected a TokenPredictor or a Policy, found dict"),
+        ("builtins:dict", "expected a TokenPredictor, found dict"),
     ],
 )
 def test_bad_import_paths(path: str, message: str) -> None:
