@@ -1,10 +1,12 @@
 """`Drafter`: its contract, on references and kernels; what requests share never shows; bad input costs nothing."""
 
 import contextlib
+import gc
 import math
 import random
 import re
 import warnings
+import weakref
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpu_align
-from gpu_align import Drafter, DrafterConfig, RecipePack, Source
+from gpu_align import Drafter, DrafterConfig, RecipePack, Recipes, Source
 from gpu_align.ops.index.kernel import index_kernel, index_keys_kernel
 from gpu_align.ops.layout import PAGE
 from gpu_align.ops.slots.kernel import set_slot_kernel
@@ -329,7 +331,7 @@ class TestBadInput:
                     ([[1], [1, 2]], ""), (None, "NoneType"), (np.array(1), "0 dimensions"),
                     (torch.tensor([1.5]), "float32"), (torch.tensor([True]), "bool"),
                     (torch.tensor([[1]]), "2 dimensions"), (torch.tensor(1), "0 dimensions"),
-                    (torch.tensor([0, 1]).to_sparse(), "sparse"),
+                    (torch.tensor([0, 1]).to_sparse(), "Sparse"),
                 )
             ),
             ((0, torch.tensor([3, 9]), 0), ValueError, ["prediction[1]", "9"]),
@@ -485,3 +487,13 @@ def test_predictions_may_be_arrays_and_tensors(dtype):
         engine.write(0, [0])
         assert engine.propose([0])[0][0] == distinct(16, 1)
         array[:] = np.arange(20)
+
+
+def test_drafters_of_the_same_recipes_share_one_table_and_it_goes_with_them():
+    recipes = Recipes.from_lists([((5, 6), (7, 8, 9), (0.9, 0.8, 0.7))])
+    first, again, shorter = (Engine("reference", K=K, recipes=recipes).drafter for K in (4, 4, 2))
+    assert first._recipes.keys is again._recipes.keys is not shorter._recipes.keys
+    keys = weakref.ref(first._recipes.keys)
+    del first, again, shorter, recipes
+    gc.collect()
+    assert keys() is None

@@ -224,9 +224,10 @@ SAME: dict[str, tuple[str, Callable[[Any, list[int]], dict[str, Any]], bool]] = 
         },
         False,
     ),
-    "a static cache shorter than the window": (
-        "mistral", lambda m, _: {"past_key_values": _Static(config=m.config, max_cache_len=11)}, True,
+    "a static cache with windows": (
+        "mistral", lambda m, _: {"past_key_values": _Static(config=m.config, max_cache_len=99)}, False,
     ),
+    "static caches by name": ("llama", lambda m, _: {"cache_implementation": "static"}, False),
     "a cache class of one's own": ("llama", lambda m, _: {"past_key_values": cached(m, Noted)}, True),
     "state beside the layers": ("llama", lambda m, _: {"past_key_values": cached(m, Beside)}, False),
     "an encoding": ("llama", lambda _, __: {"input_ids": transformers.BatchEncoding({"input_ids": PROMPT})}, True),

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from gpu_align import DrafterConfig, Recipes, Source
 from gpu_align.policies import (
     POLICIES,
-    InputLookup,
     Myers,
     OpenAI,
     Policy,
@@ -28,7 +27,7 @@ from gpu_align.policies import (
     StaticText,
     prompt_lookup_transformers,
 )
-from gpu_align.predictors import PredictorOptions
+from gpu_align.predictors import InputLookupTokenPredictor, PredictorOptions, TokenPredictor
 from gpu_align.simulate import Record
 from gpu_align.tools.simulate.policies import our_drafter
 
@@ -107,7 +106,7 @@ def myers_rule(data: Any) -> tuple[Policy, Rule]:
     return Myers(), rule
 
 
-def input_lookup_rule(data: Any) -> tuple[Policy, Rule]:
+def input_lookup_rule(data: Any) -> tuple[TokenPredictor, Rule]:
     """node-llama-cpp's predictor, followed line by line over plain lists."""
     low, shortest, longest = (data.draw(st.integers(1, most)) for most in (3, 3, 5))
     more = data.draw(st.none() | st.integers(0, 3))
@@ -194,32 +193,6 @@ def test_a_draft_is_a_short_slice_of_what_is_known(
         policy.push_tokens(step)
         again.push_tokens(step)
         known += step
-
-
-@ALL
-@pytest.mark.parametrize(
-    ("error", "given_texts", "name"),
-    [
-        (ValueError, ([], [1], 0), "num_draft_tokens"),
-        (TypeError, ([], [1], 2.5), "num_draft_tokens"),
-        (ValueError, ([], [1, -3], 2), "prediction"),
-        (TypeError, ("abc", [1], 2), "prompt"),
-        (TypeError, ([], [1, 0.5], 2), "prediction"),
-        (TypeError, ([], 7, 2), "prediction"),
-    ],
-)
-def test_bad_input_is_named(
-    make: Callable[[], Policy], error: type[Exception], given_texts: Any, name: str
-) -> None:
-    policy = make()
-    for call in (policy.propose, lambda: policy.extend([1])):
-        with pytest.raises(RuntimeError, match="start"):
-            call()
-    with pytest.raises(error, match=f"^{name}: expected"):
-        policy.start(*given_texts)
-    policy.start([], [1], 2)
-    with pytest.raises(ValueError, match="tokens: expected at least one"):
-        policy.extend([])
 
 
 def test_policies_never_import_torch() -> None:

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gpu_align.policies import Policy
+from gpu_align.predictors import PredictorOptions, TokenPredictor
 from gpu_align.simulate import Record, make_policies, replay
 from gpu_align.tools import html
 from gpu_align.tools import policies as lookup

@@ -167,8 +167,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(400, '{"error": {"message": "the prompt is too long"}}')
         elif fake.plugin and prediction.get("type", "content") != "content":
             self._send(400, '{"error": {"message": "prediction.type: expected content"}}')
-        elif body.get("logprobs"):
-            self._send(200, json.dumps({"choices": [{"logprobs": {"content": self._logprobs(tokens)}}]}))
         else:
             with fake.lock:
                 fake.xargs.append(body.get("vllm_xargs"))

@@ -24,7 +24,7 @@ pytest.importorskip("prometheus_client")
 from typer.testing import CliRunner
 
 from gpu_align.tools.bench import measure, servers
-from gpu_align.tools.bench.client import Alternatives, Counts, is_near_tie
+from gpu_align.tools.bench.client import Counts
 from gpu_align.tools.bench.data import (
     Pair,
     edited,
@@ -92,7 +92,7 @@ def test_figures_are_those_of_the_server(dataset: Path) -> None:
     assert (found["complete"], found["model"], found["tokenizer"]) == (True, "tiny", "/models/tiny")
     assert found["settings"] == {
         "concurrency": [1, 4], "modes": list(MODES[:3]), "rounds": 2, "max_tokens": 1024, "requests": 6,
-        "prediction": "auto", "tie_margin": 0.25, "timeout_s": 600, "fresh_prefix": True,
+        "prediction": "auto", "timeout_s": 600, "fresh_prefix": True,
     }  # fmt: skip
     assert "Each prediction is the text before the edit" in " ".join(found["notes"])
     for words in ("speed-up", "prediction", "TTFT", "identical", "At 4 at a time: predictions"):
@@ -144,10 +144,9 @@ def test_modes_that_send_no_prediction(dataset: Path) -> None:
 
 #: What the server does, options; then of the run with predictions, and words that are printed, or not (!).
 ROUNDS: dict[str, tuple[dict[str, Any], str, dict[str, Any], str]] = {
-    "a near tie": (
-        {"twist": ("W5", 0.1)}, "", {"identical": "near-tie", "different": 4}, "!beyond near ties"
+    "a difference": (
+        {"twist": "W5"}, "", {"identical": "no", "different": 4}, "differ from the first run: prediction at 2 (4)"
     ),
-    "a difference": ({"twist": ("W5", 0.4)}, "", {"identical": "no", "different": 4}, "beyond near ties"),
     "outputs that were not known": (
         {}, "--prediction output", {"identical": "yes", "accepted": 91},
         "output of the first run with the edits of its pair",
@@ -308,36 +307,6 @@ def test_an_output_that_the_model_really_edited_is_predicted_by_the_text_before(
     assert "1 of 2 predictions are the text before the edit. 1 are the output" in found.sentence()
     assert make_predictions([pair], [OUTPUT], "before").sources == ["before"]
     assert make_predictions([pair], [pair.after], "output").sources == ["output"]
-
-
-def places(*tokens: tuple[str, dict[str, float]]) -> list[Alternatives]:
-    found, start = [], 0
-    for text, others in tokens:
-        found.append(Alternatives(start, text, [(text, -0.5), *others.items()]))
-        start += len(text)
-    return found
-
-
-ONE = [("The", {}), (" cat", {" dog": -0.6, " cow": -0.52}), (" sat", {})]
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "tokens", "tie"),
-    [
-        ("The cat sat", "The dog sat", ONE, True),
-        ("The cat sat", "The pig sat", ONE, False),  # not among the likeliest
-        ("A cat sat", "A dog sat", ONE, False),  # the third answer is of another kind
-        ("The cat", "The cat sat", [*ONE[:2], (" sat", {"</s>": -0.55})], True),  # one ends
-        ("The cat", "The cat sat", [*ONE[:2], (" sat", {"</s>": -3.0})], False),
-        ("abc", "abd", [("ab", {"a": -0.6}), ("c", {})], True),  # the tie is a token earlier
-        ("abc", "abd", [("ab", {"a": -2.0}), ("c", {})], False),
-        ("xy", "xz", [("xy", {"xz": -0.7})], True),  # within one token
-        ("xy", "xz", [("xy", {"xz": -0.9})], False),
-    ],
-)
-def test_near_ties(a: str, b: str, tokens: list[tuple[str, dict[str, float]]], tie: bool) -> None:
-    assert is_near_tie(a, b, places(*tokens), 0.25) is tie
-    assert is_near_tie(b, a, places(*tokens), 0.25) is tie
 
 
 PLUGIN = """

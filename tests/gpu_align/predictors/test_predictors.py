@@ -47,21 +47,6 @@ def counts(predictor: TokenPredictor, *arguments: Any) -> tuple[int, int, int]:
     return found.steps, found.accepted, found.rejected
 
 
-@pytest.mark.parametrize("pattern", [(1, 0), (2, 0), (1, 4), (3, 8)])
-@pytest.mark.parametrize("length", [(1, 3), (2, 2), (1, 8)])
-def test_input_lookup_drafts_what_the_policy_drafts(
-    pattern: tuple[int, int], length: tuple[int, int]
-) -> None:
-    rng = random.Random(f"{pattern} {length}")
-    for _ in range(20):
-        given = record(rng)
-        bare = Record("r", prompt=given.prompt, prediction=[], output=given.output)
-        policy = InputLookup(pattern[0], max(pattern), *length)
-        predictor = InputLookupTokenPredictor(pattern, length)
-        for in_prefill in (False, True):
-            assert counts(predictor, bare, 16, in_prefill) == counts(policy, bare, 16, in_prefill)
-
-
 def test_predicted_output_drafts_what_the_drafter_drafts() -> None:
     rng = random.Random(1)
     shared = PredictedOutputTokenPredictor()  # one for all: it grows and is reset

@@ -15,12 +15,8 @@ from gpu_align.ops.recipes import (
     SHAPE_STRING,
     SHAPE_WINDOW,
 )
-from gpu_align.recipes import Misses, Recipe
+from gpu_align.recipes import Recipe
 from gpu_align.tools.recipes.learn import words_of
-
-
-def num_refuted(misses: Misses) -> int:
-    return sum(count for miss, count in misses.counts.items() if miss.said != miss.expected)
 
 
 class Words:

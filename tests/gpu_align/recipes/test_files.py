@@ -1,4 +1,4 @@
-"""Files of packs and misses, and registries: round trips, and one clear error for whatever else is in a file."""
+"""Files of packs: round trips, one clear error for whatever else is in a file; and packs by name."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 
 from gpu_align import RecipePack
-from gpu_align.files import MAX_BYTES
-from gpu_align.recipes import Misses, Observed, PackError, Recipe, add_pack, learn, update_index
-from gpu_align.recipes.pack import NUM_BINS, SHIPPED, parse_pack, read_file
-from gpu_align.recipes.registry import INDEX, Registry, resolve_packs
-from gpu_align.tools.recipes.misses import Miss, parse_misses
+from gpu_align.files import MAX_BYTES, write_at_once
+from gpu_align.recipes import Observed, PackError, Recipe
+from gpu_align.recipes.pack import NUM_BINS, SHIPPED
+from gpu_align.recipes.registry import find_pack
 
 PACK = RecipePack(
     {"ab": 4, " c": 3},
@@ -163,40 +162,7 @@ def test_a_file_that_is_no_pack(path: Path, field: str, value: Any) -> None:
     assert len(str(caught.value)) < len(str(path)) + 300
 
 
-class TestMisses:
-    def test_round_trip(self, path: Path) -> None:
-        misses = Misses("sha256:0", made_by="a test")
-        refuted = Miss(tuple(range(8)), (-2, 5), 3, 4, (1,), (-6,), 7)
-        for miss, count in ((refuted, 2), (Miss((1,), (-6,), 3, 3), 1)):
-            assert misses.count(miss, count)
-        misses.save(path)
-        first = path.read_bytes()
-        again = Misses.load(path)
-        assert again.counts == misses.counts
-        again.save(path)
-        assert path.read_bytes() == first
-        turned = Misses("sha256:0", made_by="a test", counts=Counter(dict(reversed(misses.counts.items()))))
-        turned.save(path)
-        assert path.read_bytes() == first
-        assert again.counts[refuted] == 2
-
-    def test_shapes_only_has_no_text(self) -> None:
-        misses = Misses("sha256:0", shapes_only=True)
-        assert misses.count(Miss((1, 2, 3), (7, -2), 3, 4, (1,), (-6,), 7))
-        assert not misses.count(Miss((1, 2, 3), (), 3, 4))  # nothing is left of it
-        assert list(misses.counts) == [Miss((), (7, -2), 3, 4, (), (-6,), 7)]
-
-    def test_a_pack_is_no_file_of_misses(self, path: Path) -> None:
-        PACK.save(path)
-        with pytest.raises(PackError, match=r"expected a file of misses .*found 'pack'"):
-            Misses.load(path)
-        assert read_file(path, misses=parse_misses, pack=parse_pack) == PACK
-        Misses("sha256:0").save(path)
-        with pytest.raises(PackError, match=r"expected a recipe pack .*found 'misses'"):
-            RecipePack.load(path)
-
-
-def test_misses_are_for_their_user_alone_from_the_first_byte(
+def test_a_file_is_for_its_user_alone_from_the_first_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it is asked for; and a link in the place of the passing file is not followed."""
@@ -228,79 +194,40 @@ def pack(task: str, token: int = 1) -> RecipePack:
 def folder(tmp_path: Path) -> Path:
     found = tmp_path / "registry"
     found.mkdir()
+    for version in (1, 2, 10):
+        pack("triage", version).save(found / f"triage@{version}.json{'.gz' * (version % 2)}")
+    pack("").save(found / "mine.json.gz")
+    (found / "notes.txt").write_text("no pack")
     return found
 
 
-def test_versions(folder: Path, tmp_path: Path) -> None:
-    for token in (1, 2, 3):
-        pack("triage", token).save(tmp_path / f"{token}.json.gz")
-    registry = Registry(folder)
-    assert add_pack(registry, tmp_path / "1.json.gz").version == 1
-    assert add_pack(registry, tmp_path / "2.json.gz").version == 2
-    assert add_pack(registry, tmp_path / "1.json.gz").version == 1  # the same again
-    again = Registry(folder)
-    assert [p.version for p in again.packs] == [1, 2]
-    assert again.resolve("triage") == again.resolve("triage@2") == folder / "triage@2.json.gz"
-    assert again.resolve("triage@1") == folder / "triage@1.json.gz"
-    assert again.resolve(str(tmp_path / "3.json.gz")) == tmp_path / "3.json.gz"
-    assert again.load("triage@1") == ("triage", pack("triage", 1))
-    for name in ("triage@3", "other", "triage@", "../triage", ""):
-        with pytest.raises(PackError, match=r"expected a pack of its index \(triage@1, triage@2\), found"):
-            again.load(name)
+@pytest.mark.parametrize(
+    ("wanted", "name", "token"),
+    [("triage", "triage", 10), ("triage@2", "triage", 2), ("triage@1", "triage", 1), ("mine", "mine", 1)],
+)
+def test_a_name_is_the_largest_version_or_the_one_that_is_named(
+    folder: Path, wanted: str, name: str, token: int
+) -> None:
+    assert find_pack(wanted, folder) == (name, pack("" if name == "mine" else name, token))
 
 
-def test_the_index_of_a_folder(folder: Path) -> None:
-    pack("triage", 1).save(folder / "triage@7.json")
-    pack("triage", 2).save(folder / "mine.json.gz")
-    learn([("a", "x y " * 9)]).save(folder / "words.json.gz")
-    (folder / "broken.json").write_text("{")
-    registry = Registry(folder)
-    ((path, why),) = update_index(registry)
-    assert path == folder / "broken.json"
-    assert "no JSON" in why
-    found = [(p.task, p.version, p.file) for p in Registry(folder).packs]
-    assert found == [
-        ("triage", 1, "mine.json.gz"), ("triage", 7, "triage@7.json"), ("words", 1, "words.json.gz"),
-    ]  # fmt: skip
-    before = (folder / INDEX).read_bytes()
-    update_index(Registry(folder))
-    assert (folder / INDEX).read_bytes() == before
-    (folder / "mine.json.gz").unlink()
-    update_index(Registry(folder))
-    assert [p.file for p in Registry(folder).packs] == ["triage@7.json", "words.json.gz"]
+def test_a_path_and_the_shipped_pack(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "other@3.json"
+    pack("").save(path)
+    for registry in (None, folder):
+        assert find_pack(str(path), registry) == ("other", pack(""))
+        assert find_pack("base", registry)[0] == "base"
 
 
-def test_another_pack_in_its_place(folder: Path, tmp_path: Path) -> None:
-    pack("triage", 1).save(tmp_path / "a.json")
-    add_pack(Registry(folder), tmp_path / "a.json")
-    pack("triage", 2).save(folder / "triage@1.json")
-    with pytest.raises(PackError, match=r"expected sha256:\w+, as the index says, found sha256:\w+"):
-        Registry(folder).load("triage")
+@pytest.mark.parametrize("wanted", ["triage@3", "other", "triage@", "../registry/triage@2", "notes", ""])
+def test_what_is_not_there(folder: Path, wanted: str) -> None:
+    with pytest.raises(
+        PackError, match=r"expected a pack of this folder \(mine\.json\.gz, triage.*\), found"
+    ):
+        find_pack(wanted, folder)
 
 
-@pytest.mark.parametrize("text", ["{", '{"format":2,"packs":[]}', '{"format":1,"packs":[1]}', "[" * 10**5])
-def test_an_index_that_is_none(folder: Path, text: str) -> None:
-    (folder / INDEX).write_text(text)
-    with pytest.raises(PackError, match=f"^{folder / INDEX}: expected the index of a registry [^\n]*$"):
-        Registry(folder)
-
-
-def test_what_a_server_is_asked_for(folder: Path, tmp_path: Path) -> None:
-    pack("triage", 1).save(tmp_path / "a.json")
-    pack("triage", 2).save(tmp_path / "b.json")
-    pack("").save(tmp_path / "mine.json.gz")
-    registry = Registry(folder)
-    add_pack(registry, tmp_path / "a.json")
-    add_pack(registry, tmp_path / "b.json")
-    assert resolve_packs("off") == resolve_packs("", folder) == {}
-    found = resolve_packs(f" triage@1, {tmp_path / 'mine.json.gz'},base", folder)
-    assert list(found) == ["triage", "mine", "base"]
-    assert (found["triage"], found["mine"]) == (pack("triage", 1), pack(""))
-    assert resolve_packs("triage", folder) == {"triage": pack("triage", 2)}
-    assert resolve_packs(str(tmp_path / "a.json")) == {"triage": pack("triage", 1)}
-    with pytest.raises(PackError, match="expected packs of different names, found 'triage' twice"):
-        resolve_packs("triage@1,triage@2", folder)
-    with pytest.raises(FileNotFoundError):
-        resolve_packs("triage")
-    with pytest.raises(FileNotFoundError):
-        resolve_packs("triage", tmp_path / "none")
+def test_without_a_folder(tmp_path: Path) -> None:
+    for registry in (None, tmp_path / "none"):
+        with pytest.raises(FileNotFoundError):
+            find_pack("triage", registry)

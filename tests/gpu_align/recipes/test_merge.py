@@ -40,8 +40,7 @@ class TestPacks:
         as_often = RecipePack({}, [Recipe(("c",), "b", 3, 4)])
         assert merge([two, as_often]).recipes[1] == Recipe(("c",), "a", 3, 8)
 
-    @pytest.mark.parametrize("other", [pack_of(tokenizer="y"), Misses("y")], ids=["pack", "misses"])
-    def test_of_other_tokenizers(self, other: RecipePack | Misses) -> None:
+    def test_of_other_tokenizers(self) -> None:
         with pytest.raises(PackError, match="tokenizer: expected token ids of one, found those of x and y"):
             merge([pack_of(), pack_of(tokenizer="y")])
 
@@ -58,52 +57,3 @@ class TestPacks:
         assert all(entry.is_shape for entry in shared.observed)
         assert (shared.kept, dict(shared.words)) == ((7, 8), {})
         assert len(shapes_only(pack, 1).observed) == 3
-
-
-class TestMisses:
-    def test_a_single_miss_takes_it_back(self) -> None:
-        pack = pack_of(Observed(True, (7,), 2, 99, 99, 2), kept=(7,))
-        misses = Misses("x")
-        misses.count(Miss((9, 8, 7), (7, -2, 7), 2, 3))
-        merged = {e.context: e for e in merge([pack, misses]).observed}
-        assert merged[7,] == Observed(True, (7,), 2, 99, 100, 2)
-        assert merged[7, -2, 7].token == -1
-
-
-@pytest.mark.parametrize("shapes_only", [False, True])
-def test_five_rounds(shapes_only: bool) -> None:
-    """Miss, merge, the same outputs: fewer tokens are refuted each time, until none is."""
-    words, rng = Words(), random.Random(3)
-    pack = observe(records(rng, 30, 3), words.encode, words.texts)
-    forms = [RECORD, RECORD.replace('  "size": {size},\n', ""), RECORD.replace('"kind"', '"sort"')]
-    outputs = []
-    for i in range(30):
-        text = forms[0 if i % 3 else i // 3 % 3].format(
-            name=rng.choice(["ann", "bob cid"]), size=i, kind="new"
-        )
-        outputs.append(("records", "Write.", text))
-    refuted, covered = [], []
-    for _ in range(6):
-        misses = Misses(pack.tokenizer, shapes_only=shapes_only)
-        found = report(pack, outputs, words.encode, words.texts, misses=misses).tasks["records"]
-        refuted.append(found.drafted - found.accepted)
-        covered.append(found.coverage)
-        assert num_refuted(misses) == refuted[-1]
-        pack = merge([pack, misses])
-    assert refuted[0] > 0
-    assert all(after < before or after == before == 0 for before, after in pairwise(refuted))
-    assert refuted[-1] == 0
-    assert covered[-1] > 0.7 * covered[0]
-
-
-class TestCountMisses:
-    SHAPE_OF = np.array([0, -2, -3, 3], dtype=np.int32)
-
-    def test_up_to_the_first_that_is_refuted(self) -> None:
-        misses = Misses("x")
-        count_misses(misses, [9, 0, 1], 2, [3, 0, 3], [3, 1], self.SHAPE_OF)
-        rows = {miss.expected: (miss, count) for miss, count in misses.counts.items()}
-        accepted, refuted = rows[3][0], rows[0][0]
-        assert (accepted.literal, accepted.shape, accepted.said) == ((9, 0, 1), (-6, 0, -2), 3)
-        assert (refuted.literal, refuted.shape, refuted.said) == ((9, 0, 1, 3), (-6, 0, -2, 3), 1)
-        assert (refuted.literal_start, refuted.shape_start, refuted.first) == ((9, 0, 1), (-6, 0, -2), 3)

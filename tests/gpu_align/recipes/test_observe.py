@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from gpu_align import RecipePack
 from gpu_align.ops.recipes import MAX_CONTEXT, SHAPE_IDENTIFIER
-from gpu_align.recipes import Observed, observe, shape_of_output
+from gpu_align.recipes import Observed, observe
 from gpu_align.recipes.tokenize import Chains, likely
-from gpu_align.tools.recipes.learn import CERTAIN, Positions, agreed, columns, follow
+from gpu_align.tools.recipes.learn import CERTAIN, Positions, agreed, columns, follow, matched
 from tests.gpu_align.recipes import oracle
 from tests.gpu_align.recipes.oracle import Words
 
@@ -89,15 +89,6 @@ class TestColumns:
         for s in range(len(samples)):
             places = [p for p in found[:, s].tolist() if p >= 0]
             assert places == sorted(set(places))
-
-
-class TestShapes:
-    @given(st.lists(st.integers(0, 9), max_size=60), st.sets(st.integers(0, 9)))
-    @settings(max_examples=100, deadline=None)
-    def test_of_an_output(self, output: list[int], kept: set[int]) -> None:
-        item_of = {t: t if t in kept else -2 - t % 4 for t in range(9)}
-        shape_of = np.array([item_of[t] for t in range(9)], dtype=np.int32)  # 9 is not in it
-        assert shape_of_output(output, shape_of) == oracle.shape(output, item_of)
 
 
 def counted(
