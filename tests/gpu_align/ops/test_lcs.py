@@ -76,7 +76,8 @@ def poisoned_memory() -> Iterator[None]:
 
     def garbage(*args: Any, **kwargs: Any) -> torch.Tensor:
         found = empty(*args, **kwargs)
-        return found.fill_(0x5A if found.dtype == torch.int8 else POISON)
+        values = {torch.int8: 0x5A, torch.int32: POISON, torch.int64: POISON}
+        return found.fill_(values[found.dtype]) if found.dtype in values else found
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "empty", garbage)
