@@ -3,12 +3,12 @@
 A call of a tool and JSON by a schema consist of names, keys and punctuation, which the request announces, and of
 values, which it does not. A skeleton is the announced text in pieces; each ends where a value begins::
 
-    of_schema({"properties": {"path": {"type": "string"}, "line": {"type": "integer"}}, "required": ["line"]})
-    # ['{"line":', ', "path": "', '"}']
+    of_schema({"properties": {"path": {"type": "string"}, "line": {"type": "integer"}}})
+    # ['{"path": "', '", "line": ', "}"]
 
 How a model writes a call only its chat template knows: `of_tools` is given a function that renders a conversation,
-and compares it with and without a call. Required parameters come first, in the order of the schema. After a value
-of an enumeration the text is known again: each such value has a piece of its own, with the text around it.
+and compares it with and without a call. Names come in the order of the schema, which grammars demand. After a
+value of an enumeration the text is known again: each such value has a piece of its own, with the text around it.
 
 A drafter takes the pieces as one text: `join` puts a gap between them, over which no draft and no match reaches.
 Besides, strings go in and strings come out, without a tokenizer. A request without a skeleton raises
@@ -32,11 +32,18 @@ Render = Callable[[list[dict[str, Any]], bool], str]
 MAX_MARKS, MAX_DEPTH, MAX_WORDS, MAX_TOOLS = 128, 8, 8, 256
 #: Shapes of tools whose calls are kept as text, a kilobyte or so each.
 MAX_FRAMES = 1024
+Style = tuple[str, str, int | None]
 #: Separators and indent of JSON: as `json.dumps` and most models write it, compact, and on lines.
 STYLES = SPACED, COMPACT, LINES = (", ", ": ", None), (",", ":", None), (",", ": ", 2)
-#: In place of a string and of another value: nine characters, as long as a call's id in Mistral's templates.
-_STRING, _OTHER = "zq{:05}qz", "97{:05}79"
-_MARK = re.compile(r"zq([0-9]{5})qz|97([0-9]{5})79")
+#: In place of a string, a number and another value: nine characters, as in a call's id of Mistral's templates.
+_STRING, _NUMBER, _OTHER = "zq{:05}qz", "98{:05}89", "97{:05}79"
+_MARK = re.compile(r"(zq|98|97)([0-9]{5})(?:qz|89|79)")
+_MARKS: dict[str, list[Any]] = {
+    kind: [read(kind.format(number)) for number in range(MAX_MARKS)]
+    for kind, read in ((_STRING, str), (_NUMBER, int), (_OTHER, int))
+}
+#: Characters before a word that its piece begins with, so that it matches longer than the word alone.
+_HEAD = 16
 #: What every template writes as it is.
 _PLAIN = re.compile(r"[\w.$:/@+ -]{1,256}", re.ASCII)
 #: Field of a request.
@@ -55,19 +62,20 @@ class SkeletonError(ValueError):
 class _Document:
     """A document by a JSON schema with a mark in place of each name and value.
 
-    root: what `$ref` refers to. words: of each mark, the texts that it may stand for, where they are few.
+    root: what `$ref` refers to. words: of each mark the texts that it may stand for, and an empty one if there are
+    others; none where nothing is known.
     """
 
     def __init__(self, root: Any, truth: tuple[str, ...] = ("true", "false")) -> None:
         self._root, self._truth = root, truth
         self.words: list[tuple[str, ...]] = []
 
-    def mark(self, kind: str, words: Iterable[str] = ()) -> Any:
-        if len(self.words) >= MAX_MARKS:
+    def mark(self, kind: str, words: tuple[str, ...] = ()) -> Any:
+        number = len(self.words)
+        if number == MAX_MARKS:
             raise SkeletonError("size")
-        self.words.append(tuple(words))
-        text = kind.format(len(self.words) - 1)
-        return text if kind is _STRING else int(text)
+        self.words.append(words)
+        return _MARKS[kind][number]
 
     def of(self, schema: Any, depth: int = 0, seen: tuple[str, ...] = ()) -> Any:
         """seen: the references that led here."""
@@ -90,19 +98,24 @@ class _Document:
         if isinstance(kind, list):
             kind = next((each for each in kind if each != "null"), None)
         if kind == "object" and isinstance(properties := schema.get("properties"), dict):
-            names = _in_order(schema)
-            return {self.mark(_STRING, [name]): self.of(properties[name], depth + 1, seen) for name in names}
+            if len(properties) > MAX_MARKS:
+                raise SkeletonError("size")
+            if not all(map(_PLAIN.fullmatch, properties)):
+                raise SkeletonError("names")
+            each = properties.items()
+            return {self.mark(_STRING, (name,)): self.of(inner, depth + 1, seen) for name, inner in each}
         if kind == "array" and "items" in schema:
             return [self.of(schema["items"], depth + 1, seen) for _ in range(2)]
-        return self.mark(_STRING if kind == "string" else _OTHER, self._truth if kind == "boolean" else ())
+        form = _STRING if kind == "string" else _NUMBER if kind in ("integer", "number") else _OTHER
+        return self.mark(form, self._truth if kind == "boolean" else ())
 
     def _one_of(self, values: list[Any]) -> Any:
         first = values[:MAX_WORDS]
         kind = _STRING if all(isinstance(value, str) for value in first) else _OTHER
-        plain = [value if kind is _STRING else json.dumps(value) for value in first]
-        plain = [word for word in plain if _PLAIN.fullmatch(word)]
-        # One word is the text itself where there is no other value.
-        return self.mark(kind, plain if len(plain) > 1 or len(values) == 1 else ())
+        plain = (value for value in first if not isinstance(value, (dict, list)))
+        texts = (value if kind is _STRING else json.dumps(value) for value in plain)
+        words = [word for word in texts if _PLAIN.fullmatch(word)]
+        return self.mark(kind, (*words, *[""] * (len(words) < len(values))) if words else ())
 
     def _target(self, name: str) -> Any:
         """The schema that a reference names; None for one elsewhere."""
@@ -113,19 +126,8 @@ class _Document:
         return target
 
 
-def _in_order(schema: dict[str, Any]) -> list[str]:
-    """The names of an object's properties, the required ones first."""
-    properties, required = schema["properties"], schema.get("required")
-    if len(properties) > MAX_MARKS:
-        raise SkeletonError("size")
-    if not all(map(_PLAIN.fullmatch, properties)):
-        raise SkeletonError("names")
-    first = required[:MAX_MARKS] if isinstance(required, list) else []
-    return sorted(properties, key=lambda name: name not in first)
-
-
-def _common(one: str, other: str) -> int:
-    """Characters with which both begin."""
+def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How much both have in common at the beginning: characters of two texts, tokens of two encodings."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
 
@@ -135,40 +137,47 @@ def _replaced(one: str, other: str) -> str:
     return other[_common(one, other) : len(other) - _common(one[::-1], other[::-1])]
 
 
-def _pieces(text: str, words: Sequence[tuple[str, ...]]) -> list[str]:
-    """The pieces of a text with marks; blanks before a value that is no string belong to the value's token."""
-    found, around, start = [""], [], 0
-    for mark in _MARK.finditer(text):
-        known = words[int(mark[1] or mark[2])]
-        found[-1] += text[start : mark.start()]
-        start = mark.end()
+def _pieces(parts: Sequence[str], words: Sequence[tuple[str, ...]]) -> list[str]:
+    """The pieces of a text that `_MARK` has split: after a value of few words one for each of them.
+
+    A blank before a value belongs to the value's token, but for a number's.
+    """
+    found, text, before = list[str](), parts[0], [""]
+    for kind, mark, after in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
+        known = words[int(mark)]
         if len(known) == 1:
-            found[-1] += known[0]
+            text += known[0] + after
             continue
-        around += [(len(found) - 1, word) for word in known]
-        found.append("")
-    found[-1] += text[start:]
-    more = [found[place] + word + found[place + 1] for place, word in around]
-    return [stripped for piece in (*found, *more) if (stripped := piece.rstrip(" ") or piece)]
+        end = text if _NUMBER.startswith(kind) else text.rstrip(" ") or text
+        found += [word + end for word in before]
+        head, text = text[-_HEAD:], after
+        before = [word and head + word for word in known] or [""]
+    return [piece for piece in (*found, *(word + text for word in before)) if piece]
 
 
-def join(pieces: Iterable[Sequence[int]]) -> list[int]:
-    """Token ids of pieces as a text to draft from: a gap before, between and after them, each of its own id."""
+def join(pieces: Sequence[str], encode: Callable[[list[str]], list[list[int]]]) -> list[int]:
+    """Token ids of pieces as a text to draft from: a gap before, between and after them, each of its own id.
+
+    encode: texts → the token ids of each. A blank before a number stays where it is a token before any digit.
+    """
+    if len(pieces) >= 2**31 - FIRST_GAP:
+        raise SkeletonError("size")
+    with_digit = [piece + "1" if piece.endswith(" ") else piece for piece in pieces]
+    others = iter(encode([piece + "7" for piece in pieces if piece.endswith(" ")]))
     found = [FIRST_GAP]
-    for number, piece in enumerate(pieces, FIRST_GAP + 1):
-        if number == 2**31:
-            raise SkeletonError("size")
-        found += [*piece, number]
+    for gap, (piece, ids) in enumerate(zip(pieces, encode(with_digit), strict=True), FIRST_GAP + 1):
+        found += ids[: _common(ids, next(others))] if piece.endswith(" ") else ids
+        found.append(gap)
     return found
 
 
-def of_schema(schema: Any, style: tuple[str, str, int | None] = SPACED) -> list[str]:
+def of_schema(schema: Any, style: Style = SPACED) -> list[str]:
     """The pieces of JSON by a schema. style: `SPACED`, `COMPACT` or `LINES`. Raises `SkeletonError`."""
     document = _Document(schema)
     comma, colon, indent = style
     made = document.of(schema)
     text = json.dumps(made, ensure_ascii=False, separators=(comma, colon), indent=indent)
-    return _pieces(text, document.words)
+    return _pieces(_MARK.split(text), document.words)
 
 
 class Calls:
@@ -182,8 +191,8 @@ class Calls:
 
     def __init__(self, render: Render) -> None:
         self._render = render
-        #: What the template made of documents with marks.
-        self._frames: dict[str, str] = {}
+        #: What the template made of documents with marks, split by `_MARK`.
+        self._frames: dict[str, list[str]] = {}
         self._asked: list[dict[str, Any]] = [{"role": "user", "content": "Go."}]
         marks = _Document({})
         self._id, name, key, value = (marks.mark(_STRING) for _ in range(4))
@@ -209,13 +218,13 @@ class Calls:
         whole = self._render([*self._asked, answer], False)
         return whole[_common(self._start, whole) :].rstrip()
 
-    def _frame(self, name: str, arguments: dict[str, Any]) -> str:
+    def _frame(self, name: str, arguments: dict[str, Any]) -> list[str]:
         """`text` of marks, which tools of one shape share."""
         if (shape := json.dumps(arguments)) not in self._frames:
             if len(self._frames) >= MAX_FRAMES:
                 self._frames.clear()
             try:
-                self._frames[shape] = self.text(name, arguments)
+                self._frames[shape] = _MARK.split(self.text(name, arguments))
             except Exception:  # of the template, whatever it is
                 raise SkeletonError("template") from None
         return self._frames[shape]
@@ -234,7 +243,7 @@ class Calls:
             if thread_time() > deadline:
                 raise SkeletonError("time")
             document = _Document(schema, self._truth)
-            _, called = document.mark(_STRING), document.mark(_STRING, [name])  # the first is the call's id
+            _, called = document.mark(_STRING), document.mark(_STRING, (name,))  # the first is the call's id
             made = document.of(schema)
             found += _pieces(self._frame(called, made if isinstance(made, dict) else {}), document.words)
         return [self._head, *found] if len(tools) > 1 and self._head else found
@@ -248,7 +257,7 @@ def announces(request: dict[str, Any]) -> bool:
 def of_request(
     request: dict[str, Any],
     calls: Callable[[], Calls],
-    styles: Iterable[tuple[str, str, int | None]] = STYLES,
+    styles: Iterable[Style] = STYLES,
     seconds: float = float("inf"),
 ) -> list[str]:
     """The pieces of everything that a request of OpenAI's or Anthropic's APIs announces. Raises `SkeletonError`.
@@ -270,20 +279,29 @@ def of_request(
     return found
 
 
-def style_of(request: dict[str, Any]) -> tuple[tuple[str, str, int | None], ...]:
-    """How JSON is written in the last answer that is JSON; every style where there is none."""
+def style_of(text: Any) -> Style | None:
+    """How an answer that is JSON is written; None if it is none, or does not say."""
+    if not isinstance(text, str) or text[:1] not in ("{", "[") or '":' not in text:
+        return None
+    return LINES if "\n" in text else SPACED if '": ' in text else COMPACT
+
+
+def styles_of(request: dict[str, Any], likely: Style = SPACED) -> tuple[Style, ...]:
+    """How JSON is written in the last answer of a conversation that is JSON; where there is none every style, the
+    likely one first, from which the output is followed best."""
     messages = request.get("messages")
     for message in reversed(messages if isinstance(messages, list) else []):
-        text = message.get("content") if isinstance(message, dict) else None
-        if isinstance(text, str) and text[:1] in ("{", "[") and message.get("role") == "assistant":
-            return (LINES if "\n" in text else SPACED if '": ' in text else COMPACT,)
-    return STYLES
+        is_answer = isinstance(message, dict) and message.get("role") == "assistant"
+        if is_answer and (found := style_of(message.get("content"))):
+            return (found,)
+    return (likely, *(style for style in STYLES if style != likely))
 
 
 def _schemas_of(request: dict[str, Any]) -> Iterator[Any]:
     """The JSON schemas that the answer has to follow: a format's, or those of tools that have to be called."""
-    text, given = request.get("text"), request.get("structured_outputs")
-    for asked in (request.get("response_format"), text.get("format") if isinstance(text, dict) else None):
+    given, holders = request.get("structured_outputs"), (request.get("text"), request.get("output_config"))
+    formats = [each.get("format") for each in holders if isinstance(each, dict)]
+    for asked in (request.get("response_format"), *formats):
         if isinstance(asked, dict) and asked.get("type") == "json_schema":
             inner = asked.get("json_schema", asked)
             if isinstance(inner, dict) and isinstance(inner.get("schema"), dict):

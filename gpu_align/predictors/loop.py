@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import check_int
+from ..ops.layout import FIRST_GAP
 from .base import DisposedError, PredictorOptions, TokenPredictor, count_accepted
 
 logger = logging.getLogger("gpu_align.predictors")
@@ -148,7 +149,7 @@ class PredictorLoop:
             return None
 
     def _checked(self, tokens: Iterable[int], most: int) -> list[int]:
-        """The first `most` of them as plain ints."""
+        """The first `most` of them as plain ints, before a gap."""
         below = float("inf") if self.vocab_size is None else self.vocab_size
         checked: list[int] = []
         for position, token in enumerate(itertools.islice(tokens, most)):
@@ -156,6 +157,8 @@ class PredictorLoop:
                 checked.append(operator.index(token))
             except TypeError:
                 raise TypeError(f"draft: expected token ids, found {type(token).__name__}") from None
+            if FIRST_GAP <= checked[-1] < 2**31:  # a gap of a skeleton, from a drafter that copies it
+                return checked[:-1]
             if not 0 <= checked[-1] < below:
                 upper = "" if self.vocab_size is None else f" < {self.vocab_size}"
                 raise ValueError(f"draft[{position}]: expected 0 <= id{upper}, found {checked[-1]}")

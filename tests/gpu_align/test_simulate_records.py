@@ -242,8 +242,8 @@ def test_tools_and_schemas_are_drafted_from(tmp_path: Path) -> None:
     path.write_text("".join(f"{json.dumps(each)}\n" for each in given))
     tokenizer = load_tokenizer("tekken")
     called, formatted, plain = read_records(path)
-    call = [tokenizer.encode(piece) for piece in ('[TOOL_CALLS]ls{"path": "', '"}')]
-    assert (called.prediction, called.memory, called.related) == (join(call), True, True)
+    call = join(['[TOOL_CALLS]ls{"path": "', '"}'], lambda texts: [*map(tokenizer.encode, texts)])
+    assert (called.prediction, called.memory, called.related) == (call, True, True)
     assert formatted.prediction[:2] == [5, FIRST_GAP]
     assert (formatted.memory, formatted.related) == (plain.memory, plain.related) == (False, False)
     assert plain.prediction == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -134,13 +135,13 @@ def renderer(turn: str, end: str, opened: str, call: str) -> Callable[[list[dict
     )
 
 
-def tool(name: str, required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
-    schema = {"type": "object", "properties": properties, "required": list(required)}
+def tool(name: str, **properties: Any) -> dict[str, Any]:
+    schema = {"type": "object", "properties": properties}
     return {"type": "function", "function": {"name": name, "parameters": schema}}
 
 
 STRING, INTEGER, BOOLEAN = ({"type": kind} for kind in ("string", "integer", "boolean"))
-READ = tool("read_file", ("line",), path=STRING, line=INTEGER)
+READ = tool("read_file", path=STRING, line=INTEGER)
 WRITE = tool("write_file", path=STRING, text={"type": "object", "properties": {"body": STRING, "n": INTEGER}})
 
 
@@ -149,7 +150,7 @@ def test_a_skeleton_is_the_call_that_the_template_renders_without_its_values(fam
     """Written with values, which are cut out of the answer here."""
     render = renderer(*FAMILIES[family])
     for given, arguments in (
-        (READ, {"line": 123456, "path": "a value"}),
+        (READ, {"path": "a value", "line": 123456}),
         (WRITE, {"path": "a value", "text": {"body": "another one", "n": 123456}}),
     ):
         name = given["function"]["name"]
@@ -163,9 +164,11 @@ def test_a_skeleton_is_the_call_that_the_template_renders_without_its_values(fam
         text = whole[
             next(n for n, (a, b) in enumerate(zip(whole, start + "\0", strict=False)) if a != b) :
         ].rstrip()
-        for value in ("123456789", "123456", "a value", "another one"):
-            text = text.replace(value, "\0")
-        assert Calls(render).of_tools([given]) == [piece.rstrip(" ") for piece in text.split("\0")]
+        for value, gap in (("123456789", "\0"), ("123456", "\1"), ("a value", "\0"), ("another one", "\0")):
+            text = text.replace(value, gap)
+        pieces = re.findall("([^\0\1]+)([\0\1]?)", text)  # the blank before a number stays
+        expected = [piece if gap == "\1" else piece.rstrip(" ") for piece, gap in pieces]
+        assert Calls(render).of_tools([given]) == expected
 
 
 def test_several_tools_begin_with_what_all_have() -> None:
@@ -190,27 +193,31 @@ OBJECT = {"type": "object", "properties": {"a": STRING, "b": INTEGER}, "required
 @pytest.mark.parametrize(
     ("schema", "style", "expected"),
     [
-        (OBJECT, SPACED, ['{"b":', ', "a": "', '"}']),
-        (OBJECT, COMPACT, ['{"b":', ',"a":"', '"}']),
-        (OBJECT, LINES, ['{\n  "b":', ',\n  "a": "', '"\n}']),
-        ({"properties": {"kind": {"const": "x"}, "b": INTEGER}}, SPACED, ['{"kind": "x", "b":', "}"]),
+        # In the order of the schema, whatever is required; the blank before a number is its own.
+        (OBJECT, SPACED, ['{"a": "', '", "b": ', "}"]),
+        (OBJECT, COMPACT, ['{"a":"', '","b":', "}"]),
+        (OBJECT, LINES, ['{\n  "a": "', '",\n  "b": ', "\n}"]),
+        ({"properties": {"kind": {"const": "x"}, "b": INTEGER}}, SPACED, ['{"kind": "x", "b": ', "}"]),
         (
             {"properties": {"a": {"enum": ["x", "y"]}, "b": BOOLEAN}},
             SPACED,
-            ['{"a": "', '", "b":', "}", '{"a": "x", "b":', '{"a": "y", "b":', '", "b": true}', '", "b": false}'],
+            ['{"a": "', '{"a": "x", "b":', '{"a": "y", "b":', '", "b": true}', '", "b": false}'],
         ),
-        ({"type": "array", "items": OBJECT}, SPACED, ['[{"b":', ', "a": "', '"}, {"b":', ', "a": "', '"}]']),
+        ({"type": "array", "items": OBJECT}, SPACED, ['[{"a": "', '", "b": ', '}, {"a": "', '", "b": ', "}]"]),
         ({"properties": {"a": {"$ref": "#/$defs/A~1B"}}, "$defs": {"A/B": OBJECT}}, SPACED,
-         ['{"a": {"b":', ', "a": "', '"}}']),
+         ['{"a": {"a": "', '", "b": ', "}}"]),
         ({"properties": {"a": {"anyOf": [{"type": "null"}, STRING]}}}, SPACED, ['{"a": "', '"}']),
         ({"properties": {"a": {"type": ["null", "string"]}, "b": {"enum": [1, None]}}}, SPACED,
-         ['{"a": "', '", "b":', "}", '", "b": 1}', '", "b": null}']),
+         ['{"a": "', '", "b":', '", "b": 1}', '", "b": null}']),
         ({"properties": {"a": {"type": "array"}, "b": {"type": "object"}, "c": True}}, SPACED,
          ['{"a":', ', "b":', ', "c":', "}"]),
         (True, SPACED, []),
         ({"properties": {"a": {"$ref": "https://example.org"}, "b": {"$ref": "#/no/such"}}}, SPACED,
          ['{"a":', ', "b":', "}"]),
-        ({"properties": {"a": {"enum": ['"', "x\ny", "z"]}}}, SPACED, ['{"a": "', '"}']),
+        ({"properties": {"a": {"enum": ['"', "x\ny", "z"]}}}, SPACED, ['{"a": "', '{"a": "z"}', '"}']),
+        ({"properties": {"a": {"enum": ['"', {"b": 1}]}}}, SPACED, ['{"a":', "}"]),
+        ({"properties": {"long_enough_name": BOOLEAN}}, LINES,
+         ['{\n  "long_enough_name":', 'g_enough_name": true\n}', 'g_enough_name": false\n}']),
     ],
 )  # fmt: skip
 def test_json_by_a_schema(schema: Any, style: Any, expected: list[str]) -> None:
@@ -269,18 +276,23 @@ def test_templates_without_calls_and_too_many_tools() -> None:
             calls.of_tools(given, deadline)
 
 
+def characters(texts: list[str]) -> list[list[int]]:
+    return [[*map(ord, text)] for text in texts]
+
+
 def test_a_gap_before_between_and_after_pieces() -> None:
-    assert skeletons.join([[1, 2], [], [3]]) == [
-        FIRST_GAP,
-        1,
-        2,
-        FIRST_GAP + 1,
-        FIRST_GAP + 2,
-        3,
-        FIRST_GAP + 3,
-    ]
+    found = skeletons.join(["ab", "", "c"], characters)
+    assert found == [FIRST_GAP, 97, 98, FIRST_GAP + 1, FIRST_GAP + 2, 99, FIRST_GAP + 3]
     with pytest.raises(SkeletonError, match="size"):
-        skeletons.join([[1]] * 2**16)
+        skeletons.join(["a"] * 2**16, characters)
+
+
+def test_a_blank_before_a_number_is_drafted_where_it_is_a_token_of_its_own() -> None:
+    def with_digit(texts: list[str]) -> list[list[int]]:
+        return [[*map(ord, text[:-2]), 1000 + ord(text[-1])] for text in texts]
+
+    assert skeletons.join(["a: "], characters)[1:-1] == [*map(ord, "a: ")]
+    assert skeletons.join(["a: "], with_digit)[1:-1] == [*map(ord, "a:")]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -293,7 +305,7 @@ def test_no_draft_reaches_over_a_gap(backend: str) -> None:
         device=device, backend=backend, config=DrafterConfig(use_context=False),
     )  # fmt: skip
     pieces = [[1, 2, 3, 4, 5, 8], [9, 11, 12, 13, 8], [9, 14, 15, 16, 8], [9, 17, 18, 19, 8]]
-    drafter.add(0, skeletons.join(pieces), 0)
+    drafter.add(0, skeletons.join("0123", lambda texts: [pieces[int(text)] for text in texts]), 0)
     num_drafted, output, row = 0, list[int](), torch.zeros((1, size), dtype=torch.int32, device=device)
     one, zero = (torch.full((1,), n, device=device) for n in (1, 0))
     for value, piece in enumerate(pieces, 30):

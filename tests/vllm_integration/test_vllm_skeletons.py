@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gpu_align.ops.layout import FIRST_GAP
+from gpu_align.skeletons import SPACED, Calls
 from tests.vllm_integration.fakes import Engine, Renderer, taken
 from vllm_integration.frontend import conversation, metrics, skeletons
 from vllm_integration.frontend.skeletons import Template
@@ -43,6 +44,7 @@ class Tokenizer:
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     monkeypatch.setattr(conversation, "kept", conversation.Views())
+    monkeypatch.setattr(skeletons, "_likely", [SPACED])
     monkeypatch.setenv("GPU_ALIGN_CONVERSATION", "1")
     engine = Engine(limit=2000)
     engine.renderer.tokenizer = tokenizer = Tokenizer()
@@ -72,7 +74,10 @@ SCHEMA = {"type": "object", "properties": {"a": STRING}, "required": ["a"]}
 READ = {"type": "function", "function": {"name": "read", "parameters": SCHEMA}}
 LIST = {"type": "function", "function": {"name": "list", "parameters": {"type": "object"}}}
 CALL, LISTED = '<call>{"name": "read", "arguments": {"a": "·"}}·', '<call>{"name": "list", "arguments": {}}·'
-JSON = '·{"a": "·"}·{"a":"·"}·{\n  "a": "·"\n}·'
+IN_STYLES = ['{"a": "·"}·', '{"a":"·"}·', '{\n  "a": "·"\n}·']
+JSON, COMPACT_FIRST, LINES_FIRST = (
+    "·" + "".join(IN_STYLES[n] for n in order) for order in ((0, 1, 2), (1, 0, 2), (2, 0, 1))
+)
 ASKED = [{"role": "user", "content": "Read it."}]
 FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
 
@@ -91,6 +96,7 @@ def answered(text: str) -> list[dict[str, Any]]:
         ({"tools": [], "messages": ASKED}, ""),
         ({"response_format": FORMAT}, JSON),
         ({"text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}}, JSON),
+        ({"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}, JSON),
         ({"structured_outputs": {"json": SCHEMA}}, JSON),
         ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, JSON),
         ({"structured_outputs": {"json": "{"}}, ""),
@@ -120,11 +126,37 @@ def test_a_tool_that_has_to_be_called_may_be_any_of_them(engine: Engine) -> None
     assert text.endswith(f"{CALL}{LISTED}")
 
 
-@pytest.mark.parametrize(("backend", "expected"), [("xgrammar", '·{"a": "·"}·'), ("guidance", '·{"a":"·"}·')])
-def test_the_grammars_own_blanks(engine: Engine, backend: str, expected: str) -> None:
-    grammar = SimpleNamespace(disable_any_whitespace=True, backend=backend)
-    engine.vllm_config.structured_outputs_config = grammar
-    assert drafted_from(engine, {"messages": ASKED, "response_format": FORMAT}) == (expected, RELATED)
+def test_the_grammars_own_blanks(engine: Engine) -> None:
+    engine.vllm_config.structured_outputs_config = SimpleNamespace(disable_any_whitespace=True)
+    assert drafted_from(engine, {"messages": ASKED, "response_format": FORMAT}) == ('·{"a":"·"}·', RELATED)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [('{"b":1}', COMPACT_FIRST), ('{\n"b": 1}', LINES_FIRST), ("prose", JSON), ("{}", JSON)],
+)
+def test_the_servers_last_answer_says_which_spelling_is_likely(
+    engine: Engine, answer: str, expected: str
+) -> None:
+    for choice in ({"message": {"role": "assistant", "content": answer}}, {"text": answer}):
+        skeletons._likely[0] = SPACED
+        skeletons.learn_style({"choices": [choice]})
+        assert drafted_from(engine, {"messages": ASKED, "response_format": FORMAT}) == (expected, RELATED)
+
+
+def test_json_by_a_schema_uses_no_recipes_of_code_and_prose(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def recipes(**more: Any) -> Any:
+        body = {"messages": ASKED, "response_format": FORMAT, **more}
+        return taken(engine, body, "/v1/chat/completions")[1].prediction.recipes
+
+    monkeypatch.setenv("GPU_ALIGN_RECIPES", "base")
+    assert recipes() == ()
+    assert recipes(tools=[READ]) is None, "a call may hold a file"
+    assert recipes(vllm_xargs={"recipes": ["base"]}) == ("base",)
+    monkeypatch.setenv("GPU_ALIGN_RECIPES", "base,mine.json.gz")
+    assert recipes() is None
 
 
 NUMBERED = "1: a\n2: b\n3: c\n"
@@ -163,7 +195,7 @@ def parameters(**schema: Any) -> list[dict[str, Any]]:
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a thousand parameters": ({"tools": parameters(properties={f"p{n}": STRING for n in range(1000)})}, "size"),
     "a schema of itself": ({"tools": parameters(properties={"a": {"$ref": "#"}})}, "recursive"),
-    "a name with a NUL": ({"tools": [{"function": {"name": "a\0"}}]}, "names"),
+    **{f"named {name!r}": ({"tools": [{"function": {"name": name}}]}, "names") for name in ("a\0", '"', "a\nb")},
     "tools that are none": ({"tools": "f"}, "names"),
     "a description of a megabyte": (
         {"tools": [{"function": {**LIST["function"], "description": "d" * 2**20}}]}, ""  # type: ignore[dict-item]
@@ -206,6 +238,12 @@ def test_servers_whose_template_has_no_calls(engine: Engine, monkeypatch: pytest
         )
         assert text_of(found) == expected
     assert counted == [("skeleton_template", "dropped")]
+    engine.renderer.tokenizer = tokenizer = Tokenizer()
+    monkeypatch.setattr(tokenizer, "apply_chat_template", lambda *_, **__: renders.append(1) or 1 / 0)
+    renders: list[int] = []
+    for _ in range(2):
+        drafted_from(engine, {"messages": ASKED, "tools": [READ]})
+    assert (counted[1:], len(renders)) == ([("skeleton_template", "dropped")] * 2, len(Calls._STYLES)), "once"
     for parser in skeletons._FORMATS:
         template = Template(parser=parser)
         found = skeletons.skeleton_of(

@@ -18,6 +18,7 @@ import numpy as np
 
 from gpu_align import skeletons, views
 
+from ..config.settings import SHIPPED_RECIPES, Settings
 from ..wire import request as wire
 from .prediction import CONVERSATION, Limits, Taken, expects_json, ids_of
 from .skeletons import Template, skeleton_of
@@ -80,9 +81,14 @@ async def join(
     forms = await predict(run, document, vllm_config, renderer, len(skeleton)) if taken.forms else b""
     if not skeleton + forms:
         return prediction
-    # What a request announces is as likely as an answer to a request like it.
-    kind = wire.TextKind.RELATED_MEMORY if skeleton else wire.TextKind.MEMORY
-    return replace(prediction or wire.Prediction(), token_ids=skeleton + forms, kind=kind)
+    found = replace(prediction or wire.Prediction(), token_ids=skeleton + forms, kind=wire.TextKind.MEMORY)
+    if not skeleton:
+        return found
+    # What a request announces is as likely as an answer to a request like it. Of the shipped recipes, which are of
+    # code and prose, hardly one in ten is right inside of JSON.
+    is_json = not document.get("tools") and Settings.of(vllm_config).recipes == SHIPPED_RECIPES
+    recipes = () if is_json and found.recipes is None else found.recipes
+    return replace(found, kind=wire.TextKind.RELATED_MEMORY, recipes=recipes)
 
 
 async def predict(

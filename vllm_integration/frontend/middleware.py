@@ -29,7 +29,7 @@ from .prediction import (
     take,
     tell_once,
 )
-from .skeletons import Template
+from .skeletons import Template, learn_style
 from .usage import HttpRequest, http_request
 
 if TYPE_CHECKING:
@@ -223,7 +223,10 @@ def _completing(send: Send, request: HttpRequest) -> Send:
 def _completed(body: bytes, request: HttpRequest) -> bytes | None:
     """The JSON of a response with the counts; None where there are none."""
     document = json.loads(body) if b'"usage":{' in body else None
-    if document is None or not request.complete(document):
+    if document is None:
+        return None
+    learn_style(document)
+    if not request.complete(document):
         return None
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 

@@ -265,7 +265,8 @@ def expects_json(document: dict[str, Any]) -> bool:
     choice = document.get("tool_choice")
     if document.get("tools") and choice != "none" and _of(choice, "type") != "none":
         return True
-    asked = (document.get("response_format"), _of(document.get("text"), "format"))
+    formats = (_of(document.get(name), "format") for name in ("text", "output_config"))
+    asked = (document.get("response_format"), *formats)
     return any(_of(each, "type") in _JSON_FORMATS for each in asked)
 
 

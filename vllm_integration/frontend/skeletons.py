@@ -19,7 +19,9 @@ from .prediction import Limits, count_refused, ids_of
 #: Seconds after which no further tool of a request is read.
 _MOST_SECONDS = 0.004
 #: Fields of a request that its skeletons depend on.
-_READ = ("cache_salt", "tools", "tool_choice", "response_format", "text", "structured_outputs")
+_READ = (
+    "cache_salt", "tools", "tool_choice", "response_format", "text", "output_config", "structured_outputs",
+)  # fmt: skip
 #: Of a conversation in which calls are rendered: some templates show tools before they render any.
 _TOOLS = [
     {"type": "function", "function": {"name": "f", "description": "F", "parameters": {"type": "object"}}}
@@ -39,6 +41,17 @@ _FORMATS = {
 }
 
 
+#: Of this process: how the last answer that was JSON was written.
+_likely: list[skeletons.Style] = [skeletons.SPACED]
+
+
+def learn_style(document: dict[str, Any]) -> None:
+    """Remember how a response that is JSON is written."""
+    for choice in document.get("choices") or ():
+        text = choice["text"] if "text" in choice else (choice.get("message") or {}).get("content")
+        _likely[0] = skeletons.style_of(text) or _likely[0]
+
+
 class Template(NamedTuple):
     """How a server writes calls: the text of `--chat-template`, and `--tool-call-parser`."""
 
@@ -52,9 +65,15 @@ class Template(NamedTuple):
         return cls(getattr(renderer, "chat_template", None), getattr(args, "tool_call_parser", None))
 
 
-@functools.lru_cache(maxsize=8)
 def _calls_of(tokenizer: Any, template: Template) -> skeletons.Calls:
     """How the model's calls read. Raises `SkeletonError` where neither its template nor its parser says so."""
+    if (found := _read_calls(tokenizer, template)) is None:
+        raise skeletons.SkeletonError("template")
+    return found
+
+
+@functools.lru_cache(maxsize=8)
+def _read_calls(tokenizer: Any, template: Template) -> skeletons.Calls | None:
 
     def by_template(messages: list[dict[str, Any]], ends_open: bool) -> str:
         more = {"chat_template": template.text, "tokenize": False, "add_generation_prompt": ends_open}
@@ -65,9 +84,10 @@ def _calls_of(tokenizer: Any, template: Template) -> skeletons.Calls:
         told = [(each["name"], json.dumps(each["arguments"])) for each in functions]
         return "".join(_FORMATS[template.parser or ""] % each for each in told)
 
-    with contextlib.suppress(skeletons.SkeletonError):
-        return skeletons.Calls(by_template)
-    return skeletons.Calls(by_parser)
+    for render in (by_template, by_parser):
+        with contextlib.suppress(skeletons.SkeletonError):
+            return skeletons.Calls(render)
+    return None
 
 
 def skeleton_of(
@@ -80,16 +100,17 @@ def skeleton_of(
     if renderer.tokenizer is None:
         return b""
     grammar: Any = getattr(vllm_config, "structured_outputs_config", None)
-    styles = skeletons.style_of(document)
+    styles = skeletons.styles_of(document, _likely[0])
     if getattr(grammar, "disable_any_whitespace", False):
-        styles = (skeletons.COMPACT if grammar.backend == "guidance" else skeletons.SPACED,)
+        styles = (skeletons.COMPACT,)
     try:
         asked = [document.get(name) for name in _READ]
         key = hashlib.blake2b(marshal.dumps([tuple(template), styles, asked], 2), digest_size=32).digest()
         if (found := kept.get(key)) is None:
             limits, calls = Limits.of(vllm_config), functools.partial(_calls_of, renderer.tokenizer, template)
             pieces = skeletons.of_request(document, calls, styles, _MOST_SECONDS)
-            ids = skeletons.join(_encoded(pieces, renderer, limits)) if pieces else []
+            encode = functools.partial(_encoded, renderer, limits)
+            ids = skeletons.join(pieces, encode) if pieces else []
             if len(ids) > limits.tokens // 2:
                 raise skeletons.SkeletonError("size")
             kept.put(key, found := np.array(ids, "<i4").tobytes())
@@ -99,7 +120,7 @@ def skeleton_of(
     return b""
 
 
-def _encoded(pieces: list[str], renderer: Any, limits: Limits) -> list[list[int]]:
-    if getattr(renderer.tokenizer, "is_fast", False):  # all at once
-        return list(renderer.tokenizer(pieces, add_special_tokens=False)["input_ids"])
-    return [ids_of(renderer, limits, piece) for piece in pieces]
+def _encoded(renderer: Any, limits: Limits, texts: list[str]) -> list[list[int]]:
+    if texts and getattr(renderer.tokenizer, "is_fast", False):  # all at once
+        return list(renderer.tokenizer(texts, add_special_tokens=False)["input_ids"])
+    return [ids_of(renderer, limits, text) for text in texts]

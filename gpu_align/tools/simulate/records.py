@@ -113,7 +113,7 @@ def _announced(fields: dict[str, Any], tokenizer: str | None) -> list[int]:
         pieces = skeletons.of_request(fields, lambda: skeletons.Calls(loaded.render))
     except skeletons.SkeletonError as error:
         raise ValueError(f"tools, response_format: no skeleton: {error.reason}") from None
-    return skeletons.join([loaded.encode(piece) for piece in pieces]) if pieces else []
+    return skeletons.join(pieces, lambda texts: [*map(loaded.encode, texts)]) if pieces else []
 
 
 def _tokens(found: RecordFields, field: str, tokenizer: str | None) -> list[int]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from gpu_align.ops.layout import FIRST_GAP
 from gpu_align.predictors import (
     DisposedError,
     PredictorLoop,
@@ -64,8 +65,10 @@ def test_the_loop_counts_and_cuts() -> None:
     assert (loop.predictions.validated, predictor.state_tokens) == (0, [1])
 
 
-@pytest.mark.parametrize("draft", [(1, 2), np.array([1, 2]), torch.tensor([1, 2]), iter([1, 2])])
-def test_a_draft_may_be_any_sequence(draft: Any) -> None:
+@pytest.mark.parametrize(
+    "draft", [(1, 2), np.array([1, 2]), torch.tensor([1, 2]), iter([1, 2]), [1, 2, FIRST_GAP, 0]]
+)
+def test_a_draft_may_be_any_sequence_and_ends_before_a_gap(draft: Any) -> None:
     loop = PredictorLoop(Calls(lambda: draft), strict=True, vocab_size=3)
     loop.start([0])
     found = loop.draft()
