@@ -1,23 +1,25 @@
-"""What agents write, out of collections that you have cloned: ``python -m benchmarks.agents FOLDER...``.
+"""What agents write: ``python -m benchmarks.agents edits FOLDER...`` and ``... announced``.
 
-Known answers are replayed with every drafter, in the form in which they were written and in those of other agents;
-no model and no GPU is needed, and no figure depends on time.
+Known answers are replayed; no model and no GPU is needed, and no figure depends on time. ``edits``: those of
+collections that you have cloned, as they were written and in the forms of other agents. ``announced``: calls of
+tools and JSON by schema, with what the request announces (`announced.py`).
 """
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import tables
-from benchmarks.agents.forms import WRITE, Exchange, exchanges
-from benchmarks.agents.readers import HALVES, Edit, Message, read
+from benchmarks.agents import announced
+from benchmarks.agents.edits import HALVES, WRITE, Edit, Exchange, Message, exchanges, read
 from benchmarks.quality.build_suffix_peer import add_to_path
-from benchmarks.quality.replays import bound, everywhere, replay_batched
+from benchmarks.quality.replays import replay_batched
 from benchmarks.quality.runs import Counts, Knowledge, Run, policy_of
 from gpu_align import Recipes, views
 from gpu_align.recipes import learn
@@ -27,9 +29,7 @@ from gpu_align.tools.simulate.policies import OURS, SHIPPED_PACK, tokenized_pack
 #: Edits of a collection, where no other number is asked for; of the other half, to learn from.
 MOST, EARLIER = 60, 400
 Case = dict[str, Any]
-TOKENIZER = "tekken"
-#: Draft tokens a step.
-K = 32
+TOKENIZER, K = announced.TOKENIZER, announced.K
 #: Most tokens of views a request holds; those of the newest messages come first.
 CAPACITY = 16_384
 
@@ -55,13 +55,8 @@ ROWS = (
     Row("suffix_decoding_4_deep_cached", views=True),
     Row("suffix_decoding_deep"),
     Row("suffix_decoding_deep", views=True),
-    Row("suffix_decoding_vllm"),
-    Row("prompt_lookup"),
     Row("prompt_lookup_vllm_v2"),
 )
-#: Upper bound of drafters that copy from one position after the last token: the best choice at each step.
-BOUND = "bound"
-BOUNDS = (Row(BOUND), Row(BOUND, views=True))
 
 
 def records_of(exchanges: Sequence[Exchange], encode: Callable[[str], list[int]]) -> list[Record]:
@@ -98,70 +93,69 @@ def knowledge(earlier: Sequence[Exchange], encode: Callable[[str], list[int]]) -
 def measure(row: Row, records: Sequence[Record], known: Knowledge) -> Counts:
     """Replay them; ours takes the views for a memory, from which nothing is drafted before it has matched."""
     if not row.views:
-        records = [record_without(record) for record in records]
+        records = [Record(each.id, each.prompt, [], each.output, each.tokenizer) for each in records]
     if row.policy == OURS:
         recipes = known.recipes if row.learned else tokenized_pack(SHIPPED_PACK, TOKENIZER)
         return Counts.of(replay_batched(records, K, batch_size=16, recipes=recipes, memory=row.views))
-    if row.policy == BOUND:
-        return Counts.of(bound(record, K, partial(everywhere, matched=True)) for record in records)
     policy = policy_of(Run(row.policy, K), records, known)
     return Counts.of(replay(policy, record, K) for record in records)
-
-
-def record_without(record: Record) -> Record:
-    """The same and no prediction."""
-    return Record(record.id, record.prompt, [], record.output, record.tokenizer)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Command line; returns the exit code (0, or 1: there is nothing to measure)."""
     parser = tables.command("benchmarks.agents", __doc__)
-    parser.add_argument(
-        "folders", nargs="+", type=Path, metavar="FOLDER", help="a collection, or part of one"
-    )
-    parser.add_argument("--half", choices=HALVES, default=HALVES[0], help="of each collection (%(default)s)")
-    parser.add_argument("--edits", type=int, default=MOST, help="most of a collection (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the choice among them (%(default)s)")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write the counts there")
-    parser.add_argument("--written", choices=WRITE, metavar="FORM", help="measure answers in this form alone")
-    parser.add_argument("--bound", action="store_true", help="measure the best choices instead of drafters")
+    parsers = parser.add_subparsers(required=True)
+    edits, calls = (parsers.add_parser(name) for name in ("edits", "announced"))
+    edits.set_defaults(run=measure_edits)
+    edits.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a collection, or part of one")
+    edits.add_argument("--half", choices=HALVES, default=HALVES[0], help="of each collection (%(default)s)")
+    edits.add_argument("--edits", type=int, default=MOST, help="most of a collection (%(default)s)")
+    edits.add_argument("--seed", type=int, default=0, help="of the choice among them (%(default)s)")
+    edits.add_argument("--written", choices=WRITE, metavar="FORM", help="measure answers in this form alone")
+    calls.set_defaults(run=announced.measure_sets)
+    announced.add_arguments(calls)
+    for each in (edits, calls):
+        each.add_argument("--json", type=Path, metavar="OUT", help="write the counts there")
     options = parser.parse_args(argv)
-    for folder in options.folders:
-        if not folder.is_dir():
-            parser.error(f"FOLDER: no such folder: {folder}")
-    if options.edits < 1:
-        parser.error(f"--edits: expected at least 1, found {options.edits}")
     if not add_to_path():
         print(
             "note: suffix decoding is not built: python -m benchmarks.quality.build_suffix_peer",
             file=sys.stderr,
         )
+    results: dict[str, Any] | None = options.run(options)
+    if results is None:
+        return 1
+    if options.json is not None:
+        options.json.write_text(tables.as_json(results, 4), encoding="utf-8")
+    return 0
+
+
+def measure_edits(options: argparse.Namespace) -> dict[str, Any] | None:
+    """Print a table of the collections in these folders, and return their counts; None where there is none."""
     found = read(options.folders, options.half, options.edits, options.seed)
     if not found:
         print("error: no collection that is known in these folders", file=sys.stderr)
-        return 1
+        return None
     [other] = set(HALVES) - {options.half}
     earlier = read(options.folders, other, EARLIER, options.seed)
-    runnable = runnable_policy_names()
-    rows = BOUNDS if options.bound else [r for r in ROWS if r.policy.removesuffix("_cached") in runnable]
-    results = {
-        "command": f"python -m benchmarks.agents FOLDER... --half {options.half} --edits {options.edits}",
+    rows = [row for row in ROWS if row.policy.removesuffix("_cached") in runnable_policy_names()]
+    cases = [
+        case
+        for name, edits in found.items()
+        for case in cases_of(name, edits, earlier.get(name, []), rows, options.written)
+    ]
+    print(shown(cases))
+    half_and_edits = f"--half {options.half} --edits {options.edits}"
+    return {
+        "command": f"python -m benchmarks.agents edits FOLDER... {half_and_edits}",
         "folders": [f"{folder} {_commit(folder)}".strip() for folder in options.folders],
         "half": options.half,
         "seed": options.seed,
         "num_draft_tokens": K,
         "tokenizer": TOKENIZER,
         "capacity": CAPACITY,
-        "cases": [
-            case
-            for name, edits in found.items()
-            for case in cases_of(name, edits, earlier.get(name, []), rows, options.written)
-        ],
+        "cases": cases,
     }
-    print(shown(results["cases"]))
-    if options.json is not None:
-        options.json.write_text(tables.as_json(results, 4), encoding="utf-8")
-    return 0
 
 
 def cases_of(
@@ -180,8 +174,6 @@ def cases_of(
         runs = {row.name: measure(row, records, known).as_json() for row in rows}
         about = {"collection": collection, "read": read_as, "written": written_as, "records": len(records)}
         cases.append({**about, "rows": runs})
-        if sys.stderr.isatty():
-            print(f"{collection}, {read_as}, {written_as}".ljust(78), end="\r", file=sys.stderr)
     return cases
 
 
@@ -197,35 +189,18 @@ def by_form(edits: list[Edit], written: str | None) -> dict[tuple[str, str], lis
 
 def shown(cases: list[Case]) -> str:
     """Tokens a step @ rejected per accepted: a row a form, a column a drafter."""
-    names = list(cases[0]["rows"])
-    rows = [
-        [
-            case["collection"],
-            case["read"],
-            case["written"],
-            case["records"],
-            *(cell(case, name) for name in names),
-        ]
-        for case in cases
-    ]
-    return tables.table(
-        ["collection", "read", "written", "records", *names], rows, "lll" + "r" * (len(names) + 1)
-    )
+    names, about = list(cases[0]["rows"]), ("collection", "read", "written", "records")
+    rows = [[*map(case.get, about), *(cell(case["rows"][name]) for name in names)] for case in cases]
+    return tables.table([*about, *names], rows, "lll" + "r" * (len(names) + 1))
 
 
-def cell(case: Case, name: str) -> str:
+def cell(counts: dict[str, Any]) -> str:
     """Tokens a step @ rejected per accepted of one drafter."""
-    counts = case["rows"][name]
     speed = tables.ratio(counts["output_tokens"], counts["steps"])
     return f"{speed} @ {tables.ratio(counts['rejected'], counts['accepted'])}"
 
 
 def _commit(folder: Path) -> str:
     """The first digits of a checkout's commit; empty where there is none."""
-    done = subprocess.run(
-        ["git", "-C", str(folder), "rev-parse", "--short=10", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.stdout.strip()
+    command = ["git", "-C", str(folder), "rev-parse", "--short=10", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

@@ -328,7 +328,7 @@ LEARNED_COLUMNS = {
 }
 
 
-#: Sets of `benchmarks.agents.announced` that the page shows, and its columns.
+#: Sets of `benchmarks.agents announced` that the page shows, and its columns.
 ANNOUNCED = {
     "calls": "calls of at most 60 tokens, with their tools",
     "objects, spaced": 'JSON by a schema, `": "`',
@@ -349,14 +349,21 @@ def announced(numbers: dict[str, Any]) -> str:
     rows = []
     for name, told in ANNOUNCED.items():
         counts = [tables.read("announced")[name][column] for column in ANNOUNCED_COLUMNS]
-        cells = [
-            f"{c['tokens'] / c['steps']:.2f}\u00a0@\u00a0{c['rejected'] / c['accepted']:.2f}" for c in counts
-        ]
-        rows.append([told, f"{counts[0]['tokens']:,}", *cells])
+        rows.append([told, f"{counts[0]['tokens']:,}", *map(_speed, counts)])
+    unseen = (tables.read("announced")[f"objects, {style}, unseen"] for style in ("compact", "lines"))
+    before = [_speed(each["skeleton, gpu_align"]) for each in unseen]
     return tables.table(["", "tokens", *ANNOUNCED_COLUMNS.values()], rows, "lrrrrr") + (
-        "\n\nTokens a step @ rejected per accepted, K = 32 (`python -m benchmarks.agents.announced`). Calls are "
-        "those that a public benchmark accepts; the objects have values of one or two words by a seed."
+        "\n\nTokens a step @ rejected per accepted, K = 32 (`python -m benchmarks.agents announced`). Calls are "
+        "those that a public benchmark accepts; the objects have values of one or two words by a seed. Before a "
+        f'server has seen an answer in JSON, it takes `": "` for likely: `":"` then makes {before[0]}, lines '
+        f"{before[1]}."
     )
+
+
+def _speed(counts: dict[str, int]) -> str:
+    """Tokens a step @ rejected per accepted."""
+    pair = counts["tokens"] / counts["steps"], counts["rejected"] / counts["accepted"]
+    return "{:.2f}\u00a0@\u00a0{:.2f}".format(*pair)
 
 
 def agents_learned(numbers: dict[str, Any]) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +21,10 @@ PROGRAMS = {
     "gpu": ("gpu --dry-run ngram suite --out {out}", "suite"),
     "published": ("published --quick", re.escape("| tasks that agree | | 8 of 8 | 5 of 8 |")),
     "the names that the ablation replaces": ("quality.ablation --check", ""),
+    "what a request announces": (
+        "agents announced --schemas {out}/cache.sqlite",
+        r"objects, lines +skeleton, gpu_align",
+    ),
     # After a change of a kernel: ``python -m benchmarks.compiled.static_check --write``, of all variants.
     "compiled kernels are those of the table": (
         "compiled.static_check --target sm_90 --only 'step 16' --only lcs --only index",
@@ -38,6 +44,12 @@ def test_a_program_runs(name: str, tmp_path: Path) -> None:
     if line.startswith("compiled"):
         pytest.importorskip("triton.backends.nvidia")
         env["TRITON_INTERPRET"] = "0"
+    string = {"type": "string", "description": "Vermilion"}
+    names = dict.fromkeys(("first_name", "last_name", "street"), string)
+    with sqlite3.connect(tmp_path / "cache.sqlite") as cache:  # as SchemaStore's package has it
+        cache.execute("create table responses (value blob)")
+        schema = json.dumps({"type": "object", "properties": names})
+        cache.execute("insert into responses values (?)", [b"_content" + schema.encode()])
     module, *options = shlex.split(line.format(out=tmp_path))
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{module}", *options],
