@@ -10,7 +10,15 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PLACES = ("gpu_align", "vllm_integration", "docs", "README.md", "CONTRIBUTING.md", "SECURITY.md")
+PLACES = (
+    "gpu_align",
+    "vllm_integration",
+    "benchmarks",
+    "docs",
+    "README.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+)
 #: Pattern → what to write instead. At most twenty.
 PATTERNS = {
     r'"""(What|Who|Where) ': "begin a docstring with what it does or is: a verb or a noun",

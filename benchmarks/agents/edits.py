@@ -147,7 +147,7 @@ def transcripts(folder: Path) -> Iterator[Edit]:
 
 
 def _parts(text: str) -> list[str]:
-    """What the model was told, whose lines are marked, and what it wrote, by turns."""
+    """The turns of a log: messages to the model, whose lines are marked, and its answers."""
     parts, told = [""], True
     for line in text.splitlines():
         marked = _TOLD.match(line)
@@ -207,7 +207,7 @@ def _json(path: Path) -> Any:
 
 
 class Exchange(NamedTuple):
-    """What one request holds, and the answer to it."""
+    """The messages of one request, and the answer to it."""
 
     messages: tuple[Message, ...]
     answer: str
@@ -229,7 +229,7 @@ READ: dict[str, Callable[[str, str], str]] = {
 
 
 def thoughts(edit: Edit) -> str:
-    """What the model wrote before what it did, where it did something."""
+    """The text of an answer before its action, if it has one."""
     said = edit.said.partition("```")[0].strip()
     return said if edit.written and said != edit.written.strip() else ""
 

@@ -1,4 +1,4 @@
-"""What agents write: ``python -m benchmarks.agents edits FOLDER...`` and ``... announced``.
+"""Drafts for the answers of agents: ``python -m benchmarks.agents edits FOLDER...`` and ``... announced``.
 
 Known answers are replayed; no model and no GPU is needed, and no figure depends on time. ``edits``: those of
 collections that you have cloned, as they were written and in the forms of other agents. ``announced``: calls of
@@ -82,7 +82,7 @@ def viewed(messages: Iterable[Message], tools: bool, encode: Callable[[str], lis
 
 
 def knowledge(earlier: Sequence[Exchange], encode: Callable[[str], list[int]]) -> Knowledge:
-    """The shipped pack behind one of earlier answers, and those answers; a task is a source."""
+    """The shipped pack after one of earlier answers, and those answers; a task is a source."""
     packs = {SHIPPED_PACK: tokenized_pack(SHIPPED_PACK, TOKENIZER)}
     if earlier:
         learned = learn((exchange.task, exchange.answer) for exchange in earlier)
@@ -131,7 +131,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def measure_edits(options: argparse.Namespace) -> dict[str, Any] | None:
-    """Print a table of the collections in these folders, and return their counts; None where there is none."""
+    """Print a table of the collections in these folders, and return their counts; None without a collection."""
     found = read(options.folders, options.half, options.edits, options.seed)
     if not found:
         print("error: no collection that is known in these folders", file=sys.stderr)
