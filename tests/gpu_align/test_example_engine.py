@@ -40,7 +40,7 @@ class Job:
 @pytest.fixture(scope="module")
 def jobs() -> list[Job]:
     rng = random.Random(1)
-    return [Job(rng, rng.randrange(40, 80)) for _ in range(40)]
+    return [Job(rng, rng.randrange(40, 80)) for _ in range(24)]
 
 
 def serve(requests: list[Any], **options: Any) -> Any:
@@ -84,7 +84,7 @@ def test_requests_of_every_kind_in_one_batch(
             accepted[i % len(kinds)] += request.accepted
         steps[drafts] = engine.steps
         assert len(passes) == engine.steps
-        assert [count > 30 for count in accepted] == [drafts and kind in (0, 1, 2, 4) for kind in range(6)]
+        assert [count > 15 for count in accepted] == [drafts and kind in (0, 1, 2, 4) for kind in range(6)]
         rate = engine.generated / engine.steps
         line = f"{engine.generated} tokens in {engine.steps} steps: {rate:.2f} tokens a step"
         assert capsys.readouterr().out.splitlines() == [line]
