@@ -32,10 +32,6 @@ _LATENT = {
     "qk_nope_head_dim": 8, "v_head_dim": 16, "first_k_dense_replace": 1,
 }  # fmt: skip
 _GPT = {"n_positions": 128, "n_embd": 32, "n_layer": 2, "n_head": 2}
-_BERT = {
-    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
-    "max_position_embeddings": 130, "is_decoder": True,
-}  # fmt: skip
 _MROPE = {
     **_HEADS, "vocab_size": VOCAB,
     "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4},
@@ -67,12 +63,7 @@ DRAFTS: dict[str, dict[str, Any]] = {
         "layer_types": ["chunked_attention", "full_attention"],
     },
     "DeepseekV3ForCausalLM": _LATENT,
-    "DeepseekV32ForCausalLM": {**_LATENT, "index_n_heads": 2, "index_head_dim": 16, "index_topk": 64},
     "GPT2LMHeadModel": _GPT,
-    "GPTNeoForCausalLM": {
-        "hidden_size": 32, "num_layers": 2, "num_heads": 2, "window_size": 8, "max_position_embeddings": 128,
-        "attention_types": [[["global", "local"], 1]],
-    },
     "OpenAIGPTLMHeadModel": _GPT,
     "OPTForCausalLM": {
         "hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -81,12 +72,7 @@ DRAFTS: dict[str, dict[str, Any]] = {
     "FalconForCausalLM+alibi": {
         "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "alibi": True,
     },
-    "BioGptForCausalLM": {**_BERT, "is_decoder": False},
     "Qwen2_5_VLForConditionalGeneration": {"text_config": _MROPE, "vision_config": _EYES, **_QWEN_IDS},
-    "Gemma3ForConditionalGeneration": {
-        "text_config": {**_WINDOWS, "vocab_size": VOCAB}, "vision_config": _SIGLIP, "mm_tokens_per_image": 4,
-        "image_token_index": 1, "boi_token_index": 2, "eoi_token_index": 3,
-    },
     "LlavaForConditionalGeneration": {
         "text_config": {**_LLAMA, "model_type": "llama", "vocab_size": VOCAB}, "image_token_index": 1,
         "vision_config": {**_SIGLIP, "model_type": "clip_vision_model", "projection_dim": 16},
@@ -103,15 +89,6 @@ PLAIN: dict[str, tuple[dict[str, Any], str]] = {
     "Lfm2ForCausalLM": (
         {**_LLAMA, "layer_types": ["conv", "full_attention"]},
         "a LinearAttentionLayer of the cache cannot forget",
-    ),
-    "MiniMaxForCausalLM": (
-        {
-            **_EXPERTS,
-            "num_key_value_heads": 2,
-            "block_size": 8,
-            "layer_types": ["linear_attention", "full_attention"],
-        },
-        "a MiniMaxCache of the cache cannot forget",
     ),
 }
 
