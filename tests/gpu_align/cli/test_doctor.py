@@ -16,7 +16,7 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 import gpu_align
-from gpu_align.tools import doctor
+from gpu_align.tools import console, doctor
 from gpu_align.tools.cli import app
 from gpu_align.tools.doctor import Finding
 from tests.gpu_align.bench.fake_openai import Fake
@@ -109,6 +109,13 @@ def test_engines_are_examined_by_their_plugins(
     findings = list(doctor._engines())
     assert [(f.what, f.found.removeprefix("ModuleNotFoundError: "), f.ok) for f in findings] == expected
     assert all(f.fix for f in findings if not f.ok)
+
+
+def test_a_checkout_has_the_plugins_of_its_project_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "entry_points", lambda group: [])
+    found = {plugin.name: plugin.value for plugin in console.plugins("gpu_align.doctor")}
+    assert found == {"vllm": "vllm_integration.doctor:examine"}
+    assert console.plugins("no.such.group") == []
 
 
 def test_a_torchvision_that_does_not_fit_is_to_be_removed(

@@ -21,7 +21,9 @@ from gpu_align.tools.step_log import Line, Step, StepLog
 from gpu_align.tools.tune import fit, tuning
 from gpu_align.tools.tune.fit import NUM_DRAFT_TOKENS, observe
 from gpu_align.tools.tune.tuning import (
+    Point,
     Tuned,
+    at_rejections,
     files_of,
     read_traffic,
     record_of,
@@ -144,6 +146,13 @@ class TestTune:
 def signed(table: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     changed = {**table, "settings": settings}
     return {**changed, "sha256": content_hash(changed)}
+
+
+def test_tokens_a_step_at_equal_rejections() -> None:
+    points = [Point(100, steps, 100, rejected, 0) for steps, rejected in ((50, 10), (40, 40), (45, 60))]
+    assert at_rejections(points, 0.25) == pytest.approx(2.25)
+    assert at_rejections(points, 0.05) is None
+    assert at_rejections(points, 9) == 2.5
 
 
 class TestTable:
