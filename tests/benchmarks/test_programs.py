@@ -19,7 +19,6 @@ ROOT = Path(__file__).parents[2]
 #: Module, options, and a pattern of what it prints.
 PROGRAMS = {
     "gpu": ("gpu --dry-run ngram suite --out {out}", "suite"),
-    "published": ("published --quick", re.escape("| tasks that agree | | 8 of 8 | 5 of 8 |")),
     "the names that the ablation replaces": ("quality.ablation --check", ""),
     "what a request announces": (
         "agents announced --schemas {out}/cache.sqlite",
@@ -31,7 +30,6 @@ PROGRAMS = {
         r"(?s)(\| \w+_kernel.*){6}",
     ),
     "compiled kernels do what references do": ("compiled.machine_code --quick", r"(?s)(_kernel.*){6}"),
-    "a kept launch is Triton's own": ("compiled.host_cost", "launch what Triton launches"),
 }
 
 
