@@ -254,31 +254,6 @@ class TestWhatAddCosts:
                 call()
             assert (launched, operations.names) == ([(set_slot_kernel, None)], [])
 
-    def test_an_upload_is_from_pinned_memory_and_not_waited_for(self, monkeypatch):
-        """On a GPU; `meta` stands for one that is not there."""
-        from gpu_align.ops.slots import _upload
-
-        sources, copies = [], []
-        empty, copy = torch.empty, torch.Tensor.copy_
-        out = torch.zeros(5, dtype=torch.int32, device="meta")
-
-        def unpinned(*size, pin_memory, **kwargs):
-            assert pin_memory
-            sources.append(empty(*size, **kwargs))
-            return sources[-1]
-
-        def copied(out, source, *, non_blocking):
-            assert non_blocking
-            copies.append((source, out.shape))
-            return copy(out, source)
-
-        monkeypatch.setattr(torch, "empty", unpinned)
-        monkeypatch.setattr(torch.Tensor, "copy_", copied)
-        _upload(np.arange(5, dtype=np.int32), out)
-        [(source, shape)] = copies
-        assert source is sources[0]
-        assert (source.tolist(), source.dtype, shape) == (list(range(5)), torch.int32, out.shape)
-
 
 class Half:
     """Neither a number nor a sequence."""

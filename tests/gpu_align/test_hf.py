@@ -325,13 +325,6 @@ def port(**what: bool) -> Any:
     return model
 
 
-def test_a_model_without_a_cache_is_fed_all_tokens() -> None:
-    model = port()
-    expected = model.generate(PROMPT, attention_mask=ONES, max_new_tokens=24, do_sample=False)
-    for prediction in predictions(expected[0, 9:].tolist(), random.Random(3)).values():
-        assert ours(model, PROMPT[0].tolist(), prediction, max_new_tokens=24).sequences.equal(expected)
-
-
 _FACTORS = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "factor": 4.0}
 ROPES: dict[str, tuple[dict[str, Any], list[int | None]]] = {
     "longrope": ({"original_max_position_embeddings": 16, **_FACTORS}, [7, 0, 0]),

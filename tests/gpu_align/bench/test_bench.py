@@ -33,7 +33,7 @@ from gpu_align.tools.bench.data import (
     resemblance,
     shipped_pairs,
 )
-from gpu_align.tools.bench.measure import ASKED_FOR, MODES, is_loop, turns
+from gpu_align.tools.bench.measure import ASKED_FOR, MODES, turns
 from gpu_align.tools.cli import app
 from gpu_align.tools.inputs import EditError
 from tests.gpu_align.bench import fake_openai
@@ -97,23 +97,6 @@ def test_figures_are_those_of_the_server(dataset: Path) -> None:
     assert "Each prediction is the text before the edit" in " ".join(found["notes"])
     for words in ("speed-up", "prediction", "TTFT", "identical", "At 4 at a time: predictions"):
         assert words in found["printed"]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("", False),
-        ("a" * 59, False),
-        ("a" * 60, True),
-        ("The end. " + "-" * 80, True),
-        ("She said that again. " * 3, True),
-        ("She said that again. " * 2, False),
-        ("She said that again. " * 3 + "Then she left.", False),
-        ("".join(f"| row {number} | 10 |\n" for number in range(9)), False),
-    ],
-)
-def test_a_text_that_ends_in_a_loop_is_one(text: str, expected: bool) -> None:
-    assert is_loop(text) is expected
 
 
 def test_the_modes_of_a_round_follow_each_other_in_changing_order() -> None:

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import gpu_align
 from gpu_align import RecipePack
-from gpu_align.simulate import SWEEP, runnable_policy_names, setting_name
+from gpu_align.simulate import runnable_policy_names
 from gpu_align.tools.cli import app
 from gpu_align.tools.console import EXAMPLES
 from gpu_align.tools.doctor import Finding
@@ -142,20 +142,6 @@ def test_every_policy_runs_by_default(pairs: Path, tmp_path: Path) -> None:
             assert policy[count] == sum(pair[count] for pair in policy["pairs"])
         assert name[:20] in result.output
     assert (tmp_path / "o.html").read_text().startswith("<!doctype html>")
-
-
-def test_settings_of_our_drafter(pairs: Path, tmp_path: Path) -> None:
-    out = tmp_path / "o.json"
-    options = ["--policy", "gpu_align", "--json", out, "--recipes", "off"]
-    chosen = ["--length-factor", 1, "--length-factor", 4, "--min-survival", 0.5]
-    assert run("simulate", pairs, *options, *chosen).exit_code == 0
-    assert list(json.loads(out.read_text())["policies"]) == [
-        "gpu_align length_factor=1 min_survival=0.5 recipes=off",
-        "gpu_align length_factor=4 min_survival=0.5 recipes=off",
-    ]
-    assert run("simulate", pairs, *options, "--sweep").exit_code == 0
-    names = list(json.loads(out.read_text())["policies"])
-    assert names == [setting_name(setting, "off") for setting in ({}, *SWEEP)]
 
 
 def test_chosen_policies_and_k(pairs: Path, tmp_path: Path) -> None:

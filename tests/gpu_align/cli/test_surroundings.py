@@ -180,27 +180,6 @@ def test_the_proxy_of_the_environment(
     http_client(url)  # httpx would fail at some of these
 
 
-@pytest.mark.parametrize(
-    ("url", "variables", "said"),
-    [
-        ("http://server/v1", {"HTTP_PROXY": "http://[::1"}, "http://server/v1: no client"),
-        ("http://server/v1", {"HTTP_PROXY": "socks5://x:1"}, "socksio"),
-        ("https://server/v1", {"SSL_CERT_FILE": "/nonexistent"}, "https://server/v1: no client"),
-        ("http://[::1/v1", {}, "Invalid IPv6 URL"),
-    ],
-)
-def test_a_proxy_or_certificates_that_are_none(
-    url: str, variables: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("NO_PROXY", raising=False)
-    monkeypatch.delenv("no_proxy", raising=False)
-    for name, value in variables.items():
-        monkeypatch.delenv(name.lower(), raising=False)
-        monkeypatch.setenv(name, value)
-    with pytest.raises(BenchError, match=said):
-        http_client(url)
-
-
 @pytest.mark.parametrize("key", ["schlüssel", "two\nlines", "nul\0"])
 def test_a_key_that_is_no_header(key: str) -> None:
     with pytest.raises(BenchError, match="API key") as refused:

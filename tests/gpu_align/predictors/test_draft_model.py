@@ -63,27 +63,6 @@ def test_it_stops_where_its_confidence_falls() -> None:
         assert predictor._cache is None or predictor._cache.get_seq_length() == len(predictor._cached)
 
 
-def test_it_feeds_each_token_once() -> None:
-    model = untrained("llama", 5)
-    fed: list[int] = []
-    model.register_forward_pre_hook(
-        lambda _, __, kwargs: fed.append(kwargs["input_ids"].shape[1]), with_kwargs=True
-    )
-    predictor = DraftModelTokenPredictor(model, max_tokens=3, min_confidence=0)
-    predictor.reset(list(range(1, 11)), PredictorOptions())
-    draft = predictor.predict_tokens()
-    assert fed == [10, 1, 1]
-    predictor.push_tokens([*draft, 5])
-    predictor.predict_tokens()
-    assert fed[3:] == [2, 1, 1]
-    predictor.push_tokens([(predictor.predict_tokens()[0] + 1) % VOCAB])
-    predictor.predict_tokens()
-    assert fed[6:] == [1, 1, 1]  # the refuted ones are cut off
-    predictor.reset([1, 2, 3, 4, 40], PredictorOptions())
-    predictor.predict_tokens()
-    assert fed[9:] == [1, 1, 1]  # a new sequence that begins as the last one
-
-
 def test_it_drafts_up_to_its_end_token_and_its_longest_context() -> None:
     model = untrained("llama", 6)
     predictor = DraftModelTokenPredictor(model, max_tokens=8, min_confidence=0)

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_align import RecipePack
-from gpu_align.ops.recipes import MAX_CONTEXT, SHAPE_IDENTIFIER
+from gpu_align.ops.recipes import SHAPE_IDENTIFIER
 from gpu_align.recipes import Observed, observe
 from gpu_align.recipes.tokenize import Chains, likely
 from gpu_align.tools.recipes.learn import CERTAIN, Positions, agreed, columns, follow, matched
@@ -31,33 +30,6 @@ def records(rng: random.Random, groups: int, samples: int) -> list[tuple[str, st
         return RECORD.format(name=name, size=rng.randrange(1000), kind=rng.choice(["new", "old"]))
 
     return [("records", "", [record() for _ in range(samples)]) for _ in range(groups)]
-
-
-def drafts(pack: RecipePack, words: Words, text: str) -> str:
-    """What the pack drafts behind this output."""
-    (output,) = words.encode([text])
-    recipes = pack.tokenize(words.encode, words.texts)
-    item_of = {} if recipes.shape_of is None else dict(enumerate(recipes.shape_of.tolist()))
-    found: dict[bool, dict[tuple[int, ...], str]] = {False: {}, True: {}}
-    for context, tokens, is_shape in zip(
-        recipes.context.tolist(), recipes.token_ids.tolist(), recipes.is_shape.tolist(), strict=True
-    ):
-        found[is_shape][tuple(item for item in context if item != -1)] = words.text(tokens)
-    for is_shape, items in ((False, output[::-1]), (True, oracle.shape(output, item_of))):
-        for n in range(min(MAX_CONTEXT, len(items)), 0, -1):
-            if tuple(items[:n]) in found[is_shape]:
-                return found[is_shape][tuple(items[:n])]
-    return ""
-
-
-def test_a_form_is_drafted_as_a_run() -> None:
-    words = Words()
-    pack = observe(records(random.Random(1), 20, 3), words.encode, words.texts)
-    assert pack.task == "records"
-    assert drafts(pack, words, "{").startswith('\n  "name": "')
-    assert drafts(pack, words, '{\n  "name": "never seen",').startswith('\n  "size": ')
-    assert drafts(pack, words, '{\n  "name": "zoe",\n  "size": 77777,').startswith('\n  "kind": "')
-    assert drafts(pack, words, '{\n  "name": "zoe",\n  "size": 7,\n  "kind": "other"') == "\n}"
 
 
 @pytest.mark.parametrize(

@@ -193,17 +193,6 @@ def test_a_step_log_is_a_request() -> None:
     assert record_of(StepLog("r", 4, 0, 0, [step([1])])) == "no prediction"
 
 
-def test_torn_logs_are_skipped_and_counted(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("format: gpu-align-steps/1\nrequest_id: x\n")
-    (tmp_path / "b.yaml").write_text("")
-    pairs = write_pairs(tmp_path / "p.jsonl", requests(2))
-    records, skipped = read_traffic([*files_of([tmp_path]), pairs])
-    assert len(records) == 2
-    assert skipped == {"not a whole step log": 2}
-    with pytest.raises(FileNotFoundError, match="no such file or folder"):
-        files_of([tmp_path / "none"])
-
-
 class TestCommand:
     def test_the_same_requests_give_the_same_table(self, tmp_path: Path, table: Path) -> None:
         """In another order, and half of them as step logs."""
