@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("transformers")
 
 from gpu_align import hf
-from gpu_align.predictors import DraftModelTokenPredictor, PredictorOptions, VocabularyError
+from gpu_align.predictors import DisposedError, DraftModelTokenPredictor, PredictorOptions, VocabularyError
 from tests.gpu_align.tiny_models import VOCAB, encoder_decoder, text, trained, untrained
 
 NEW = 32
@@ -124,3 +124,6 @@ def test_bad_models_and_settings(tmp_path: Path) -> None:
     loaded = DraftModelTokenPredictor(str(tmp_path), max_tokens=2, min_confidence=0)
     loaded.reset([1, 2, 3], PredictorOptions(vocab_size=VOCAB))
     assert len(loaded.predict_tokens()) == 2
+    loaded.dispose()
+    with pytest.raises(DisposedError):
+        loaded.predict_tokens()

@@ -95,6 +95,13 @@ class TestFit:
         runs = np.zeros((NUM_CLASSES, NUM_DRAFT_TOKENS + 1))
         assert np.allclose(fit.relearn(runs, self.known()), self.known())
 
+    def test_a_calibration_starts_from_the_known_one(self) -> None:
+        drafts = np.zeros((2, 20))
+        drafts[:, 3] = 1000, -100
+        found = fit.calibrate(drafts, [0.02] * 20)
+        assert found[0] == 0.02
+        assert found[3] == pytest.approx(-0.1, abs=0.01)
+
     def test_many_observations_win_and_few_move_it_a_little(self) -> None:
         for count, low, high in ((100_000, 0.49, 0.51), (4, 0.6, 0.89)):
             runs = np.zeros((NUM_CLASSES, NUM_DRAFT_TOKENS + 1))
