@@ -10,8 +10,13 @@ ENGINE ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo vllm || echo cpu
 JOBS   ?= 2
 # The release of vLLM that `test` and `test-vllm` run beside the installed one, and whose names `probe` looks up.
 VLLM   ?= 0.33.0
-# What runs with it: engines of both model runners, servers, and the tests of the plugin in one process.
-RELEASE_TESTS := tests/vllm tests/vllm_integration --ignore-glob='*_demo*' --ignore-glob='*_server_bench*'
+# What runs with it: engines of both model runners, servers, and the tests of the plugin, without those in which
+# nothing of vLLM takes part.
+PLAIN := demo usage_ledger usage_metrics vllm_compat vllm_conversation vllm_copies vllm_doctor vllm_draft_slots \
+  vllm_proposer vllm_request_clients vllm_server_bench vllm_settings vllm_skeletons vllm_step_log \
+  vllm_warm_up vllm_wire
+RELEASE_TESTS := tests/vllm tests/campaign/test_greedy.py tests/vllm_integration \
+  $(PLAIN:%=--ignore=tests/vllm_integration/test_%.py)
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 # PyPI's torchvision, torchaudio and torchcodec are built for a CUDA torch. Beside a CPU build they fail at
 # import, and with them transformers and vLLM, which use them where they are found; text models need none.

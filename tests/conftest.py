@@ -42,7 +42,7 @@ ENGINES = {
     "campaign": ["campaign/test_greedy", "campaign/test_distribution"],
     "inner": ["test_v2_inner"],
     "extras": ["vllm/test_extras"],
-    "bench": ["test_vllm_server_bench", "test_gpu_check"],
+    "bench": ["test_vllm_server_bench"],
     "campaign-server": ["campaign/"],
     "hybrid": ["test_v2_hybrid"],
     "upstream": ["test_v2_upstream"],
@@ -51,7 +51,6 @@ ENGINES = {
     "v2": ["test_v2_output"],
     "v2-server": ["test_v2_server"],
     "ranks": ["campaign/test_ranks"],
-    "faults": ["vllm/test_faults"],
     "recipes": ["test_v2_recipes"],
     "in-process": [""],
 }

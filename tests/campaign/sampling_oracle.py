@@ -7,13 +7,12 @@ a distribution of its own. With the vocabulary in some order that does not depen
 
 is uniform in [0, 1) if `expected` is right, whatever came before. What the prediction has next comes first in
 that order, the others follow from the likeliest: a draft that is accepted too often fills the first bins.
-Chi-square over 20 bins of u, and over the first two tokens of each prompt as pairs, those with fewer than 5
-expected in one bin.
+Chi-square over 20 bins of u.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -134,32 +133,6 @@ def bins_of(
     return survival_of(float(((found - expected) ** 2 / expected).sum()), bins - 1)
 
 
-def pairs_of(
-    oracle: Oracle, filters: Filters, pairs: dict[tuple[int, ...], Counter[tuple[int, int]]]
-) -> float:
-    """p of chi-square over the first two tokens. pairs: prompt → what was written → how often."""
-    chi_square, freedom = 0.0, 0
-    for prompt, found in pairs.items():
-        total = sum(found.values())
-        first = filters(oracle.logits([prompt])[0, 0])
-        likely = np.flatnonzero(first * total >= LEAST)
-        if not len(likely):
-            continue
-        second = filters(oracle.logits([[*prompt, int(token)] for token in likely])[:, 0])
-        expected = total * first[likely, None] * second  # [likely, V]
-        own = np.argwhere(expected >= LEAST)
-        cells = [(found[int(likely[i]), int(j)], float(expected[i, j])) for i, j in own]
-        rest = total - sum(n for n, _ in cells), total - sum(e for _, e in cells)
-        if rest[1] < LEAST and cells:  # to the smallest of the others
-            least = min(range(len(cells)), key=lambda i: cells[i][1])
-            cells[least] = cells[least][0] + rest[0], cells[least][1] + rest[1]
-        else:
-            cells.append(rest)
-        chi_square += sum((n - e) ** 2 / e for n, e in cells)
-        freedom += len(cells) - 1
-    return survival_of(chi_square, freedom) if freedom else 1.0
-
-
 class Written(NamedTuple):
     """What became of a request. drafted: whether its tokens were sampled where a draft was."""
 
@@ -187,19 +160,17 @@ def written(requests: Sequence[Request], run: Run) -> list[Written]:
 
 
 class Verdict(NamedTuple):
-    """p of the two tests, draws outside of what the filters leave, draws that are what the prediction has next;
-    by how much the inverse temperature is off, as a factor, and the standard error of that."""
+    """p of the test, draws outside of what the filters leave; by how much the inverse temperature is off, as a
+    factor, and the standard error of that."""
 
     bins: float
-    pairs: float
     impossible: int
-    predicted: int
     tilt: float
     error: float
 
     def holds(self, limit: float) -> bool:
-        """limit: of either p."""
-        return min(self.bins, self.pairs) > limit and not self.impossible
+        """limit: of p."""
+        return self.bins > limit and not self.impossible
 
 
 def judge(oracle: Oracle, filters: Filters, answers: Sequence[Written], seed: int) -> Verdict:
@@ -212,11 +183,8 @@ def judge(oracle: Oracle, filters: Filters, answers: Sequence[Written], seed: in
     probs = filters(logits)
     impossible = int((filters(logits, slack=1e-4)[np.arange(len(tokens)), tokens] == 0).sum())
     bins = bins_of(probs, tokens, first, np.random.default_rng(seed))
-    pairs: defaultdict[tuple[int, ...], Counter[tuple[int, int]]] = defaultdict(Counter)
-    for w in answers:
-        pairs[tuple(w.request.prompt)][w.tokens[0], w.tokens[1]] += 1
     tilt = tilt_of(logits / filters.temperature, probs, tokens)
-    return Verdict(bins, pairs_of(oracle, filters, pairs), impossible, int((tokens == first).sum()), *tilt)
+    return Verdict(bins, impossible, *tilt)
 
 
 def _next(written: Written) -> list[int]:

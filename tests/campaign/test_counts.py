@@ -12,7 +12,6 @@ Clients that go away in the middle: counters lie between what the client had rea
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import re
 import time
@@ -23,12 +22,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.vllm import clients
 from tests.vllm.clients import (
     Answer,
-    Client,
     LoggedStep,
     Logs,
     chat,
@@ -36,7 +35,6 @@ from tests.vllm.clients import (
     question,
     read_answer,
     recount,
-    request_head,
     variants,
 )
 from tests.vllm.engines import serve
@@ -45,7 +43,6 @@ from tests.vllm.tiny_llama import build
 pytestmark = pytest.mark.vllm
 
 OURS = "gpu_align_"
-CLIENTS = 24
 N = 32
 #: 512 tokens of cache for 24 requests of about 40: some are preempted.
 FLAGS = ["--max-num-seqs=24", "--block-size=32", "--num-gpu-blocks-override=16", "--max-model-len=256"]
@@ -112,35 +109,26 @@ def make(draw: random.Random, plain: Sequence[str], *, leaves: bool = False) -> 
     return Asked(RESPONSES, {**body, "input": question(seed), "max_output_tokens": N}, 1)
 
 
-async def ask_all(url: str, requests: Sequence[Asked], *, leave: random.Random | None = None) -> None:
-    """Send all of them, `CLIENTS` at once. leave: the clients go away in the middle of the answer."""
-    waiting = iter(requests)
+async def leave_early(url: str, requests: Sequence[Asked], draw: random.Random) -> None:
+    """Read some events of each stream, then close the connection."""
 
-    async def client() -> None:
-        async with Client(url) as connection:
-            for asked in waiting:
-                body = json.dumps(asked.body).encode()
-                if leave is None:
-                    _, asked.raw = await connection.post(asked.path, body)
-                else:
-                    asked.raw = await leave_early(connection, asked.path, body, leave.randrange(1, 12))
+    async def leave(client: httpx.AsyncClient, asked: Asked, events: int) -> None:
+        seen: list[str] = []
+        async with client.stream("POST", asked.path, json=asked.body) as answer:
+            async for line in answer.aiter_lines():
+                seen += [line] * line.startswith("data: {")
+                if len(seen) == events:
+                    break
+        asked.raw = "\n".join(seen).encode()
 
-    await asyncio.gather(*(client() for _ in range(CLIENTS)))
+    async with httpx.AsyncClient(base_url=url, timeout=300) as client:
+        await asyncio.gather(*(leave(client, asked, draw.randrange(1, 12)) for asked in requests))
 
 
-async def leave_early(connection: Client, path: str, body: bytes, events: int) -> bytes:
-    """Read so many events of a stream, then close the connection; the events."""
-    writer = await connection.open()
-    writer.write(request_head(path, len(body)) + body)
-    seen = []
-    while len(seen) < events:
-        line = await connection.reader.readline()
-        if line.startswith(b"data: {"):
-            seen.append(line)
-        if not line or line.startswith((b"data: [DONE]", b"event: response.completed")):
-            break
-    connection.close()
-    return b"".join(seen)
+def ask_all(url: str, requests: Sequence[Asked]) -> None:
+    bodies = asyncio.run(clients.post_all(url, [(asked.path, asked.body) for asked in requests]))
+    for asked, body in zip(requests, bodies, strict=True):
+        asked.raw = body
 
 
 def expected_samples(requests: Sequence[tuple[int | None, list[list[LoggedStep]]]]) -> Counter[str]:
@@ -240,7 +228,7 @@ class Traffic:
     def __init__(self, url: str, logs: Path, rng: random.Random) -> None:
         self.url, self.logs, self.rng = url, Logs(logs), rng
         plain = [Asked(CHAT, chat(seed, N, ignore_eos=True), 1) for seed in range(40)]
-        asyncio.run(ask_all(url, plain))
+        ask_all(url, plain)
         self.plain = [asked.answer.texts[0] for asked in plain]
 
     def logs_of(self, requests: Sequence[Asked], seconds: float = 30) -> list[list[dict[str, Any]]]:
@@ -248,7 +236,7 @@ class Traffic:
         while time.monotonic() < deadline and counters(self.url)["vllm:num_requests_running"]:
             time.sleep(0.1)
         # A step, which writes the logs, of a request that nothing is drafted for.
-        asyncio.run(ask_all(self.url, [Asked(CHAT, chat(0, 2, vllm_xargs={"memory": 0}), 1)]))
+        ask_all(self.url, [Asked(CHAT, chat(0, 2, vllm_xargs={"memory": 0}), 1)])
         found = (self.logs.of(a.answer.id, a.choices, seconds) if a.answer.id else [] for a in requests)
         return [*found]
 
@@ -256,7 +244,7 @@ class Traffic:
         """Requests that are all answered: everything is exact. Which kinds they were of."""
         requests = [make(self.rng, self.plain) for _ in range(size)]
         before = counters(self.url)
-        asyncio.run(ask_all(self.url, requests))
+        ask_all(self.url, requests)
         logs, after = self.logs_of(requests), counters(self.url)
         after.subtract(before)
         steps = [check_usage(*pair) for pair in zip(requests, logs, strict=True)]
@@ -285,7 +273,7 @@ class Traffic:
         """Streams that nobody reads to their end."""
         requests = [make(self.rng, self.plain, leaves=True) for _ in range(size)]
         before = counters(self.url)
-        asyncio.run(ask_all(self.url, requests, leave=self.rng))
+        asyncio.run(leave_early(self.url, requests, self.rng))
         logs, after = self.logs_of(requests, seconds=0.5), counters(self.url)
         after.subtract(before)
         least, most = Counter[str](), Counter[str]()

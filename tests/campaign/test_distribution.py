@@ -85,7 +85,7 @@ CELLS = {
 
 
 #: Bonferroni: one test of a run fails with probability 0.01 though all distributions are right.
-LIMIT = 0.01 / (2 * sum(map(len, CELLS.values())))
+LIMIT = 0.01 / sum(map(len, CELLS.values()))
 
 
 class Prompts:
@@ -167,7 +167,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_sampled_tokens_have_the_models_distribution(
     runner: str, model: Path, tmp_path: Path, count: Callable[[int], int], rng: random.Random
 ) -> None:
-    """Two tests a cell. A cell that fails one is drawn again, alone, with other seeds and twice the draws."""
+    """A cell that fails is drawn again, alone, with other seeds and twice the draws."""
     oracle, least = Oracle(model), count(DRAWS[runner])
     prompts = Prompts(oracle, rng, 2 if least < 1000 else 24)
     verdicts = []

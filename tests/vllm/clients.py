@@ -1,10 +1,4 @@
-"""Requests to a running server, its answers, its `/metrics`, and its step logs with a recount of them.
-
-    async with Client(url) as client:
-        status, body = await client.post("/v1/completions", json_bytes)
-
-Plain HTTP/1.1 over asyncio's streams: what a program sends are the bytes that it has made.
-"""
+"""Requests to a running server, its answers, its `/metrics`, and its step logs with a recount of them."""
 
 from __future__ import annotations
 
@@ -16,85 +10,11 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
+import httpx
 import yaml
-
-from tests.vllm.engines import is_live
-
-
-def request_head(path: str, length: int) -> bytes:
-    """The bytes before a JSON body of that length."""
-    kind = b"host: test\r\ncontent-type: application/json\r\n"
-    return b"POST %s HTTP/1.1\r\n%scontent-length: %d\r\n\r\n" % (path.encode(), kind, length)
-
-
-class Client:
-    """One connection, opened when it is needed and kept; one request at a time."""
-
-    def __init__(self, url: str, seconds: float = 120) -> None:
-        parts = urlsplit(url)
-        self._host, self._port = parts.hostname, parts.port
-        self._seconds = seconds
-        self.reader: asyncio.StreamReader
-        self.writer: asyncio.StreamWriter | None = None
-
-    async def __aenter__(self) -> Client:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def open(self) -> asyncio.StreamWriter:
-        if self.writer is None or self.writer.is_closing():
-            self.reader, self.writer = await asyncio.open_connection(self._host, self._port, limit=2**24)
-        return self.writer
-
-    def close(self) -> None:
-        if self.writer is not None:
-            self.writer.transport.abort()
-            self.writer = None
-
-    async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
-        """Errors as those of `response`."""
-        writer = await self.open()
-        writer.write(request_head(path, len(body)) + body)
-        with suppress(ConnectionError):  # a server may answer before it has read everything, and close
-            await writer.drain()
-        return await self.response()
-
-    async def response(self) -> tuple[int, bytes]:
-        """Status and body of the next response, whole.
-
-        Raises `asyncio.TimeoutError` if none comes, `OSError` or `EOFError` where the server closes instead.
-        """
-        return await asyncio.wait_for(self._response(), self._seconds)
-
-    async def _response(self) -> tuple[int, bytes]:
-        head = (await self.reader.readuntil(b"\r\n\r\n")).lower()
-        status = int(head[9:12])
-        if length := re.search(rb"content-length: *(\d+)", head):
-            body = await self.reader.readexactly(int(length[1]))
-        elif b"transfer-encoding: chunked" in head:
-            body = await self._chunks()
-        else:
-            body = await self.reader.read()
-        if b"connection: close" in head:
-            self.close()
-        return status, body
-
-    async def _chunks(self) -> bytes:
-        chunks = []
-        while size := int(await self.reader.readuntil(b"\r\n"), 16):
-            chunks.append((await self.reader.readexactly(size + 2))[:-2])
-        await self.reader.readexactly(2)
-        return b"".join(chunks)
 
 
 class Answer(NamedTuple):
@@ -185,24 +105,23 @@ def variants(text: str, seed: int) -> dict[str, str]:
     }
 
 
-async def _ask_all(url: str, bodies: Sequence[dict[str, Any]], path: str) -> list[Answer]:
-    answers: dict[int, Answer] = {}
-    waiting = iter(enumerate(bodies))
+async def post_all(url: str, requests: Sequence[tuple[str, dict[str, Any]]]) -> list[bytes]:
+    """The bodies of the answers to paths and bodies, in their order; at most `CLIENTS` at once."""
+    at_once = asyncio.Semaphore(CLIENTS)
 
-    async def client() -> None:
-        async with Client(url, seconds=300) as connection:
-            for index, body in waiting:
-                status, answer = await connection.post(path, json.dumps({"model": "tiny", **body}).encode())
-                assert status == 200, answer
-                answers[index] = read_answer(answer)
+    async def ask(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> bytes:
+        async with at_once:
+            answer = await client.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.content
 
-    await asyncio.gather(*(client() for _ in range(min(CLIENTS, len(bodies)))))
-    return [answers[index] for index in range(len(bodies))]
+    async with httpx.AsyncClient(base_url=url, timeout=300) as client:
+        return await asyncio.gather(*(ask(client, *each) for each in requests))
 
 
 def ask_all(url: str, bodies: Sequence[dict[str, Any]], path: str = "/v1/chat/completions") -> list[Answer]:
-    """All answers, in the order of the bodies; at most `CLIENTS` at once."""
-    return asyncio.run(_ask_all(url, bodies, path))
+    requests = [(path, {"model": "tiny", **body}) for body in bodies]
+    return [read_answer(body) for body in asyncio.run(post_all(url, requests))]
 
 
 def scrape(url: str, *others: str) -> Counter[str]:
@@ -278,7 +197,7 @@ class Logs:
 
     def _look(self) -> None:
         for path in self._directory.glob("*.yaml"):
-            if path.name not in self._read and not is_live(path):
+            if path.name not in self._read:
                 self._read.add(path.name)
                 (name,) = re.findall(r"(?:chatcmpl|cmpl|resp)[-_][0-9a-f]{16,32}", path.name)
                 self._found.setdefault(name, []).append(yaml.load(path.read_text(), self._loader))

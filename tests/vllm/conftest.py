@@ -43,24 +43,22 @@ def start_engine(
 
 
 @pytest.fixture(scope="session")
-def k4(start_engine: Callable[..., V2Engine]) -> V2Engine:
-    """K = 4, synchronous scheduling; every request is prepared."""
-    before = "from vllm_integration.worker import speculator\nspeculator.PREPARED_LEN = 1"
-    return start_engine("k4", num_draft_tokens=4, environment=SHORT, before=before)
-
-
-@pytest.fixture(scope="session")
 def k16(start_engine: Callable[..., V2Engine]) -> V2Engine:
     """K = 16, asynchronous scheduling; draft lengths reach the scheduler a step late."""
     return start_engine("k16", num_draft_tokens=16, asynchronous=True, delay_counts=1, environment=SHORT)
 
 
-TIGHT = {"num_draft_tokens": 8, "num_gpu_blocks_override": 10, "max_num_batched_tokens": 48}
-
-
-@pytest.fixture(scope="session", params=[False, True], ids=["synchronous", "asynchronous"])
-def tight(request: pytest.FixtureRequest, start_engine: Callable[..., V2Engine]) -> V2Engine:
-    """A KV cache that three long requests overflow, and 48 tokens a step: longer prompts come in chunks."""
-    if request.param:
-        return start_engine("tight-async", **TIGHT, asynchronous=True, delay_counts=1, step_log=True)
-    return start_engine("tight", **TIGHT, step_log=True)
+@pytest.fixture(scope="session")
+def tight(start_engine: Callable[..., V2Engine]) -> V2Engine:
+    """A KV cache that three long requests overflow, and 48 tokens a step: longer prompts come in chunks.
+    Every request is prepared."""
+    return start_engine(
+        "tight",
+        num_draft_tokens=8,
+        num_gpu_blocks_override=10,
+        max_num_batched_tokens=48,
+        asynchronous=True,
+        delay_counts=1,
+        step_log=True,
+        before="from vllm_integration.worker import speculator\nspeculator.PREPARED_LEN = 1",
+    )

@@ -358,14 +358,11 @@ class Engine:
         from vllm.lora.request import LoRARequest
         from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-        from vllm_integration.wire import request as wire
         from vllm_integration.wire.request import PredictedOutputParams
 
         extra: dict[str, Any] = {}
         if request.get("prediction") is not None:
             extra = PredictedOutputParams(token_ids=request["prediction"]).to_extra_args()
-        if "malformed" in request:  # past the front end's checks, as a broken client of the engine could
-            extra = {wire.KEY: wire.Prediction(token_ids=bytes(request["malformed"]))}
         given = {"temperature": 0, "ignore_eos": True, **request["params"]}
         if "structured_outputs" in given:
             given["structured_outputs"] = StructuredOutputsParams(**given["structured_outputs"])

@@ -1,8 +1,6 @@
 """Real engines and servers for tests: `V2Engine`, in a process that speaks JSON lines, and `serve`, over HTTP.
 
-Both fork a process that has imported vLLM (`engine_process`). Without `runner`, `serve` spawns a server as users
-do.
-"""
+Both fork a process that has imported vLLM (`engine_process`)."""
 
 from __future__ import annotations
 
@@ -70,7 +68,6 @@ class Request:
     max_tokens: int = 16
     arrives: int = 0
     aborted: int | tuple[str, int] | None = None
-    malformed: list[int] | None = None
     adapter: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     salt: str | None = None
@@ -88,8 +85,6 @@ class Request:
         }
         if self.aborted is not None:
             command["aborted"] = self.aborted
-        if self.malformed is not None:
-            command["malformed"] = self.malformed
         return command
 
 
@@ -380,11 +375,6 @@ SERVER_ENVIRONMENT = {
 }
 
 
-def is_live(path: Path) -> bool:
-    """Whether the request of a step log has not ended."""
-    return "\nlive: true\n" in path.read_text()[:60]
-
-
 @dataclass
 class Server:
     """A running server: where it listens, where it writes step logs and its output, its process."""
@@ -394,24 +384,13 @@ class Server:
     output: Path
     pid: int
 
-    def has_ended(self, seconds: float = 0) -> bool:
-        """Within so many."""
-        deadline = time.monotonic() + seconds
-        while psutil.pid_exists(self.pid) and psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(0.05)
-        return True
+    def has_ended(self) -> bool:
+        return not psutil.pid_exists(self.pid) or psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE
 
     def engine_processes(self) -> list[psutil.Process]:
         """Its engine cores and their workers."""
         children = psutil.Process(self.pid).children(recursive=True)
         return [child for child in children if "resource_tracker" not in "".join(child.cmdline())]
-
-    def forks(self) -> bool:
-        """Whether its engine cores are forked, not spawned: a spawned one is a program with new variables."""
-        variables = [Path(f"/proc/{child.pid}/environ").read_bytes() for child in self.engine_processes()]
-        return bool(variables) and not any(b"MULTIPROC_METHOD=spawn" in each for each in variables)
 
 
 @contextmanager
@@ -419,17 +398,15 @@ def serve(
     model: Path,
     directory: Path,
     *flags: str,
+    runner: str,
     environment: Mapping[str, str] | None = None,
-    runner: str = "",
     before: str = "",
     program: str = "",
-    plugin: bool = True,
 ) -> Iterator[Server]:
     """The OpenAI server in its own process, stopped at the end; its output and step logs in `directory`.
 
-    runner: "V1" or "V2" of a server that is forked from a process that has imported vLLM, and forks its engine
-    core, as on a GPU; before: code that it runs first, program: code instead of the server's. plugin: False leaves
-    the plugin and its drafter out.
+    It is forked from a process that has imported vLLM, and forks its engine core, as on a GPU. before: code that
+    it runs first. program: code instead of the server's.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -439,25 +416,16 @@ def serve(
     argv += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)]
     argv += ["--dtype", "float32", "--enforce-eager", "--max-model-len", str(SERVER_MAX_LEN)]
     argv += ["--max-num-seqs", "8", "--num-gpu-blocks-override", "64"]
-    if plugin:
-        argv += ["--speculative-config", json.dumps({**speculation, "num_speculative_tokens": SERVER_K})]
+    argv += ["--speculative-config", json.dumps({**speculation, "num_speculative_tokens": SERVER_K})]
     argv += flags
     variables = {name: value for name, value in os.environ.items() if not name.startswith("GPU_ALIGN_")}
-    variables |= {} if plugin else {"VLLM_PLUGINS": ""}
-    if runner:
-        variables |= {**ENVIRONMENT, **SEVERAL_PROCESSES, **RUNNERS[runner]}
-        variables |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "INFO"}
-        before = f"fork_workers()\n{before}"
+    variables |= {**ENVIRONMENT, **SEVERAL_PROCESSES, **RUNNERS[runner]}
+    variables |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "INFO"}
     logs, output = directory / "steps", directory / "server.log"
     variables |= {**SERVER_ENVIRONMENT, "GPU_ALIGN_DEBUG_DIR": str(logs), **(environment or {})}
-    process: subprocess.Popen[bytes] | Forked
     with output.open("w") as sink:
-        if runner:
-            settings = {"argv": argv, "before": before, "program": program}
-            process = Forked(settings, variables, sink, runner)
-        else:
-            command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *argv]
-            process = subprocess.Popen(command, env=variables, stdout=sink, stderr=subprocess.STDOUT)
+        settings = {"argv": argv, "before": f"fork_workers()\n{before}", "program": program}
+        process = Forked(settings, variables, sink, runner)
     server = Server(f"http://127.0.0.1:{port}", logs, output, process.pid)
     children: list[psutil.Process] = []
     try:

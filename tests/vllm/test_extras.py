@@ -1,10 +1,9 @@
 """Each extra of the plugin raises, in a step and at the start of a real engine, or lacks a name of vLLM, and costs
 itself: the log has one line, drafts go on, the tokens are the model's own. Drafting itself raises, and goes on
-after a pause."""
+after a pause. Around an engine the disk is full, or there is no Numba."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.vllm.clients import ask_all, chat, scrape
 from tests.vllm.engines import Request, Run, V2Engine, prompt_of, serve
@@ -22,10 +22,7 @@ pytestmark = pytest.mark.vllm
 
 K, N = 4, 24
 WORKER, SCHEDULER = "vllm_integration.worker", "vllm_integration.scheduler"
-FRONT_END = "vllm_integration.frontend"
 RUNNERS = pytest.mark.parametrize("runner", ["V1", "V2"])
-#: Starts an engine for each of the faults at the start and of the missing names, and not one for all of them.
-EACH = "TEST_EACH_START"
 
 
 @dataclass(frozen=True)
@@ -46,107 +43,41 @@ class Fault:
     runner: str = ""
 
 
-LOG_OFF = ("writes no step logs any more",)
+LEDGER, DRAFTED = f"{SCHEDULER}.verification_ledger:VerificationLedger", f"{SCHEDULER}.draft_budget"
+NO_USAGE, NO_LOG = ("counts no usage any more",), ("writes no step logs any more",)
+NO_MEMORY = ("remembers no answers any more",)
+NO_REPORT = ("reports no drafts in this step", "reports no drafts for 60 s")
+NO_SLOTS = ("schedules no drafts in this step", "schedules no drafts for 60 s")
+NOT_NOW, NOT_DRAFTED = "drafts nothing in this step", ("drafts nothing for request",)
 STEPS = (
-    Fault(
-        "usage, in the scheduler",
-        f"{SCHEDULER}.verification_ledger:VerificationLedger.begin",
-        "usage",
-        ("counts no usage any more",),
-    ),
-    Fault(
-        "usage, with the outputs",
-        f"{SCHEDULER}.verification_ledger:VerificationLedger.settle",
-        "usage",
-        ("counts no usage any more",),
-    ),
-    Fault(
-        "step log", f"{WORKER}.step_log:LoggedRequest.record", "step log", ("writes no step logs any more",)
-    ),
-    Fault(
-        "response memory, an answer is kept",
-        f"{SCHEDULER}.schedulers:Recall.keep",
-        "response memory",
-        ("remembers no answers any more",),
-    ),
-    Fault(
-        "response memory, answers are given",
-        f"{SCHEDULER}.schedulers:Recall.give",
-        "response memory",
-        ("remembers no answers any more",),
-    ),
-    Fault(
-        "drafting, in one step", "gpu_align:Drafter.propose", "", ("drafts nothing in this step",), 1, None
-    ),
-    Fault(
-        "drafting, in each step",
-        "gpu_align:Drafter.propose",
-        "drafting",
-        ("drafts nothing in this step", "drafts nothing for 60 s"),
-        drafts=False,
-    ),
-    Fault(
-        "drafting, of one request", f"{WORKER}.request_drafter:open_request", "", ("for request 0",), 1, None
-    ),
-    Fault("drafting, a request is added", "gpu_align:Drafter.add", "", ("without its prediction",), 1, None),
-    Fault(
-        "drafting, a request is removed", "gpu_align:Drafter.remove", "", ("drafts nothing for request",), 1
-    ),
-    Fault("step log, at the end of a request", f"{WORKER}.step_log:DebugLog._log_of", "step log", LOG_OFF),
-    Fault("step log, when it is written", "gpu_align.tools.step_log:dump", "step log", LOG_OFF),
-    Fault(
-        "draft reports",
-        f"{WORKER}.proposer_v1:PredictedOutputsProposer.report",
-        "draft reports",
-        ("reports no drafts in this step", "reports no drafts for 60 s"),
-        runner="V1",
-    ),
-    Fault(
-        "draft reports",
-        f"{WORKER}.draft_reporter:DraftReporter.attach",
-        "draft reports",
-        ("reports no drafts in this step", "reports no drafts for 60 s"),
-        drafts=False,
-        runner="V2",
-    ),
-    Fault(
-        "draft slots",
-        f"{SCHEDULER}.draft_budget:DraftBudget.grant",
-        "draft slots",
-        ("schedules no drafts in this step", "schedules no drafts for 60 s"),
-        drafts=False,
-        runner="V2",
-    ),
-    Fault(
-        "draft slots, in one step",
-        f"{SCHEDULER}.draft_budget:DraftedRequests.take",
-        "",
-        ("schedules no drafts in this step",),
-        1,
-        None,
-        runner="V2",
-    ),
-)
+    Fault("usage, in the scheduler", f"{LEDGER}.begin", "usage", NO_USAGE),
+    Fault("usage, with the outputs", f"{LEDGER}.settle", "usage", NO_USAGE),
+    Fault("step log", f"{WORKER}.step_log:LoggedRequest.record", "step log", NO_LOG),
+    Fault("step log, at the end of a request", f"{WORKER}.step_log:DebugLog._log_of", "step log", NO_LOG),
+    Fault("step log, when it is written", "gpu_align.tools.step_log:dump", "step log", NO_LOG),
+    Fault("an answer is kept", f"{SCHEDULER}.schedulers:Recall.keep", "response memory", NO_MEMORY),
+    Fault("earlier answers are given", f"{SCHEDULER}.schedulers:Recall.give", "response memory", NO_MEMORY),
+    Fault("drafting, in one step", "gpu_align:Drafter.propose", "", (NOT_NOW,), 1, None),
+    Fault("drafting, in each step", "gpu_align:Drafter.propose", "drafting",
+          (NOT_NOW, "drafts nothing for 60 s"), drafts=False),
+    Fault("drafting, of one request", f"{WORKER}.request_drafter:open_request", "", ("for request 0",), 1, None),
+    Fault("a request is added", "gpu_align:Drafter.add", "", ("without its prediction",), 1, None),
+    Fault("a request is removed", "gpu_align:Drafter.remove", "", NOT_DRAFTED, 1),
+    Fault("draft reports", f"{WORKER}.proposer_v1:PredictedOutputsProposer.report", "draft reports", NO_REPORT,
+          runner="V1"),
+    Fault("draft reports", f"{WORKER}.draft_reporter:DraftReporter.attach", "draft reports", NO_REPORT,
+          drafts=False, runner="V2"),
+    Fault("draft slots", f"{DRAFTED}:DraftBudget.grant", "draft slots", NO_SLOTS, drafts=False, runner="V2"),
+    Fault("draft slots, in one step", f"{DRAFTED}:DraftedRequests.take", "", NO_SLOTS[:1], 1, None, "V2"),
+)  # fmt: skip
 STARTS = (
-    Fault("step log", f"{WORKER}.request_drafter:open_log", "step log", ("writes no step logs any more",)),
-    Fault(
-        "response memory",
-        f"{SCHEDULER}.schedulers:Recall.__init__",
-        "response memory",
-        ("remembers no answers any more",),
-    ),
-    Fault("usage", f"{SCHEDULER}.schedulers:VerificationLedger", "usage", ("counts no usage any more",)),
-    Fault(
-        "recipes", f"{WORKER}.request_drafter:load_recipes", "recipes", ("drafts without recipes any more",)
-    ),
-    Fault(
-        "CUDA graphs",
-        f"{WORKER}.graphs:add_graphs",
-        "",
-        ("runs only the steps that vLLM does with FULL CUDA graphs",),
-        runner="V2",
-    ),
-)
+    Fault("step log", f"{WORKER}.request_drafter:open_log", "step log", NO_LOG),
+    Fault("response memory", f"{SCHEDULER}.schedulers:Recall.__init__", "response memory", NO_MEMORY),
+    Fault("usage", f"{SCHEDULER}.schedulers:VerificationLedger", "usage", NO_USAGE),
+    Fault("recipes", f"{WORKER}.request_drafter:load_recipes", "recipes", ("drafts without recipes any more",)),
+    Fault("CUDA graphs", f"{WORKER}.graphs:add_graphs", "",
+          ("runs only the steps that vLLM does with FULL CUDA graphs",), runner="V2"),
+)  # fmt: skip
 FAULTY = """
 def raise_at(place, calls):
     import importlib
@@ -283,25 +214,18 @@ def check_lines(lines: list[str], says: tuple[str, ...]) -> None:
     assert not any("a secret" in line for line in lines)
 
 
-def starts(runner: str) -> list[tuple[Fault, ...]]:
-    own = tuple(fault for fault in STARTS if fault.runner in ("", runner))
-    return [(fault,) for fault in own] if os.environ.get(EACH) else [own]
-
-
 @RUNNERS
-def test_a_part_that_fails_at_the_start_costs_itself_alone(runner: str, bench: Bench) -> None:
-    for number, faults in enumerate(starts(runner)):
-        with bench.engine(runner, f"start-{number}", faults) as engine:
-            lines = sorted(engine.warnings())
-            off = engine.execute("from vllm_integration.seams import guard\nfound = sorted(guard.faults())")
-            accepted = bench.accepted(engine.run(bench.requests))
-            name = " + ".join(fault.name for fault in faults)
-            print(f"{runner:4}{name:36} at the start {accepted:4} {', '.join(off) or '-':16} {lines[-1:]}")
-            assert off == sorted(filter(None, {fault.part for fault in faults}))
-            assert len(lines) == len(faults), lines
-            for fault in faults:
-                check_lines([line for line in lines if fault.says[0] in line], fault.says)
-            assert accepted >= 3 * (N - 1 - N // (K + 1) - 2)
+def test_parts_that_fail_at_the_start_cost_themselves_alone(runner: str, bench: Bench) -> None:
+    faults = tuple(fault for fault in STARTS if fault.runner in ("", runner))
+    with bench.engine(runner, "start", faults) as engine:
+        lines = sorted(engine.warnings())
+        off = engine.execute("from vllm_integration.seams import guard\nfound = sorted(guard.faults())")
+        accepted = bench.accepted(engine.run(bench.requests))
+    assert off == sorted(filter(None, {fault.part for fault in faults}))
+    assert len(lines) == len(faults), lines
+    for fault in faults:
+        check_lines([line for line in lines if fault.says[0] in line], fault.says)
+    assert accepted >= 3 * (N - 1 - N // (K + 1) - 2)
 
 
 #: Groups of extras that an engine installs, those of one runner apart; and what has to be asked for.
@@ -320,17 +244,15 @@ def test_each_group_of_extras_is_lost_somewhere() -> None:
 
 
 @RUNNERS
-def test_a_missing_name_costs_its_group_alone(runner: str, bench: Bench) -> None:
-    own = (*MISSING[""], *MISSING[runner])
-    for groups in [(group,) for group in own] if os.environ.get(EACH) else [own]:
-        with bench.engine(runner, f"without-{groups[0]}", before=LOSE.format(groups=groups)) as engine:
-            lines, installed = engine.log.read_text().splitlines(), engine.seams()
-            accepted = bench.accepted(engine.run(bench.requests))
-            print(f"{runner:4}{', '.join(groups):36} missing {accepted:4}")
-            assert not {*groups} & {*installed}
-            for group in groups:  # usage is missed by the scheduler, too
-                assert any(f"gpu_align {GROUPS[group].costs}: " in line for line in lines), (group, lines)
-            assert accepted >= 3 * (N - 1 - N // (K + 1) - 2)
+def test_missing_names_cost_their_groups_alone(runner: str, bench: Bench) -> None:
+    groups = (*MISSING[""], *MISSING[runner])
+    with bench.engine(runner, "without", before=LOSE.format(groups=groups)) as engine:
+        lines, installed = engine.log.read_text().splitlines(), engine.seams()
+        accepted = bench.accepted(engine.run(bench.requests))
+    assert not {*groups} & {*installed}
+    for group in groups:  # usage is missed by the scheduler, too
+        assert any(f"gpu_align {GROUPS[group].costs}: " in line for line in lines), (group, lines)
+    assert accepted >= 3 * (N - 1 - N // (K + 1) - 2)
 
 
 VERSION = "from vllm_integration.seams import source_probe\nsource_probe.version_of = lambda *_: {!r}"
@@ -345,19 +267,22 @@ from vllm_integration.seams import install
 points = [EntryPoint("gpu_align", "a:b", "vllm.x"), EntryPoint("gpu_align", "c:d", "vllm.x")]
 install.entry_points = lambda points=points, **_: points
 """
-CORE = ("config", "inputs", "v1")
 OFF = "gpu_align is off, vLLM serves without predicted outputs: "
-#: A vLLM that is not as known: code before the start, the line that the log has, whether requests are drafted for.
+#: A vLLM that is not as known: code before the start, the lines of the log, whether requests are drafted for.
 OTHERS = {
-    "an older version": (VERSION.format("0.31.2"), f"{OFF}vLLM 0.31.2 is older than 0.32.0", False),
-    "a newer version": (VERSION.format("0.99.0"), "gpu_align: not run with this version, 0.99.0, but with ", True),
-    "a file of an extra missing": (
-        NO_FILE.format("vllm.logging_utils.dump_input"), f"gpu_align {GROUPS['dump'].costs}: ", True,
+    "an older version": (VERSION.format("0.31.2"), [f"{OFF}vLLM 0.31.2 is older than 0.32.0"], False),
+    "a newer version, a file of an extra missing, two plugins": (
+        VERSION.format("0.99.0") + NO_FILE.format("vllm.logging_utils.dump_input") + TWO,
+        [
+            "gpu_align: not run with this version, 0.99.0, but with ",
+            f"gpu_align {GROUPS['dump'].costs}: ",
+            "2 plugins are called gpu_align, vLLM loads the last one: ",
+        ],
+        True,
     ),
-    "a file of the core missing": (NO_FILE.format("vllm.v1.engine.input_processor"), OFF, False),
-    "two plugins": (TWO, "2 plugins are called gpu_align, vLLM loads the last one: ", True),
-    **{f"a name of {name} missing": (LOSE.format(groups=(name,)), OFF, False) for name in CORE},
-}  # fmt: skip
+    "a file of the core missing": (NO_FILE.format("vllm.v1.engine.input_processor"), [OFF], False),
+    "a name of the core missing": (LOSE.format(groups=("v1",)), [OFF], False),
+}
 
 
 @pytest.mark.parametrize("other", OTHERS)
@@ -365,10 +290,53 @@ def test_another_vllm_costs_one_line_and_no_answer(other: str, bench: Bench) -> 
     before, says, drafts = OTHERS[other]
     with bench.engine("V1", other.replace(" ", "-"), before=before) as engine:
         accepted, lines = bench.accepted(engine.run(bench.requests)), engine.log.read_text().splitlines()
-        told = [line for line in lines if says in line]
-        print(f"V1  {other:36} {accepted:4} {told}")
-        assert len(told) == 1, lines
+        print(f"V1  {other:58} {accepted:4}")
+        assert [sum(words in line for line in lines) for words in says] == [1] * len(says), lines
         assert bool(accepted) is drafts
+
+
+# --- around an engine ---
+
+HIDE_NUMBA = """
+import sys
+hidden = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "numba"}
+for name in hidden:
+    del sys.modules[name]
+sys.modules["numba"] = None
+from gpu_align.ops import jit
+assert not jit.COMPILED
+del sys.modules["numba"]  # vLLM imports it for a drafter of its own
+sys.modules.update(hidden)
+"""
+#: From the second file of the step log on the system says that there is no space left.
+FULL_DISK = """
+import os
+from types import SimpleNamespace
+from gpu_align import files
+calls = []
+def open_full(path, flags, mode=0o777):
+    calls.extend([path] * (".yaml." in str(path)))
+    return os.open("/dev/full", os.O_WRONLY) if len(calls) > 1 else os.open(path, flags, mode)
+files.os = SimpleNamespace(**{**vars(os), "open": open_full})
+"""
+#: A pattern of the one line; code before and after the start.
+AROUND = {
+    "a full disk": (r"writes no step logs any more: OSError \(No space left on device\) at ", "", FULL_DISK),
+    "no Numba": (" is slow, in plain Python: Numba is not installed", HIDE_NUMBA, ""),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_a_fault_around_an_engine_costs_one_line(name: str, bench: Bench) -> None:
+    pattern, before, after = AROUND[name]
+    with bench.engine("V1", name.replace(" ", "-"), before=before) as engine:
+        engine.execute(after)
+        for _ in range(2):
+            assert bench.accepted(engine.run(bench.requests)) >= 3 * (N - 1 - N // (K + 1) - 2)
+        assert [bool(re.search(pattern, line)) for line in engine.warnings()] == [True]
+        for path in engine.steps.iterdir():  # none is half-written
+            log = yaml.safe_load(path.read_text())
+            assert sum(len(step["new"]) for step in log["steps"]) == log["usage"]["output_tokens"] > 0
 
 
 #: Extras of the API server: the function that raises, and the words of its line.
@@ -378,23 +346,18 @@ FRONT = {
 }
 
 
-@RUNNERS
-def test_extras_of_the_api_server_cost_themselves(runner: str, tmp_path: Path) -> None:
+def test_extras_of_the_api_server_cost_themselves(tmp_path: Path) -> None:
     """All of them raise, each time."""
     model = build(tmp_path / "model")
     environment = {"GPU_ALIGN_STRICT": "0", "GPU_ALIGN_RECIPES": "off", "VLLM_PLUGINS": "gpu_align"}
-    faults = FAULTY + "".join(f"raise_at({place!r}, 1000)\n" for place in FRONT)
-    counts = []
-    for name, before in (("without", ""), ("with", faults)):
-        (directory := tmp_path / name).mkdir()
-        with serve(model, directory, environment=environment, runner=runner, before=before) as server:
-            (plain,) = ask_all(server.url, [chat(1, N)])
-            (answer,) = ask_all(server.url, [chat(1, N, plain.texts[0])])
-            assert answer.texts == plain.texts
-            counts.append((answer.accepted_rejected, scrape(server.url)["gpu_align_requests_total"]))
-            lines = [line for line in server.output.read_text().splitlines() if " ERROR " in line]
-    assert counts[0] == counts[1]
-    assert counts[0][0][0] >= N - 4
+    before = FAULTY + "".join(f"raise_at({place!r}, 1000)\n" for place in FRONT)
+    with serve(model, tmp_path, environment=environment, runner="V1", before=before) as server:
+        (plain,) = ask_all(server.url, [chat(1, N)])
+        (answer,) = ask_all(server.url, [chat(1, N, plain.texts[0])])
+        assert answer.texts == plain.texts
+        assert answer.accepted_rejected[0] >= N - 4
+        assert scrape(server.url)["gpu_align_requests_total"] == 1
+        lines = [line for line in server.output.read_text().splitlines() if " ERROR " in line]
     for words in FRONT.values():
         assert sum(words in line for line in lines) == 1, lines
     assert not any("a secret" in line for line in lines)

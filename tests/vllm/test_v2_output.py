@@ -24,23 +24,15 @@ def check_outputs(requests: list[Request], run: Run, greedy: Greedy) -> None:
     assert [index for index, output in enumerate(run.outputs) if output != expected[index]] == []
 
 
-def test_the_engine_is_the_real_v2_runner_with_our_parts(k4: V2Engine, k16: V2Engine) -> None:
-    assert k4.facts == {
-        "runner": "vllm.v1.worker.cpu.model_runner.CPUModelRunner",
-        "speculator": "PredictedOutputsSpeculator",
-        "scheduler": "PredictedOutputsScheduler",
-    }
-    assert k16.facts["scheduler"] == "PredictedOutputsAsyncScheduler"
-
-
-@pytest.mark.parametrize("name", ["k4", "k16"])
-def test_a_step_without_predictions_is_vllms_but_for_a_few_tests(
-    name: str, request: pytest.FixtureRequest
-) -> None:
+def test_a_step_without_predictions_is_vllms_but_for_a_few_tests(k16: V2Engine) -> None:
     """No function of ours is called for a request of it; wrappers and overrides look whether there is somebody to
     draft for."""
-    engine: V2Engine = request.getfixturevalue(name)
-    few, many = (engine.calls([prompt_of(seed) for seed in range(size)]) for size in (2, 6))
+    assert k16.facts == {
+        "runner": "vllm.v1.worker.cpu.model_runner.CPUModelRunner",
+        "speculator": "PredictedOutputsSpeculator",
+        "scheduler": "PredictedOutputsAsyncScheduler",
+    }
+    few, many = (k16.calls([prompt_of(seed) for seed in range(size)]) for size in (2, 6))
     assert many == few
     assert sum(few.values()) <= 24, few
 

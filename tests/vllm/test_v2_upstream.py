@@ -1,4 +1,4 @@
-"""What vLLM would have to change: `upstream.patch`, applied to a copy of the installed package, and the V2
+"""What vLLM would have to change: `docs/developer/upstream`, applied to a copy of the installed package, and V2's
 speculator on its hooks. No seam is installed there: vLLM does not load the plugin."""
 
 from __future__ import annotations
@@ -12,20 +12,18 @@ from pathlib import Path
 import pytest
 
 from tests.vllm.engines import (
-    MAX_MODEL_LEN,
     SHORT,
     Request,
     V2Engine,
     copy_vllm,
-    edited,
     good_and_bad,
     prompt_of,
     vllm_version,
 )
 from vllm_integration.seams.table import SEAMS
 
-PATCH = Path(__file__).with_name("upstream.patch")
 PAGE = Path(__file__).parents[2] / "docs" / "developer" / "faults.md"
+PATCH = PAGE.parent / "upstream" / "upstream.patch"
 VERSION = re.search(r"^For vLLM ([\d.]+)\. ", PATCH.read_text(), re.M)[1]
 K = 8
 #: Class attributes, methods and fields that the patch adds, and what `custom_class` names.
@@ -55,8 +53,8 @@ def test_each_row_of_the_table_that_names_a_hook_names_one_of_the_patch() -> Non
 def start(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., V2Engine]:
     """An engine of the patched vLLM, which does not load the plugin. Its KV cache holds a few requests, so that
     others are preempted."""
-    here, site = Path(__file__).parent, patched(tmp_path_factory.mktemp("patched") / "site")
-    path = os.pathsep.join(map(str, [site, here.parents[1], here]))
+    site = patched(tmp_path_factory.mktemp("patched") / "site")
+    path = os.pathsep.join(map(str, [site, PAGE.parents[2], PATCH.parent]))
 
     def start(asynchronous: bool, **environment: str) -> V2Engine:
         speculative = {"method": "custom_class", "model": "hooked_speculator.HookedSpeculator"}
@@ -74,59 +72,36 @@ def start(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     return start
 
 
-BOTH = pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
-
-
 @pytest.mark.vllm
-@BOTH
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
 def test_the_patched_vllm_drafts_without_a_seam(
     start: Callable[..., V2Engine], greedy: Callable[[list[int], int], list[int]], asynchronous: bool
 ) -> None:
-    """Greedy output is the model's own, predictions are accepted, requests without one get no placeholders after
-    their first report; the last step of an answer is in the prefix cache. Scheduler and functions are vLLM's."""
-    prompts = [prompt_of(seed) for seed in range(5)] + [prompt_of(7, MAX_MODEL_LEN // 2)]
-    outputs = [greedy(prompt, 24) for prompt in prompts]
-    predictions = [outputs[0], edited(outputs[1], 1), outputs[2][::-1], None, outputs[4][:9], outputs[5]]
-    with start(asynchronous) as engine:
+    """Greedy output is the model's own, over preemptions and sampled with `top_k` 1; a step verifies no more than
+    the budget; requests without a prediction get no placeholders after their first report; the last step of an
+    answer is in the prefix cache. Scheduler and functions are vLLM's."""
+    n = 70
+    prompts = [prompt_of(seed, 40) for seed in range(6)]
+    outputs = [greedy(prompt, n) for prompt in prompts]
+    sampled = {"temperature": 1.0, "top_k": 1}
+    requests = [
+        Request(prompt, prediction, n, params=sampled if index % 2 else {})
+        for index, (prompt, prediction) in enumerate(zip(prompts, good_and_bad(outputs), strict=True))
+    ]
+    with start(asynchronous, GPU_ALIGN_FILL_TOKENS="20", GPU_ALIGN_MAX_PREDICTION_TOKENS="80") as engine:
         assert engine.facts["speculator"] == "HookedSpeculator"
         assert engine.facts["scheduler"] == ("AsyncScheduler" if asynchronous else "Scheduler")
         assert engine.seams() == []
-        run = engine.run(
-            [
-                Request(prompt, prediction, max_tokens=24, arrives=index // 2)
-                for index, (prompt, prediction) in enumerate(zip(prompts, predictions, strict=True))
-            ]
-        )
+        run = engine.run(requests)
         assert run.outputs == outputs
-        assert run.accepted >= 40
-        assert sum(drafts for _, drafts, _ in run.of(3)) <= K * (1 + asynchronous)
+        assert run.preemptions
+        assert run.accepted >= 100
+        assert sum(drafts for _, drafts, _ in run.of(0)) <= K * (1 + asynchronous + run.preemptions)
+        largest = max(sum(drafts for _, drafts, _ in step.values()) for step in run.steps)
+        assert asynchronous or largest <= 20  # asynchronous scheduling begins with whole drafts
         assert engine.state()["occupied"] == 0
         prompt, before = prompt_of(8, 41), engine.prefix_cache()["hits"]
         answer = greedy(prompt, 24)
         engine.run([Request(prompt, answer, max_tokens=24)])
         engine.run([Request([*prompt, *answer, 5], None, max_tokens=1)])
         assert engine.prefix_cache()["hits"] - before == 64
-
-
-@pytest.mark.vllm
-@BOTH
-def test_a_step_verifies_no_more_than_the_budget(
-    start: Callable[..., V2Engine], greedy: Callable[[list[int], int], list[int]], asynchronous: bool
-) -> None:
-    """Over preemptions, with sampled answers."""
-    n = 70
-    prompts = [prompt_of(seed, 40) for seed in range(6)]
-    outputs = [greedy(prompt, n) for prompt in prompts]
-    predictions = good_and_bad(outputs)
-    sampled = {"temperature": 1.0, "top_k": 1}
-    requests = [
-        Request(prompt, prediction, n, params=sampled if index % 2 else {})
-        for index, (prompt, prediction) in enumerate(zip(prompts, predictions, strict=True))
-    ]
-    with start(asynchronous, GPU_ALIGN_FILL_TOKENS="20", GPU_ALIGN_MAX_PREDICTION_TOKENS="80") as engine:
-        run = engine.run(requests)
-        assert run.outputs == outputs
-        assert run.preemptions
-        assert run.accepted >= 100
-        largest = max(sum(drafts for _, drafts, _ in step.values()) for step in run.steps)
-        assert asynchronous or largest <= 20  # asynchronous scheduling begins with whole drafts

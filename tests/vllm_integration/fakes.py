@@ -254,11 +254,10 @@ class Engine:
 
 
 class Serving:
-    """Says "served", and keeps what it got: the request, and what its tasks know of it."""
+    """Says "served"."""
 
     def __init__(self, engine_client: Any = None) -> None:
         self.engine_client = engine_client or Engine()
-        self.got: list[tuple[Any, HttpRequest | None]] = []
 
     def create_error_response(self, message: str, param: str | None = None) -> Any:
         from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
@@ -268,7 +267,6 @@ class Serving:
     async def serve(self, request: Any, raw_request: Any = None) -> Any:
         from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
 
-        self.got.append((request, http_request.get()))
         return ErrorResponse(error=ErrorInfo(message="served", type="served", code=200))
 
     create_chat_completion = create_responses = create_completion = create_batch_chat_completion = serve

@@ -13,10 +13,8 @@ import pytest
 
 pytest.importorskip("typer")
 pytest.importorskip("httpx")
-from typer.testing import CliRunner
 
 from gpu_align.tools.bench.client import Answer
-from gpu_align.tools.cli import app
 from gpu_align.tools.step_log import Step, StepLog
 from vllm_integration.demo import model, page, task
 from vllm_integration.demo import run as demo_run
@@ -75,29 +73,6 @@ def test_training_that_fails_says_so_and_leaves_nothing(
 
 
 # --- the command ----------------------------------------------------------------------------------------
-
-
-def test_the_model_comes_from_the_option_or_the_environment(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """As ``gpu-align demo`` and as a module."""
-    monkeypatch.chdir(tmp_path)
-    calls: list[tuple[str | None, Path, bool]] = []
-    monkeypatch.setattr(demo_run, "run_demo", lambda *options: calls.append(options) or 3)
-    default = Path("demo_out")
-    for given, words, expected in (
-        ("", "", (None, default, True)),
-        ("org/name", "--out x", ("org/name", Path("x"), True)),
-        ("org/name", "--out=x --no-ngram", ("org/name", Path("x"), False)),
-        ("org/name", "--model other/one --out y", ("other/one", Path("y"), True)),
-    ):
-        monkeypatch.setenv("MODEL", given)
-        ended = CliRunner().invoke(app, ["demo", *words.split()])
-        assert (ended.exit_code, calls.pop()) == (3, expected)
-    monkeypatch.setenv("MODEL", "/no/such/folder")
-    done = CliRunner().invoke(app, ["demo"])
-    expected = "error: expected a model as its folder or its Hugging Face name, found '/no/such/folder'\n"
-    assert (done.exit_code, done.stderr) == (2, expected)
 
 
 def _row(name: str = "none", steps: int = 40, seconds: float = 2.0, identical: bool = True) -> page.Row:

@@ -1,5 +1,5 @@
-"""A fault is injected into each place of ours that vLLM calls: it costs drafts, counts or the log, one log line is
-written, and the engine goes on. (The schedulers: `test_vllm_scheduling`.)"""
+"""Faults that one in an engine (`tests/vllm/test_extras.py`) does not reach: each costs drafts or counts and one
+log line, and vLLM goes on. (The schedulers: `test_vllm_scheduling`.)"""
 
 from __future__ import annotations
 
@@ -35,10 +35,6 @@ def broken(*_: Any, **__: Any) -> Any:
 
 def break_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
     monkeypatch.setattr(owner, name, broken)
-
-
-# What is broken, and what that costs: all drafts for good ("start") or for a minute ("pause"), those of a request,
-# or none.
 
 
 def test_drafting_goes_on_after_a_minute(monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]) -> None:

@@ -135,6 +135,3 @@ def test_only_whole_answers_are_remembered(scheduler: Any) -> None:
     request = request_of()
     scheduler.add_request(request)
     assert wire.decode_token_ids(request.sampling_params.extra_args[KEY].token_ids).tolist() == [1, 0]
-
-
-# --- the engine's loop around it -----------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from gpu_align.ops.choose.survival import KNOTS
 from gpu_align.tools.tune.tuning import make_table, write_table
 from tests.vllm_integration.fakes import config
 from vllm_integration.config import engine_config
-from vllm_integration.config.settings import Settings, drafts_without_prediction, warn_of_unknown_names
+from vllm_integration.config.settings import Settings, warn_of_unknown_names
 from vllm_integration.worker.startup import drafter_config
 
 
@@ -62,35 +62,6 @@ def test_more_packs_than_a_drafter_tells_apart_are_refused() -> None:
     assert len(Settings.from_env({"GPU_ALIGN_RECIPES": ",".join("x" * 31)}).packs) == 31
     with pytest.raises(ValueError, match="GPU_ALIGN_RECIPES: expected base, off, or 1 to 31 packs"):
         Settings.from_env({"GPU_ALIGN_RECIPES": ",".join("x" * 32)})
-
-
-@pytest.mark.parametrize(
-    ("given", "recipes", "memory", "drafted"),
-    [
-        ({}, None, None, False),
-        ({}, ("base",), None, True),
-        ({}, (), None, False),
-        ({"RECIPES": "off"}, None, None, False),
-        ({"RECIPES": "base,triage"}, None, None, True),
-        ({"RECIPES": "triage"}, (), None, False),
-        ({"MEMORY_TOKENS": "10"}, None, None, True),
-        ({"MEMORY_TOKENS": "10"}, None, False, False),
-        ({"MEMORY_TOKENS": "0"}, None, None, False),
-        ({"DRAFT_WITHOUT_PREDICTION": "1"}, (), False, True),
-    ],
-)
-def test_settings_decide_whether_requests_without_a_prediction_are_drafted_for(
-    monkeypatch: pytest.MonkeyPatch,
-    given: dict[str, str],
-    recipes: tuple[str, ...] | None,
-    memory: bool | None,
-    drafted: bool,
-) -> None:
-    for name in ("RECIPES", "MEMORY_TOKENS", "DRAFT_WITHOUT_PREDICTION"):
-        monkeypatch.delenv(f"GPU_ALIGN_{name}", raising=False)
-    for name, value in given.items():
-        monkeypatch.setenv(f"GPU_ALIGN_{name}", value)
-    assert drafts_without_prediction(recipes, memory) is drafted
 
 
 @pytest.mark.parametrize(

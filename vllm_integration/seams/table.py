@@ -19,7 +19,7 @@ class Seam:
         of a function, an attribute that it sets or reads), "global" (a name in a module that is read or, for a
         moment, replaced).
     module, attribute: where it is; `attribute` is dotted below the module.
-    purpose: what this package needs it for; behind ⇒ what would replace it on V2, in tests/vllm/upstream.patch.
+    purpose: what this package needs it for; behind ⇒ what would replace it on V2, in docs/developer/upstream/.
     parameters: for "wrap", "call" and "implement": the leading parameters, in order, that must be there.
         Further parameters of a called function must have defaults.
     """

@@ -20,7 +20,7 @@ speculator._make_dense = lambda *_: None  # vLLM has made it so, by the class at
 
 @dataclass
 class Followed:
-    """What a scheduler of ours reads of vLLM's request. num_tokens: where its newest draft was made, if any."""
+    """A request as our scheduler reads it. num_tokens: where its newest draft was made, if any."""
 
     request_id: str
     sampling_params: Any
