@@ -26,7 +26,7 @@ class DrafterConfig:
     #: Most drafts for each token of matched suffix, and as many before any; ``>= 0``, a multiple of 0.25.
     length_factor: float = 8.0
     #: Drafting stops where the probability that all drafts up to here are accepted falls below this; 0 to 1.
-    min_survival: float = 0.05
+    min_survival: float = 0.0525
     #: The same for drafts from a prediction that the output does not follow, where it is larger; 0 to 1.
     min_survival_lost: float = 0.6
     #: The same for drafts from a recipe, whatever the other two are: such a draft is short, and where nothing else

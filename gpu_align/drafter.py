@@ -259,7 +259,7 @@ class Drafter:
             self._extents[slot] = extent
             if memory:
                 self._memories[slot] = about
-        self._occupy(slot, extent, text_kind=c.text_kind(memory, related), **about)
+        self._occupy(slot, extent, text_kind=c.text_kind(ids, memory, related), **about)
         return extent is not None
 
     def _make_room(self, tokens: npt.NDArray[np.int32], sharing_key: Hashable) -> None:

@@ -25,6 +25,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 #: Columns of ``slot_meta``: the prediction's offset in the arena, its length, the shift of its index (32 less its
@@ -38,9 +40,10 @@ import torch
 #: End tokens of a slot; further ones are ignored.
 MAX_END_TOKENS = 8
 SLOT_META = END_TOKENS + MAX_END_TOKENS
-#: Text kinds. A prediction is a client's, earlier answers, or earlier answers to requests like this one, whose
-#: drafts the second half of the survival tables limits. Then the request's own prompt and output, and recipes.
-TEXT_PREDICTION, TEXT_MEMORY, TEXT_RELATED_MEMORY, TEXT_CONTEXT, TEXT_RECIPE = range(5)
+#: Text kinds. A prediction is a client's, earlier answers, earlier answers to requests like this one, or a
+#: skeleton; the last two have limits of their own in the survival tables. Then the request's own prompt and
+#: output, and recipes.
+TEXT_PREDICTION, TEXT_MEMORY, TEXT_RELATED_MEMORY, TEXT_SKELETON, TEXT_CONTEXT, TEXT_RECIPE = range(6)
 #: `OUTPUT_START` of a slot without a request, `CONTEXT_START` where the context is not drafted from.
 VACANT = 2**31 - 1
 
@@ -53,10 +56,10 @@ ALIGN_STATE = 8
 #: Tokens after the anchor that the LCS row covers: bits of one signed word, where a sum of two does not overflow.
 WINDOW = 62
 
-#: Columns of ``edits``: the key, which is the tokens before, at and behind the edit's position (the one before is
-#: `NO_EDIT` where there is no edit any more), the output position of the first new token, the number of old and of
-#: new tokens, and 1 where an edit with the same key was remembered when this one was made.
-EDIT_BEFORE, EDIT_AT, EDIT_BEHIND, EDIT_START, EDIT_OLD, EDIT_NEW, EDIT_SEEN_BEFORE = range(7)
+#: Columns of ``edits``: the key, which is the token at the edit's position (`NO_EDIT` where there is no edit any
+#: more) and the one after it (`ANY_TOKEN` if one token was replaced), the output position of the first new token,
+#: the number of old and of new tokens, 1 where the same edit was remembered when this one was made.
+EDIT_AT, EDIT_AFTER, EDIT_START, EDIT_OLD, EDIT_NEW, EDIT_SEEN_BEFORE = range(6)
 EDIT = 8
 #: Edits remembered: edit number i is in row ``i % MAX_EDITS``.
 MAX_EDITS = 16
@@ -74,6 +77,8 @@ NOWHERE = 2**31 - 1
 #: no output token matches one, and a draft ends before it. No two of a text are equal, so that an edit is not
 #: replayed at another gap.
 FIRST_GAP = 2**31 - 2**16
+#: Related memories are a skeleton where one of so many tokens, or more, is a gap.
+SKELETON_SHARE = 16
 
 #: `Source` of a draft.
 SOURCE_NONE, SOURCE_PREDICTION, SOURCE_CONTEXT, SOURCE_RECIPE, SOURCE_MEMORY = range(5)
@@ -91,9 +96,13 @@ class Source(IntEnum):
     MEMORY = SOURCE_MEMORY
 
 
-def text_kind(memory: bool, related: bool) -> int:
-    """The text kind of what `Drafter.add` calls a memory and related."""
-    return (TEXT_RELATED_MEMORY if related else TEXT_MEMORY) if memory else TEXT_PREDICTION
+def text_kind(tokens: npt.ArrayLike, memory: bool, related: bool) -> int:
+    """The text kind of a prediction that `Drafter.add` calls a memory and related."""
+    if not (memory and related):
+        return TEXT_MEMORY if memory else TEXT_PREDICTION
+    is_gap = np.asarray(tokens) >= FIRST_GAP
+    is_skeleton = is_gap.any() and is_gap.sum() * SKELETON_SHARE >= is_gap.size
+    return TEXT_SKELETON if is_skeleton else TEXT_RELATED_MEMORY
 
 
 def index_bits(num_tokens: int) -> int:

@@ -202,7 +202,7 @@ class Explainer:
         table = self._recipes.table(num_draft_tokens, device, config.min_survival_recipe).numpy()
         self._view = StepView(
             [prediction], [prompt_len], max_context_len, num_draft_tokens, config, table,
-            recipe_packs=recipe_packs, text_kind=text_kind(is_memory, is_related),
+            recipe_packs=recipe_packs, text_kind=text_kind(prediction, is_memory, is_related),
         )  # fmt: skip
 
     def at(self, tokens: Sequence[int]) -> Explanation:

@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gpu_align.ops.align import (
-    AT_START,
+    ANY_TOKEN,
     GLOBAL_EVERY,
     GLOBAL_MATCH,
     LOCAL_MATCH,
     LOCAL_RANGE,
     MATCH_WEIGHT,
     MAX_EDIT_LEN,
+    MAX_EDITS_AT_ONCE,
 )
 from gpu_align.ops.compose import MAX_REPLAYS
 from gpu_align.ops.layout import HASH, MAX_EDITS, NEAREST, PAGE, WAYS, WINDOW, context_index_bits, index_bits
@@ -41,9 +42,8 @@ def rank(end: int, anchor: int) -> int:
 
 
 class Edit(NamedTuple):
-    before: int
     at: int
-    behind: int
+    after: int
     start: int  # output index of the new tokens
     old: int
     new: int
@@ -93,11 +93,10 @@ class Oracle:
 
     # Realign.
 
-    def key(self, place: int) -> tuple[int, int, int] | None:
-        if place + 1 >= len(self.text):
-            return None
-        before = self.text[place - 1] if place else AT_START
-        return before, self.text[place], self.text[place + 1]
+    def has_key(self, place: int, edit: Edit | None) -> bool:
+        if edit is None or place + 1 >= len(self.text):
+            return False
+        return edit.at == self.text[place] and edit.after in (ANY_TOKEN, self.text[place + 1])
 
     def fold(self, output: list[int]) -> None:
         """Take in the last token of `output`."""
@@ -105,8 +104,7 @@ class Oracle:
         if self.in_sync:
             if self.cursor < len(text) and text[self.cursor] == token:
                 # The place was left as it is: an edit that was made in such a place before is not made any more.
-                key = self.key(self.cursor)
-                self.edits = [None if e is not None and key == e[:3] else e for e in self.edits]
+                self.edits = [None if self.has_key(self.cursor, e) else e for e in self.edits]
                 self.cursor += 1
                 self.num_in_sync += 1
                 return
@@ -140,13 +138,34 @@ class Oracle:
         length = common_suffix(self.text[self.anchor : max(end, self.anchor)], output[self.diverged_at :])
         if end < self.anchor:
             length = 0
-        old, new = end - length - self.anchor, len(output) - length - self.diverged_at
-        key = self.key(self.anchor)
-        if key is not None and 0 <= old <= MAX_EDIT_LEN and new <= MAX_EDIT_LEN:
-            repeats = any(e is not None and key == e[:3] for e in self.edits)
-            self.edits = [*self.edits, Edit(*key, self.diverged_at, old, new, repeats)][-MAX_EDITS:]
+        if end >= self.anchor:
+            self.record(self.text[self.anchor : end], output)
         self.in_sync, self.cursor = True, end
         self.num_in_sync += length
+
+    def record(self, old: list[int], output: list[int]) -> None:
+        """Record the edits between the tokens that old text and new have, from the last one on."""
+        new = output[self.diverged_at :]
+        near = [(i + j, i, j) for i in range(MAX_EDIT_LEN) for j in range(MAX_EDIT_LEN)]
+        for _ in range(MAX_EDITS_AT_ONCE):
+            length = common_suffix(old, new)
+            old, new = old[: len(old) - length], new[: len(new) - length]
+            if not old and not new:
+                break
+            inside = [(k, i, j) for k, i, j in near if i < len(old) and j < len(new)]
+            common = [(k, i, j) for k, i, j in inside if old[-1 - i] == new[-1 - j]]
+            _, i, j = min(common, default=(0, len(old), len(new)))
+            old, new = old[: len(old) - i], new[: len(new) - j]
+            place, start = self.anchor + len(old), self.diverged_at + len(new)
+            if place + 1 < len(self.text) and max(i, j) <= MAX_EDIT_LEN:
+                after = ANY_TOKEN if i == 1 and j else self.text[place + 1]
+                said = *output[start : start + 1][:j], i, j
+                same = (
+                    e for e in self.edits if e and (*output[e.start : e.start + 1][: e.new], *e[3:5]) == said
+                )
+                repeats = any(self.has_key(place, e) for e in same)
+                edit = Edit(self.text[place], after, start, i, j, repeats)
+                self.edits = [*self.edits, edit][-MAX_EDITS:]
 
     def standing(self) -> int:
         """The cursor: the smallest j with the largest ``MATCH_WEIGHT * H[j] - j`` behind the anchor."""
@@ -235,16 +254,16 @@ class Oracle:
         # Edits that repeat none are made again only by an output that repeats its edits.
         trusted = sum(e is not None and e.repeats for e in self.edits) >= self.edits.count(None)
         while len(draft) < num and position < len(text):
-            key = self.key(position)
             edit = next(
                 (
                     e
                     for e in reversed(self.edits)
-                    if e is not None and key == e[:3] and position + e.old <= len(text)
+                    if e is not None and (e.repeats or (trusted and e.after != ANY_TOKEN))
+                    if self.has_key(position, e) and position + e.old <= len(text)
                 ),
                 None,
             )
-            if edit is None or replays == MAX_REPLAYS or not (trusted or edit.repeats):
+            if edit is None or replays == MAX_REPLAYS:
                 draft.append(text[position])
                 position += 1
                 continue

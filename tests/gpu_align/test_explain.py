@@ -62,8 +62,8 @@ def test_it_tells_the_source_and_the_place_of_what_the_drafter_drafts(
 
 
 TEXT, REST = list(range(100, 140)), list(range(20, 30))
-#: `1 2 3` with a new token for 2, three times in the prediction, once and then twice ahead.
-AGAIN = [1, 2, 3, *REST, 1, 2, 3, 60, 1, 2, 3, *range(70, 80)]
+#: `1 2 4 3` with a new token for 2 4, three times in the prediction, once and then twice ahead.
+AGAIN = [1, 2, 4, 3, *REST, 1, 2, 4, 3, 60, 1, 2, 4, 3, *range(70, 80)]
 IN_ALL = "the last 11 tokens occur in the prediction, at the cursor"
 
 
@@ -75,7 +75,7 @@ IN_ALL = "the last 11 tokens occur in the prediction, at the cursor"
         # Left at 9; one token of what stands 4 ahead: 4 for the match, less 5 for what is skipped with it.
         (TEXT, [*TEXT[:9], TEXT[13]], K, ("prediction", 14, 1),
          "the last token occurs in the prediction, 5 ahead of the cursor; at most 16 worse by the alignment"),
-        (AGAIN, [1, 9, 3, *REST], 16, ("prediction", 13, 11), f"{IN_ALL}; 2 edits as before"),
+        (AGAIN, [1, 9, 3, *REST], 16, ("prediction", 14, 11), f"{IN_ALL}; 2 edits as before"),
     ],
 )  # fmt: skip
 def test_the_words_for_where_the_output_stands(

@@ -12,9 +12,9 @@ LOCAL_RANGE, LOCAL_MATCH = 32, 4
 GLOBAL_EVERY, GLOBAL_MATCH = 8, 8
 #: Tokens of a diverged output in a turn of a kernel's loop, which looks at `LOCAL_RANGE` at once, a lane each.
 TURN = 4
-#: The most tokens of either side of an edit.
-MAX_EDIT_LEN = 16
-#: `EDIT_BEFORE` at the beginning of the prediction, and of an entry without an edit.
-AT_START, NO_EDIT = -1, -2
+#: The most tokens of either side of an edit, and the most edits that one divergence records.
+MAX_EDIT_LEN, MAX_EDITS_AT_ONCE = 16, 8
+#: `EDIT_AT` of an entry without an edit, and `EDIT_AFTER` of one that counts before any token.
+NO_EDIT, ANY_TOKEN = -1, -2
 #: Positions whose keys a kernel compares with all edits at once.
 EDIT_LOOKUPS = 32

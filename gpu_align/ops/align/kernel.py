@@ -7,13 +7,12 @@ import triton.language as tl
 
 from ..device import (
     ANCHOR,
-    AT_START,
+    ANY_TOKEN,
     CURSOR,
     DIVERGED_AT,
     EDIT,
+    EDIT_AFTER,
     EDIT_AT,
-    EDIT_BEFORE,
-    EDIT_BEHIND,
     EDIT_LOOKUPS,
     EDIT_NEW,
     EDIT_OLD,
@@ -27,6 +26,7 @@ from ..device import (
     LOCAL_RANGE,
     MAX_EDIT_LEN,
     MAX_EDITS,
+    MAX_EDITS_AT_ONCE,
     MAX_MATCH,
     NEAREST,
     NO_EDIT,
@@ -86,9 +86,8 @@ class Edits(NamedTuple):
     """The edits: tokens of the prediction and those in their place; edit number i is in lane i % MAX_EDITS."""
 
     count: Any  # edits recorded
-    b_before: Any  # [MAX_EDITS] int32: token before the edit; NO_EDIT: there is none in this lane
-    b_at: Any  # ... at its position
-    b_behind: Any  # ... and behind that
+    b_at: Any  # [MAX_EDITS] int32: token at its position; NO_EDIT: there is none in this lane
+    b_after: Any  # ... and after that, or ANY_TOKEN
     b_start: Any  # output position of its first new token
     b_old: Any  # old tokens
     b_new: Any  # new tokens
@@ -97,20 +96,13 @@ class Edits(NamedTuple):
 
 
 @triton.jit
-def _load_key(prediction, o_position, m_position):
-    """Tokens before, at and after each position: the key of an edit."""
-    before = tl.load(prediction.tokens + o_position - 1, mask=m_position & (o_position > 0), other=AT_START)
-    at = tl.load(prediction.tokens + o_position, mask=m_position, other=0)
-    return before, at, tl.load(prediction.tokens + o_position + 1, mask=m_position, other=0)
-
-
-@triton.jit
 def have_keys(prediction, edits, o_position, m_position):
     """Whether each position has the key of each edit, [positions, MAX_EDITS]."""
     m_position = m_position & (o_position + 1 < prediction.length)
-    before, at, behind = _load_key(prediction, o_position, m_position)
-    m_same = (before[:, None] == edits.b_before[None, :]) & (at[:, None] == edits.b_at[None, :])
-    return m_same & (behind[:, None] == edits.b_behind[None, :]) & m_position[:, None]
+    b_at = tl.load(prediction.tokens + o_position, mask=m_position, other=0)
+    b_after = tl.load(prediction.tokens + o_position + 1, mask=m_position, other=0)
+    m_after = (edits.b_after == ANY_TOKEN)[None, :] | (b_after[:, None] == edits.b_after[None, :])
+    return m_after & (b_at[:, None] == edits.b_at[None, :]) & m_position[:, None]
 
 
 @triton.jit
@@ -126,15 +118,15 @@ def _run_length(prediction, cursor, p_output, done, num_output):
 @triton.jit
 def _invalidate_edits(edits, prediction, cursor, run):
     """The edits without those whose key the output has just passed unedited, `run` positions from the cursor."""
-    b_before = edits.b_before
+    b_at = edits.b_at
     for i in range(0, run, EDIT_LOOKUPS):
         o_i = i + tl.arange(0, EDIT_LOOKUPS)
         m_edit = have_keys(prediction, edits, cursor + o_i, o_i < run)
-        b_before = tl.where(tl.max(m_edit.to(tl.int32), axis=0) > 0, NO_EDIT, b_before)
-    is_changed = edits.is_changed | tl.max((b_before != edits.b_before).to(tl.int32), axis=0)
+        b_at = tl.where(tl.max(m_edit.to(tl.int32), axis=0) > 0, NO_EDIT, b_at)
+    is_changed = edits.is_changed | tl.max((b_at != edits.b_at).to(tl.int32), axis=0)
     return Edits(
-        edits.count, b_before, edits.b_at, edits.b_behind, edits.b_start, edits.b_old, edits.b_new,
-        edits.b_seen_before, is_changed,
+        edits.count, b_at, edits.b_after, edits.b_start, edits.b_old, edits.b_new, edits.b_seen_before,
+        is_changed,
     )  # fmt: skip
 
 
@@ -235,25 +227,57 @@ def common_end(prediction, alignment, position, p_output, done):
 
 
 @triton.jit
-def record_edit(edits, prediction, alignment, old, new):
+def _record_edit(edits, prediction, position, p_output, done, old, new):
     """The edits with one more."""
-    m_key = alignment.anchor + 1 < prediction.length
-    if m_key & (old >= 0) & (old <= MAX_EDIT_LEN) & (new <= MAX_EDIT_LEN):
-        before, at, behind = _load_key(prediction, alignment.anchor, m_key)
-        m_same = (edits.b_before == before) & (edits.b_at == at) & (edits.b_behind == behind)
-        seen_before = tl.max(m_same.to(tl.int32), axis=0)
+    m_key = position + 1 < prediction.length
+    if m_key & (old <= MAX_EDIT_LEN) & (new <= MAX_EDIT_LEN):
+        at, after = tl.load(prediction.tokens + position), tl.load(prediction.tokens + position + 1)
+        m_same = (edits.b_at == at) & ((edits.b_after == ANY_TOKEN) | (edits.b_after == after))
+        m_same = m_same & (edits.b_old == old) & (edits.b_new == new)
+        b_first = tl.load(p_output + edits.b_start, mask=m_same & (new > 0), other=0)
+        first = tl.load(p_output + done, mask=new > 0, other=0)
+        seen_before = tl.max((m_same & (b_first == first)).to(tl.int32), axis=0)
         m_way = tl.arange(0, MAX_EDITS) == edits.count % MAX_EDITS
         edits = Edits(
             edits.count + 1,
-            tl.where(m_way, before, edits.b_before),
             tl.where(m_way, at, edits.b_at),
-            tl.where(m_way, behind, edits.b_behind),
-            tl.where(m_way, alignment.diverged_at, edits.b_start),
+            tl.where(m_way, tl.where((old == 1) & (new > 0), ANY_TOKEN, after), edits.b_after),
+            tl.where(m_way, done, edits.b_start),
             tl.where(m_way, old, edits.b_old),
             tl.where(m_way, new, edits.b_new),
             tl.where(m_way, seen_before, edits.b_seen_before),
             1,
         )
+    return edits
+
+
+@triton.jit
+def _last_common(prediction, alignment, position, p_output, done):
+    """``(old, new)``: tokens after the last one that what was edited has before and after, or all."""
+    o_back = tl.arange(0, MAX_EDIT_LEN)
+    m_old = o_back < position - alignment.anchor
+    m_new = o_back < done - alignment.diverged_at
+    b_old = tl.load(prediction.tokens + position - 1 - o_back, mask=m_old, other=0)
+    b_new = tl.load(p_output + done - 1 - o_back, mask=m_new, other=0)
+    m_same = (b_old[:, None] == b_new[None, :]) & m_old[:, None] & m_new[None, :]
+    b_key = (o_back[:, None] + o_back[None, :]) * MAX_EDIT_LEN + o_back[:, None]
+    key = tl.min(tl.min(tl.where(m_same, b_key, NOWHERE), axis=0), axis=0)
+    old = tl.where(key < NOWHERE, key % MAX_EDIT_LEN, position - alignment.anchor)
+    return old, tl.where(key < NOWHERE, key // MAX_EDIT_LEN - old, done - alignment.diverged_at)
+
+
+@triton.jit
+def record_edits(edits, prediction, alignment, position, p_output, done):
+    """The edits with those that made ``output[diverged_at:done]`` of ``prediction[anchor:position]``."""
+    for _ in range(MAX_EDITS_AT_ONCE):
+        common = common_end(prediction, alignment, position, p_output, done)
+        position -= common
+        done -= common
+        if (position > alignment.anchor) | (done > alignment.diverged_at):
+            old, new = _last_common(prediction, alignment, position, p_output, done)
+            position -= old
+            done -= new
+            edits = _record_edit(edits, prediction, position, p_output, done, old, new)
     return edits
 
 
@@ -293,8 +317,8 @@ def _process_tokens(request, p_output, done, num_output, a, edits):
             done, position = _resync(prediction, a.anchor, p_output, done, num_output)
             if position != NOWHERE:
                 common = common_end(prediction, a, position, p_output, done)
-                old, new = position - common - a.anchor, done - common - a.diverged_at
-                edits = record_edit(edits, prediction, a, old, new)
+                if position >= a.anchor:
+                    edits = record_edits(edits, prediction, a, position, p_output, done)
                 a = in_sync_at(a, position, a.num_in_sync + common, common)
     return a, edits
 
@@ -309,9 +333,9 @@ def load_state(request):
     )  # fmt: skip
     p_ways = request.edits + tl.arange(0, MAX_EDITS) * EDIT
     edits = Edits(
-        tl.load(p_align + NUM_EDITS), tl.load(p_ways + EDIT_BEFORE), tl.load(p_ways + EDIT_AT),
-        tl.load(p_ways + EDIT_BEHIND), tl.load(p_ways + EDIT_START), tl.load(p_ways + EDIT_OLD),
-        tl.load(p_ways + EDIT_NEW), tl.load(p_ways + EDIT_SEEN_BEFORE), 0,
+        tl.load(p_align + NUM_EDITS), tl.load(p_ways + EDIT_AT), tl.load(p_ways + EDIT_AFTER),
+        tl.load(p_ways + EDIT_START), tl.load(p_ways + EDIT_OLD), tl.load(p_ways + EDIT_NEW),
+        tl.load(p_ways + EDIT_SEEN_BEFORE), 0,
     )  # fmt: skip
     return tl.load(p_align + SEEN), alignment, edits
 
@@ -325,8 +349,8 @@ def _start_over(is_fresh, a, edits):
         tl.where(is_fresh, 0, a.num_common), tl.where(is_fresh, 0, a.row),
     )  # fmt: skip
     return alignment, Edits(
-        tl.where(is_fresh, 0, edits.count), tl.where(is_fresh, NO_EDIT, edits.b_before), edits.b_at,
-        edits.b_behind, edits.b_start, edits.b_old, edits.b_new, edits.b_seen_before, edits.is_changed,
+        tl.where(is_fresh, 0, edits.count), tl.where(is_fresh, NO_EDIT, edits.b_at), edits.b_after,
+        edits.b_start, edits.b_old, edits.b_new, edits.b_seen_before, edits.is_changed,
     )  # fmt: skip
 
 
@@ -346,9 +370,8 @@ def _store_registers(request, a, edits, is_fresh):
     # Carrying `is_fresh` in `is_changed` took 96 → 102 registers in a step with recipes for sm_90.
     if is_fresh | (edits.is_changed > 0):
         p_ways = request.edits + tl.arange(0, MAX_EDITS) * EDIT
-        tl.store(p_ways + EDIT_BEFORE, edits.b_before)
         tl.store(p_ways + EDIT_AT, edits.b_at)
-        tl.store(p_ways + EDIT_BEHIND, edits.b_behind)
+        tl.store(p_ways + EDIT_AFTER, edits.b_after)
         tl.store(p_ways + EDIT_START, edits.b_start)
         tl.store(p_ways + EDIT_OLD, edits.b_old)
         tl.store(p_ways + EDIT_NEW, edits.b_new)

@@ -14,9 +14,8 @@ from ..layout import (
     ANCHOR,
     CURSOR,
     DIVERGED_AT,
+    EDIT_AFTER,
     EDIT_AT,
-    EDIT_BEFORE,
-    EDIT_BEHIND,
     EDIT_NEW,
     EDIT_OLD,
     EDIT_SEEN_BEFORE,
@@ -35,12 +34,13 @@ from ..layout import (
 from ..match import MAX_MATCH
 from ..match.reference import match_length
 from . import (
-    AT_START,
+    ANY_TOKEN,
     GLOBAL_EVERY,
     GLOBAL_MATCH,
     LOCAL_MATCH,
     LOCAL_RANGE,
     MAX_EDIT_LEN,
+    MAX_EDITS_AT_ONCE,
     NO_EDIT,
 )
 
@@ -89,15 +89,11 @@ def cursor_of(row: int, prediction: SourceText, anchor: int) -> int:
 
 @njit
 def has_key(prediction: SourceText, edit: IntArray, position: int) -> bool:
-    """Whether a position has the key of an edit: the same tokens before, at and after it."""
-    tokens = prediction.tokens
-    if edit[EDIT_BEFORE] == NO_EDIT or position + 1 >= prediction.length:
+    """Whether a position has the key of an edit."""
+    tokens, after = prediction.tokens, edit[EDIT_AFTER]
+    if position + 1 >= prediction.length or edit[EDIT_AT] != tokens[position]:
         return False
-    return bool(
-        edit[EDIT_AT] == tokens[position]
-        and edit[EDIT_BEFORE] == (tokens[position - 1] if position > 0 else AT_START)
-        and edit[EDIT_BEHIND] == tokens[position + 1]
-    )
+    return bool(after == ANY_TOKEN or after == tokens[position + 1])
 
 
 @njit
@@ -116,7 +112,7 @@ def _invalidate_edits(edits: EditRows, prediction: SourceText, cursor: int, run:
     for edit in edits.rows:
         for position in range(cursor, cursor + run):
             if has_key(prediction, edit, position):
-                edit[EDIT_BEFORE] = NO_EDIT
+                edit[EDIT_AT] = NO_EDIT
 
 
 @njit
@@ -166,25 +162,62 @@ def common_end(
 
 
 @njit
-def record_edit(
-    edits: EditRows, prediction: SourceText, alignment: Alignment, old: int, new: int
+def _record_edit(
+    edits: EditRows, prediction: SourceText, position: int, output: IntArray, done: int, old: int, new: int
 ) -> EditRows:
-    """The edits with one more: `old` tokens from the anchor on became `new` tokens from `diverged_at` on.
+    """The edits with one more: `old` tokens from the position on became `new` tokens of ``output[done:]``.
 
     Nothing is recorded where the position has no key or a side is too long.
     """
-    anchor, tokens = alignment.anchor, prediction.tokens
-    if anchor + 1 >= prediction.length or not 0 <= old <= MAX_EDIT_LEN or new > MAX_EDIT_LEN:
+    tokens = prediction.tokens
+    if position + 1 >= prediction.length or old > MAX_EDIT_LEN or new > MAX_EDIT_LEN:
         return edits
     seen_before = False
     for other in edits.rows:
-        seen_before = seen_before or has_key(prediction, other, anchor)
+        is_same = other[EDIT_OLD] == old and other[EDIT_NEW] == new and has_key(prediction, other, position)
+        seen_before = seen_before or (is_same and (new == 0 or output[other[EDIT_START]] == output[done]))
     edit = edits.rows[edits.count % MAX_EDITS]
-    edit[EDIT_SEEN_BEFORE] = seen_before
-    edit[EDIT_BEFORE] = tokens[anchor - 1] if anchor > 0 else AT_START
-    edit[EDIT_AT], edit[EDIT_BEHIND] = tokens[anchor], tokens[anchor + 1]
-    edit[EDIT_START], edit[EDIT_OLD], edit[EDIT_NEW] = alignment.diverged_at, old, new
+    edit[EDIT_SEEN_BEFORE], edit[EDIT_AT] = seen_before, tokens[position]
+    edit[EDIT_AFTER] = ANY_TOKEN if old == 1 and new > 0 else tokens[position + 1]
+    edit[EDIT_START], edit[EDIT_OLD], edit[EDIT_NEW] = done, old, new
     return EditRows(edits.count + 1, edits.rows)
+
+
+@njit
+def _last_common(
+    prediction: SourceText, alignment: Alignment, position: int, output: IntArray, done: int
+) -> tuple[int, int]:
+    """How far back the last token is that what was edited has before and after: ``(old, new)`` tokens after it.
+
+    Before, it is ``prediction[anchor:position]``, after, ``output[diverged_at:done]``; looked at are the last
+    `MAX_EDIT_LEN` tokens of each. The fewest tokens in sum count, then the fewest old ones. All without one.
+    """
+    most_old, most_new = position - alignment.anchor, done - alignment.diverged_at
+    for back in range(2 * MAX_EDIT_LEN - 1):
+        for old in range(max(back - MAX_EDIT_LEN + 1, 0), min(back + 1, MAX_EDIT_LEN)):
+            new = back - old
+            is_inside = old < most_old and new < most_new
+            if is_inside and prediction.tokens[position - 1 - old] == output[done - 1 - new]:
+                return old, new
+    return most_old, most_new
+
+
+@njit
+def record_edits(
+    edits: EditRows, prediction: SourceText, alignment: Alignment, position: int, output: IntArray, done: int
+) -> EditRows:
+    """The edits with those that made ``output[diverged_at:done]`` of ``prediction[anchor:position]``.
+
+    They are what is between the tokens that both have, the last `MAX_EDITS_AT_ONCE`.
+    """
+    for _ in range(MAX_EDITS_AT_ONCE):
+        common = common_end(prediction, alignment, position, output, done)
+        position, done = position - common, done - common
+        if position > alignment.anchor or done > alignment.diverged_at:
+            old, new = _last_common(prediction, alignment, position, output, done)
+            position, done = position - old, done - new
+            edits = _record_edit(edits, prediction, position, output, done, old, new)
+    return edits
 
 
 @njit
@@ -226,8 +259,8 @@ def _process_tokens(
             position = _resync_at(prediction, a.anchor, output[:done])
             if position >= 0:
                 common = common_end(prediction, a, position, output, done)
-                old, new = position - common - a.anchor, done - common - a.diverged_at
-                edits = record_edit(edits, prediction, a, old, new)
+                if position >= a.anchor:
+                    edits = record_edits(edits, prediction, a, position, output, done)
                 a = in_sync_at(a, position, a.num_in_sync + common, common)
     return a, edits
 
@@ -262,7 +295,7 @@ def realign(request: Request, state: tuple[int, Alignment, EditRows]) -> tuple[A
     seen, a, edits = state
     if starts_over(request.total, seen):
         seen, a, edits = 0, Alignment(1, 0, 0, 0, 0, 0, 0), EditRows(0, edits.rows)
-        edits.rows[:, EDIT_BEFORE] = NO_EDIT
+        edits.rows[:, EDIT_AT] = NO_EDIT
     # An output is neither in sync with an empty prediction nor diverged from it.
     if prediction.length > 0 and request.total > request.output_start:
         done, output = max(seen - request.output_start, 0), request.tokens[request.output_start :]

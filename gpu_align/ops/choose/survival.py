@@ -43,6 +43,8 @@ KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 NUM_BINS = 20
 #: `min_survival_lost` of earlier answers to requests like this one, where it is not smaller.
 MIN_SURVIVAL_RELATED = 0.1
+#: `min_survival` of the context beside a skeleton, where it is not larger: most is known.
+MIN_SURVIVAL_BESIDE_SKELETON = 0.2
 #: From this temperature on a draft is less likely to be accepted, a sure one above all: the logit of its
 #: confidence is this much of what it is below, plus this, where that is less.
 HIGH_TEMPERATURE, HIGH_SLOPE, HIGH_SHIFT = 0.85, 0.6, -0.5
@@ -82,10 +84,10 @@ TableArrays = Any
 class SurvivalTables(NamedTuple):
     """The tables of one drafter, on its device, for its K and its thresholds."""
 
-    #: [2 * NUM_CLASSES] int32, 0 to K: drafts after which the survival is below the threshold; the second half is
-    #: that of a memory of related answers.
+    #: [3 * NUM_CLASSES] int32, 0 to K: drafts after which the survival is below the threshold; the second third is
+    #: that of a memory of related answers, the last one that of a skeleton.
     max_draft_len: torch.Tensor
-    #: [2 * NUM_CLASSES, K + 1] int32 in units of 1/`SURVIVAL_ONE`: how many of the first ``min(n, max_draft_len)``
+    #: [3 * NUM_CLASSES, K + 1] int32 in units of 1/`SURVIVAL_ONE`: how many of the first ``min(n, max_draft_len)``
     #: drafts are accepted. A kernel loads this beside `max_draft_len`, not after it.
     expected_accepted: torch.Tensor
     #: [2 * NUM_CLASSES, K] float32: P(draft k is accepted | the ones before it are), 0 < p <= 1; the second half
@@ -102,7 +104,7 @@ class SurvivalTables(NamedTuple):
         num_draft_tokens: int,
         device: torch.device | str,
         path: Path | str | None = None,
-        min_survival: float = 0.05,
+        min_survival: float = 0.0525,
         min_survival_lost: float = 0.6,
     ) -> SurvivalTables:
         """Read a table and fit it to K: cut where it is longer, continued at its last rate where it is shorter.
@@ -125,7 +127,7 @@ class SurvivalTables(NamedTuple):
         cls,
         survival: IntArray,
         device: torch.device | str,
-        min_survival: float = 0.05,
+        min_survival: float = 0.0525,
         min_survival_lost: float = 0.6,
         calibration: Sequence[float] = (0.0,) * NUM_BINS,
     ) -> SurvivalTables:
@@ -139,16 +141,19 @@ class SurvivalTables(NamedTuple):
         threshold = np.full(NUM_CLASSES, survival_units(min_survival))
         threshold[lost_classes()] = survival_units(max(min_survival, min_survival_lost))
         related = np.minimum(threshold, survival_units(max(min_survival, MIN_SURVIVAL_RELATED)))
+        is_context = unpack_class(np.arange(NUM_CLASSES))[2] == ALIGNMENT_CONTEXT
+        beside = np.maximum(related, survival_units(MIN_SURVIVAL_BESIDE_SKELETON) * is_context)
         zero = np.zeros((NUM_CLASSES, 1), dtype=np.int32)
         before = np.concatenate([zero + SURVIVAL_ONE, survival[:, :-1]], axis=1)
         confidence = survival / before
         middle = (np.arange(NUM_BINS) + 0.5) / NUM_BINS
         offset = np.interp(confidence, middle, np.asarray(calibration, dtype=np.float64))
-        is_drafted = np.concatenate([survival, survival]) >= np.concatenate([threshold, related])[:, None]
-        expected = (np.concatenate([survival, survival]) * is_drafted).cumsum(axis=1, dtype=np.int32)
+        thirds = np.tile(survival, (3, 1))
+        is_drafted = thirds >= np.concatenate([threshold, related, beside])[:, None]
+        expected = (thirds * is_drafted).cumsum(axis=1, dtype=np.int32)
         arrays = (
             is_drafted.sum(axis=1).astype(np.int32),
-            np.concatenate([np.concatenate([zero, zero]), expected], axis=1),
+            np.concatenate([np.tile(zero, (3, 1)), expected], axis=1),
             at_temperatures(np.clip(confidence + offset, 1e-4, 1)).astype(np.float32),
         )
         return cls(*(torch.from_numpy(array).to(device) for array in arrays))

@@ -5,6 +5,7 @@ import triton.language as tl
 
 from ..align.kernel import have_keys
 from ..device import (
+    ANY_TOKEN,
     EDIT_LOOKUPS,
     LINE_END,
     MAX_EDITS,
@@ -22,7 +23,7 @@ from ..device import (
 
 @triton.jit
 def _trusts_edits(edits):
-    m_valid = edits.b_before != NO_EDIT
+    m_valid = edits.b_at != NO_EDIT
     invalid = tl.minimum(edits.count, MAX_EDITS) - tl.sum(m_valid.to(tl.int32), axis=0)
     return tl.sum(tl.where(m_valid, edits.b_seen_before, 0), axis=0) >= invalid
 
@@ -53,7 +54,7 @@ def _replay_edits(request, edits, position, num, BLOCK_K: tl.constexpr):
     since = 0
     clear = 0
     replays = tl.where(edits.count > 0, 0, MAX_REPLAYS)
-    m_trusted = (edits.b_seen_before > 0) | _trusts_edits(edits)
+    m_trusted = (edits.b_seen_before > 0) | (_trusts_edits(edits) & (edits.b_after != ANY_TOKEN))
     while (replays < MAX_REPLAYS) & (clear < num):
         o_look = clear + tl.arange(0, EDIT_LOOKUPS)
         o_position = position + o_look - since

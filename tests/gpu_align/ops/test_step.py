@@ -216,7 +216,7 @@ def test_cases(backends: list[str], curves: str) -> None:
         check(batch.step(range(len(cases)), [1] * len(cases)))
 
 
-README = [[*map(ord, text)] for text in ("a = get(n)\nb = get(m)\n", "a = fetch(n)\nb", " = fetch(m)\n")]
+README = [[*map(ord, text)] for text in ("a = get(n)\nb = get(m)\n", "a = put(n)\nb", " = put(m)\n")]
 PROMPT = [*distinct(9, 300), 107, 50, *distinct(3, 60), 301]
 
 
@@ -268,7 +268,7 @@ def rows_of(*rows: tuple[int | None, ...]) -> Tokens:
 def block(by: int = 0) -> tuple[tuple[int, ...], ...]:
     """Four lines, so much further in; a run inside a line stays."""
     n, m = SPACES[2 + by], SPACES[3 + by]
-    return (n, 1, 2, 3), (m, 4, 5, 6), (n, 7, SPACES[2], 8), (n, 9)
+    return (n, 1, 2, 3), (m, 4, 5, 6), (n, 7, SPACES[1], 8), (n, 9)
 
 
 BEFORE = rows_of((None, 50), *block())
