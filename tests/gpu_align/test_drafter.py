@@ -456,7 +456,8 @@ def test_predictions_may_be_arrays_and_tensors(dtype):
     views = array, array[::-1][::-1], fixed[::2], torch.from_numpy(array), torch.from_numpy(array)[::1]
     for prediction in views:
         engine = Engine("reference")
-        with warnings.catch_warnings(action="error"):
+        with warnings.catch_warnings():  # its own arguments are of Python 3.11
+            warnings.simplefilter("error")
             engine.add(np.int64(0), prediction, [])
         array[5:] = 3  # it is the caller's
         engine.write(0, [0])
