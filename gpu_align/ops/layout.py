@@ -23,11 +23,13 @@ Kernels import numbers from `ops.device`, which holds each as a ``tl.constexpr``
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
+
+if TYPE_CHECKING:
+    import torch  # at run time only where tensors are made: predictors and skeletons need none
 
 #: Columns of ``slot_meta``: the prediction's offset in the arena, its length, the shift of its index (32 less its
 #: `index_bits`), where the request's output begins, where the context begins that may be drafted from, a bit for
@@ -131,7 +133,7 @@ StepArrays = Any
 
 def as_arrays(tuple_of_tensors: Any) -> Any:
     """A named tuple of tensors and numbers with NumPy's views of the tensors, which are on the CPU."""
-    views = (value.numpy() if isinstance(value, torch.Tensor) else value for value in tuple_of_tensors)
+    views = (value.numpy() if hasattr(value, "numpy") else value for value in tuple_of_tensors)
     return type(tuple_of_tensors)(*views)
 
 
@@ -176,6 +178,7 @@ def allocate_state(
     max_slots: int, max_context_len: int, num_tokens: int, device: torch.device | str
 ) -> StepState:
     """State of `max_slots` vacant slots and an arena of `num_tokens` tokens."""
+    import torch
 
     def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -219,6 +222,8 @@ class Draft(NamedTuple):
 
 def allocate_draft(batch_size: int, num_draft_tokens: int, device: torch.device | str) -> Draft:
     """Output tensors of a step with this batch size and K."""
+    import torch
+
     return Draft(
         token_ids=torch.zeros((batch_size, num_draft_tokens), dtype=torch.int64, device=device),
         length=torch.zeros(batch_size, dtype=torch.int32, device=device),

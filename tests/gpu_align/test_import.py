@@ -5,7 +5,6 @@ Where Triton has no wheels (macOS, Windows), all but the kernels is imported and
 
 from __future__ import annotations
 
-import importlib
 import os
 import subprocess
 import sys
@@ -38,20 +37,6 @@ def test_importing_needs_the_core_dependencies_only():
     refused += f"loaded = [n for n in {REFUSED} if sys.modules.get(n)]\nassert not loaded, loaded"
     for code in (tried, refused):
         subprocess.run([sys.executable, "-c", code], check=True, cwd=PACKAGE.parent)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "names"),
-    [
-        ("draft", "layout", ["Draft", "Source", "allocate_draft"]),
-        ("draft", "choose.survival", ["SurvivalTables"]),
-        ("state", "layout", ["StepSettings", "StepState", "allocate_state"]),
-        ("suffix_match", "index", ["build_index"]),
-    ],
-)
-def test_old_places_hold_the_same_names(old, new, names):
-    before, now = (importlib.import_module(f"gpu_align.ops.{place}") for place in (old, new))
-    assert [getattr(before, name) is getattr(now, name) for name in names] == [True] * len(names)
 
 
 def test_data_files_are_packaged():

@@ -20,7 +20,7 @@ from tests.vllm_integration.fakes import Step, engine_of, message
 from vllm_integration.config import in_use
 from vllm_integration.frontend import metrics, prediction, status
 from vllm_integration.frontend import usage as usage_collector
-from vllm_integration.frontend.usage import _BY_THE_WORKER, Collector
+from vllm_integration.frontend.usage import Collector
 from vllm_integration.seams import install as compat
 from vllm_integration.wire.reports import REFUSALS
 from vllm_integration.wire.steps import FAULTS, HEADER
@@ -174,5 +174,5 @@ def test_without_its_name_and_without_our_drafter_there_is_no_status(
 
 
 def test_each_way_to_refuse_a_prediction_is_a_label() -> None:
-    known = set(metrics.REFUSED)
-    assert {_BY_THE_WORKER[name] for name in REFUSALS if name} <= known
+    reasons = {reason for reason, _ in metrics.REFUSED}
+    assert {name for name in REFUSALS if name} <= reasons
