@@ -90,12 +90,16 @@ def request_app() -> Iterator[Any]:
 def byte_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server whose model can write any text, JSON too; stopped at the end."""
     from tests.vllm.engines import serve
+    from vllm_integration.demo.model import CHAT_TEMPLATE
 
     model = build_bytes(tmp_path_factory.mktemp("byte-llama"))
+    call = '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
+    calls = "{% for c in message.tool_calls or [] %}" + call + "{% endfor %}<|end|>"
+    template = ("--chat-template", CHAT_TEMPLATE.replace("<|end|>", calls))
     no_free_space = ("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}')
     parser = ("--enable-auto-tool-choice", "--tool-call-parser", "xlam")
     with serve(
-        model, tmp_path_factory.mktemp("byte-server"), *no_free_space, *parser, runner="V1"
+        model, tmp_path_factory.mktemp("byte-server"), *no_free_space, *parser, *template, runner="V1"
     ) as running:
         yield running
 

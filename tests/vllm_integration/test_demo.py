@@ -23,6 +23,22 @@ TEXTS = [task.ORIGINAL, task.CALL, task.EDITED]
 ANSWER = Answer("ab", 4, id="chatcmpl-1", token_ids=[5, 6, 7, 0], prompt_token_ids=[1, 2])
 
 
+def test_the_servers_template_adds_calls_and_changes_no_prompt() -> None:
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": json.loads(task.CALL)}]}
+    tokenizer = model.train_tokenizer(TEXTS, 400)
+    own, served = (
+        [
+            tokenizer.apply_chat_template(
+                each, chat_template=template, tokenize=False, add_generation_prompt=True
+            )
+            for each in (task.CALL_MESSAGES, [*task.CALL_MESSAGES, call])
+        ]
+        for template in (model.CHAT_TEMPLATE, model.CALLS_TEMPLATE)
+    )
+    assert own[0] == served[0]
+    assert f"<|assistant|>{task.CALL}<|end|>" in served[1]
+
+
 # --- the model and its cache ----------------------------------------------------------------------------
 
 SMALL = model.ModelSpec(

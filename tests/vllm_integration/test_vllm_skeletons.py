@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
+import yaml
 
 from gpu_align.ops.layout import FIRST_GAP
 from gpu_align.skeletons import SPACED, Calls
+from tests.vllm.clients import moved, scrape
+from tests.vllm.engines import Server
 from tests.vllm_integration.fakes import Engine, Renderer, taken
 from vllm_integration.frontend import conversation, metrics, skeletons
 from vllm_integration.frontend.skeletons import Template
@@ -69,7 +75,7 @@ def drafted_from(
     return text_of(prediction.token_ids or b""), prediction.kind
 
 
-STRING = {"type": "string"}
+STRING, BOOLEAN = {"type": "string"}, {"type": "boolean"}
 SCHEMA = {"type": "object", "properties": {"a": STRING}, "required": ["a"]}
 READ = {"type": "function", "function": {"name": "read", "parameters": SCHEMA}}
 LIST = {"type": "function", "function": {"name": "list", "parameters": {"type": "object"}}}
@@ -273,3 +279,89 @@ def test_equal_tools_are_read_once_for_each_tenant(engine: Engine) -> None:
         drafted_from(engine, {"messages": ASKED, "tools": [READ], "cache_salt": salt})
         read.append(len(engine.renderer.read) - before)
     assert read == [2, 2, 2, 0, 0]
+
+
+def bodies_of(tenant: str) -> list[tuple[str, dict[str, Any]]]:
+    """A schema and a tool that has to be called, on each endpoint that takes them, with the tenant's name in each
+    key. The grammar writes all but the values."""
+    kinds = {
+        "bool": BOOLEAN,
+        "word": {"enum": ["north", "south"]},
+        "text": {"type": "string", "maxLength": 4},
+    }
+    schema = {
+        "type": "object",
+        "properties": {f"{tenant}_{name}": kind for name, kind in {**kinds, "last": BOOLEAN}.items()},
+        "additionalProperties": False,
+        "required": [f"{tenant}_bool", f"{tenant}_word", f"{tenant}_text", f"{tenant}_last"],
+    }
+    function = {"name": f"{tenant}_tool", "parameters": schema}
+    asked = {"messages": ASKED, "max_tokens": 100}
+    whole, inner = {"type": "json_schema", "name": "a", "schema": schema}, {"name": "a", "schema": schema}
+    formatted = {"response_format": {"type": "json_schema", "json_schema": inner}}
+    chosen = {"type": "function", "function": {"name": function["name"]}}
+    anthropic = {"tools": [{"name": function["name"], "input_schema": schema}]}
+    return [
+        ("/v1/chat/completions", {**asked, **formatted}),
+        ("/v1/chat/completions",
+         {**asked, "tools": [{"type": "function", "function": function}], "tool_choice": chosen}),
+        ("/v1/completions", {"prompt": "Read it.", "max_tokens": 100, **formatted}),
+        ("/v1/responses", {"input": ASKED, "max_output_tokens": 100, "text": {"format": whole}}),
+        ("/v1/messages", {**asked, "output_config": {"format": {"type": "json_schema", "schema": schema}}}),
+        ("/v1/messages", {**asked, **anthropic, "tool_choice": {"type": "tool", "name": function["name"]}}),
+    ]  # fmt: skip
+
+
+def written(found: Any) -> Iterator[str]:
+    """All that a response holds of the answer, in its order."""
+    if isinstance(found, dict):
+        for key, value in found.items():
+            if isinstance(value, str) and key in ("content", "text", "arguments", "partial_json", "delta"):
+                yield value
+            elif isinstance(value, dict) and key == "input":  # Anthropic's arguments
+                yield json.dumps(value)
+            yield from written(value)
+    for each in found if isinstance(found, list) else ():
+        yield from written(each)
+
+
+@pytest.mark.vllm
+def test_of_a_server_no_answer_changes_and_no_tenant_drafts_from_another(byte_server: Server) -> None:
+    """Two tenants at once, with and without skeletons, streamed and not."""
+
+    def ask(path: str, body: dict[str, Any]) -> str:
+        answer = httpx.post(
+            f"{byte_server.url}{path}", json={"model": "tiny", "temperature": 0, **body}, timeout=120
+        )
+        assert answer.status_code == 200, answer.text
+        lines = answer.text.splitlines() if body.get("stream") else [f"data: {answer.text}"]
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        return "".join(written(events))
+
+    tenants = ("zqalpha", "zqbeta")
+    asked = [
+        (path, {**body, "stream": stream, "cache_salt": tenant})
+        for stream in (False, True)
+        for pair in zip(*map(bodies_of, tenants), strict=True)
+        for tenant, (path, body) in zip(tenants, pair, strict=True)
+    ]
+    on = {"vllm_xargs": {"conversation": 1}}
+    with ThreadPoolExecutor(4) as pool:
+        plain = list(pool.map(lambda each: ask(*each), asked))
+        before = scrape(byte_server.url)
+        drafted = list(pool.map(lambda each: ask(each[0], {**each[1], **on}), asked))
+    assert drafted == plain
+    assert all(f"{tenants[n % 2]}_last" in text for n, text in enumerate(plain))
+    by = moved(before, scrape(byte_server.url))
+    accepted, rejected = (
+        by.get(f'gpu_align_draft_tokens_total{{source="memory",verdict="{verdict}"}}', 0)
+        for verdict in ("accepted", "rejected")
+    )
+    assert accepted > 10 * len(asked)
+    assert rejected < accepted / 4
+    logs = [yaml.safe_load(path.read_text()) for path in byte_server.logs.glob("*.yaml")]
+    seen = [
+        [name for name in tenants if name in json.dumps(log)] for log in logs if log.get("prediction_lines")
+    ]
+    assert [seen.count([name]) for name in tenants] == [len(asked) // 2] * 2, "each has its own, and no other"
+    assert [name for names in seen if len(names) > 1 for name in names] == []

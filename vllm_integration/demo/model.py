@@ -29,6 +29,12 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+#: For the server: how this model writes a call, which no prompt of the demo holds.
+CALLS_TEMPLATE = CHAT_TEMPLATE.replace(
+    "<|end|>",
+    "{% for call in message.tool_calls or [] %}{% set called = call.function %}"
+    '{"name": "{{ called.name }}", "arguments": {{ called.arguments | tojson }}}{% endfor %}<|end|>',
+)
 
 
 class TrainingError(RuntimeError):

@@ -25,6 +25,8 @@ _FEWER_STEPS = 4.0
 CACHE_DIR = Path(".cache/demo-model")
 #: Compiling would take longer than everything else that the demo does.
 SERVER_OPTIONS = ("--max-model-len", "4096", "--max-num-seqs", "4", "--enforce-eager")
+#: So that requests may bring tools; the parser does not take the answer, which stays a text, for a call.
+TOOL_OPTIONS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 #: Seconds. Another model may have to be downloaded first.
 TINY_TIMEOUT_S, TIMEOUT_S = 300.0, 3600.0
 _NEEDED = (
@@ -102,6 +104,7 @@ def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
     from gpu_align.tools.simulate.tokenizers import load_tokenizer
 
     from . import page
+    from .model import CALLS_TEMPLATE
     from .page import CALLS, CONTEXT, EDITED, NGRAM, TEXTS, VERBATIM
 
     def headline(number: int, text: str) -> None:
@@ -128,10 +131,13 @@ def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
     if ngram:
         kinds["server-ngram"] = Kind("vLLM with its own n-gram drafter", NGRAM_DRAFTS, others)
     offline = {"HF_HUB_OFFLINE": "1"} if tiny else {}
+    tools = (
+        (*TOOL_OPTIONS, "--chat-template", CALLS_TEMPLATE) if tiny else ()
+    )  # another model has its own format
     served = Served(
         path,
         NUM_DRAFT_TOKENS,
-        (*SERVER_OPTIONS, "--served-model-name", name, "--dtype", dtype),
+        (*SERVER_OPTIONS, *tools, "--served-model-name", name, "--dtype", dtype),
         together=tiny,  # of another model the memory may hold one
         kinds=kinds,
         env={"GPU_ALIGN_DEBUG_DIR": str(steps_dir.resolve()), **offline},
@@ -148,7 +154,11 @@ def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
         view = {"type": "content", "content": task.ORIGINAL, "views": ["json"]}
         sent: dict[str, Sequence[str | Mapping[str, Any]]] = {m: [text] for m, text in predictions.items()}
         sent |= {mode: ["", view] for mode, name in CALLS.items() if name == EDITED}
-        asked = {mode: FIELDS["context"] for mode, name in rows_by_mode.items() if name == CONTEXT}
+        brought = {"tools": task.TOOLS} if tiny else {}
+        asked = {
+            mode: {**(FIELDS["context"] if name == CONTEXT else {}), **(brought if mode in CALLS else {})}
+            for mode, name in rows_by_mode.items()
+        }
         pair_of = {mode: int(mode in CALLS) for mode in modes}
         return SentPredictions(sent, ["before"] * 2, pair_of, asked)
 

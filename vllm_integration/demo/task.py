@@ -27,3 +27,6 @@ MESSAGES = [{"role": "user", "content": PROMPT}]
 CALL_PROMPT = f"{_REQUEST}Answer with a JSON call of write_file(path, content) and nothing else."
 CALL = json.dumps({"name": "write_file", "arguments": {"path": FILE_NAME, "content": EDITED}})
 CALL_MESSAGES = [{"role": "user", "content": CALL_PROMPT}]
+#: Requests for the call bring the tool: its name and keys are drafted from it.
+_PARAMETERS = {"type": "object", "properties": {key: {"type": "string"} for key in ("path", "content")}}
+TOOLS = [{"type": "function", "function": {"name": "write_file", "parameters": _PARAMETERS}}]
