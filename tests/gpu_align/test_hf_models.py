@@ -1,7 +1,12 @@
-"""Which classes `gpu_align.hf.generate` runs with drafts, without, or refuses: one of each kind."""
+"""Which classes `gpu_align.hf.generate` runs with drafts, without, or refuses: the table of docs/predictors.md.
+
+``python -m tests.gpu_align.test_hf_models`` writes the table in that page.
+"""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +19,7 @@ import transformers
 
 from gpu_align import hf
 
+PAGE = Path(__file__).parents[2] / "docs" / "predictors.md"
 VOCAB, NEW = 48, 20
 PROMPT = torch.tensor([[5, 9, 11, 5, 9, 12, 7, 5, 9]])
 
@@ -32,6 +38,13 @@ _LATENT = {
     "qk_nope_head_dim": 8, "v_head_dim": 16, "first_k_dense_replace": 1,
 }  # fmt: skip
 _GPT = {"n_positions": 128, "n_embd": 32, "n_layer": 2, "n_head": 2}
+_BERT = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
+    "max_position_embeddings": 130, "is_decoder": True,
+}  # fmt: skip
+_XLM = {
+    "emb_dim": 32, "n_layers": 2, "n_heads": 2, "max_position_embeddings": 128, "mask_token_id": 3, "lang_id": 0,
+}  # fmt: skip
 _MROPE = {
     **_HEADS, "vocab_size": VOCAB,
     "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4},
@@ -56,27 +69,79 @@ _LONGROPE = {
 DRAFTS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": _LLAMA,
     "MistralForCausalLM": {**_LLAMA, "sliding_window": 12},
+    "Qwen2ForCausalLM": _LLAMA,
+    "Qwen3ForCausalLM": _HEADS,
+    "Qwen3MoeForCausalLM": _EXPERTS,
+    "GemmaForCausalLM": _HEADS,
+    "Gemma2ForCausalLM": {**_HEADS, "sliding_window": 12},
     "Gemma3ForCausalLM@Gemma3TextConfig": _WINDOWS,
+    "PhiForCausalLM": _LLAMA,
+    "Phi3ForCausalLM": {**_LLAMA, "sliding_window": None},
+    "MixtralForCausalLM": _EXPERTS,
     "GptOssForCausalLM": {**_EXPERTS, **_WINDOWS},
     "Llama4ForCausalLM@Llama4TextConfig": {
         **_EXPERTS, "intermediate_size_mlp": 64, "attention_chunk_size": 12, "no_rope_layers": [1, 0],
         "layer_types": ["chunked_attention", "full_attention"],
     },
     "DeepseekV3ForCausalLM": _LATENT,
+    "DeepseekV32ForCausalLM": {**_LATENT, "index_n_heads": 2, "index_head_dim": 16, "index_topk": 64},
+    "Cohere2ForCausalLM": _WINDOWS,
+    "Exaone4ForCausalLM": _WINDOWS,
+    "Glm4ForCausalLM": _HEADS,
+    "GraniteForCausalLM": _LLAMA,
+    "Olmo2ForCausalLM": _LLAMA,
+    "SmolLM3ForCausalLM": _LLAMA,
+    "Starcoder2ForCausalLM": {**_LLAMA, "sliding_window": 12},
+    "StableLmForCausalLM": _LLAMA,
+    "NemotronForCausalLM": _LLAMA,
     "GPT2LMHeadModel": _GPT,
+    "GPTBigCodeForCausalLM": _GPT,
+    "GPTJForCausalLM": {**_GPT, "rotary_dim": 8},
+    "CodeGenForCausalLM": {**_GPT, "n_head": 4, "rotary_dim": 4},
+    "GPTNeoXForCausalLM": _LLAMA,
+    "GPTNeoForCausalLM": {
+        "hidden_size": 32, "num_layers": 2, "num_heads": 2, "window_size": 8, "max_position_embeddings": 128,
+        "attention_types": [[["global", "local"], 1]],
+    },
     "OpenAIGPTLMHeadModel": _GPT,
+    "CTRLLMHeadModel": {**_GPT, "dff": 64},
     "OPTForCausalLM": {
         "hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
         "max_position_embeddings": 128, "word_embed_proj_dim": 32,
     },
+    "BloomForCausalLM": {"hidden_size": 32, "n_layer": 2, "n_head": 2},
     "FalconForCausalLM+alibi": {
         "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "alibi": True,
     },
+    "MptForCausalLM": {"d_model": 32, "n_heads": 2, "n_layers": 2, "max_seq_len": 128},
+    "BioGptForCausalLM": {**_BERT, "is_decoder": False},
+    "BertLMHeadModel": _BERT,
+    "RobertaForCausalLM": _BERT,
+    "RoCBertForCausalLM": _BERT,
+    "Qwen2VLForConditionalGeneration": {
+        "text_config": _MROPE, "vision_config": {"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2},
+        **_QWEN_IDS,
+    },
     "Qwen2_5_VLForConditionalGeneration": {"text_config": _MROPE, "vision_config": _EYES, **_QWEN_IDS},
+    "Qwen3VLForConditionalGeneration": {
+        "text_config": _MROPE, "vision_config": {**_EYES, "deepstack_visual_indexes": [0]}, **_QWEN_IDS,
+    },
+    "Glm4vForConditionalGeneration": {
+        "text_config": _MROPE, "vision_config": _EYES, "image_token_id": 1, "video_token_id": 2,
+    },
+    "Gemma3ForConditionalGeneration": {
+        "text_config": {**_WINDOWS, "vocab_size": VOCAB}, "vision_config": _SIGLIP, "mm_tokens_per_image": 4,
+        "image_token_index": 1, "boi_token_index": 2, "eoi_token_index": 3,
+    },
+    "PaliGemmaForConditionalGeneration": {
+        "text_config": {**_HEADS, "model_type": "gemma", "vocab_size": VOCAB}, "vision_config": _SIGLIP,
+        "image_token_id": 1, "projection_dim": 32,
+    },
     "LlavaForConditionalGeneration": {
         "text_config": {**_LLAMA, "model_type": "llama", "vocab_size": VOCAB}, "image_token_index": 1,
         "vision_config": {**_SIGLIP, "model_type": "clip_vision_model", "projection_dim": 16},
     },
+    "GitForCausalLM": {**_BERT, "vision_config": _SIGLIP},
     "LlamaForCausalLM+longrope": {**_LLAMA, "max_position_embeddings": 128, "rope_parameters": _LONGROPE},
     "LlamaForCausalLM+dynamic": {
         **_LLAMA, "max_position_embeddings": 20,
@@ -90,11 +155,22 @@ PLAIN: dict[str, tuple[dict[str, Any], str]] = {
         {**_LLAMA, "layer_types": ["conv", "full_attention"]},
         "a LinearAttentionLayer of the cache cannot forget",
     ),
+    "MiniMaxForCausalLM": (
+        {
+            **_EXPERTS,
+            "num_key_value_heads": 2,
+            "block_size": 8,
+            "layer_types": ["linear_attention", "full_attention"],
+        },
+        "a MiniMaxCache of the cache cannot forget",
+    ),
 }
 
 #: The class and the reason, before the first token.
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "XLNetLMHeadModel": ({"d_model": 32, "n_layer": 2, "n_head": 2, "d_inner": 64}, "is fed other inputs"),
+    "XLMWithLMHeadModel": (_XLM, "is fed other inputs"),
+    "FlaubertWithLMHeadModel": (_XLM, "is fed other inputs"),
     "ReformerModelWithLMHead": (
         {
             "is_decoder": True, "axial_pos_embds": False, "hidden_size": 32, "num_attention_heads": 2,
@@ -104,6 +180,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "keeps past_buckets_states in place of a cache",
     ),
     "MambaForCausalLM": ({"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}, "state cannot go back"),
+    "RwkvForCausalLM": (
+        {"hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32}, "state cannot go back",
+    ),
+    "RecurrentGemmaForCausalLM": (
+        {**_LLAMA, "lru_width": 32, "attention_window_size": 16}, "state cannot go back",
+    ),
     "JanusForConditionalGeneration": (
         {
             "text_config": {**_LLAMA, "model_type": "llama", "vocab_size": VOCAB},
@@ -167,3 +249,35 @@ def test_a_model_that_cannot_verify_is_refused_before_the_first_token(name: str)
     sizes, reason = REFUSED[name]
     with pytest.raises(ValueError, match=f"model: .*{name}.*{reason}"):
         generate(tiny(name, sizes), [7] * NEW)
+
+
+def table() -> str:
+    """Of classes and what becomes of them, for the page."""
+
+    def names(models: Any) -> str:
+        return ", ".join(re.sub(r"@\w+", "", name).replace("+", " with ") for name in models)
+
+    rows = [f"| verified | {names(DRAFTS)} |"]
+    for title, models in (("without drafts", PLAIN), ("refused", REFUSED)):
+        reasons = dict.fromkeys(reason for _, reason in models.values())
+        for reason in reasons:
+            of_reason = [name for name, (_, because) in models.items() if because == reason]
+            rows.append(f"| {title}: {reason} | {names(of_reason)} |")
+    return "\n".join(["| drafts | classes |", "|---|---|", *rows])
+
+
+_BEGIN, _END = "<!-- classes: python -m tests.gpu_align.test_hf_models -->\n\n", "\n\n<!-- /classes -->"
+
+
+def with_table(page: str) -> str:
+    before, _, rest = page.partition(_BEGIN)
+    return before + _BEGIN + table() + _END + rest.partition(_END)[2]
+
+
+def test_the_page_has_the_table() -> None:
+    page = PAGE.read_text()
+    assert with_table(page) == page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_table(PAGE.read_text()))

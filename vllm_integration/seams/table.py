@@ -98,6 +98,7 @@ GROUPS: dict[str, Group] = {
     "parameters": Group(
         "leaves min_p and logit_bias to vLLM, which refuses them", _PROCESSOR, "frontend.inputs"
     ),
+    "seeds": Group("leaves seeds beside long prompts to vLLM", "", "worker.proposer_v1"),
     "graphs": Group("leaves CUDA graphs to vLLM", "", "worker.graphs"),
     "adaptive": Group("schedules draft slots without adaptive verification"),
     "inner": Group("drafts without GPU_ALIGN_DRAFTER"),
@@ -209,6 +210,13 @@ v1 vllm.v1.sample.rejection_sampler
   wrap expand_batch_to_tokens(x,cu_num_tokens,num_tokens,replace_from,replace_to) uninitialised on the CPU
 v1 vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder
   field in_spec_mode whether it counts rows of logits by drafts
+
+# Requests with a seed, on the V1 model runner and a CPU.
+seeds vllm.v1.worker.gpu_model_runner:GPUModelRunner
+  wrap _bookkeeping_sync(self,scheduler_output) ends the engine where a prompt comes in parts
+  field device,discard_request_mask where it runs; rows whose prompt has not ended
+seeds vllm.v1.worker.gpu_input_batch:InputBatch
+  field generators row → generator
 
 # Sampling parameters that vLLM refuses on any server that drafts, though V2 verifies drafts by them.
 parameters vllm.sampling_params:SamplingParams

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +40,7 @@ class PredictedOutputsProposer(RequestDrafter):
 
     def __init__(self, vllm_config: Any) -> None:
         watch()  # harmless again; vLLM may have been told to load other plugins only
-        for group in ("v1", "usage_v1"):
+        for group in ("v1", "usage_v1", "seeds"):
             install(group)
         max_context_len = int(vllm_config.model_config.max_model_len)
         super().__init__(vllm_config, max_context_len)
@@ -277,3 +278,28 @@ def expand(
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
     values = x.masked_fill(x == replace_from, replace_to)
     return values.repeat_interleave(counts, output_size=num_tokens)
+
+
+#: Generator of the CPU → its state at the end of the last step.
+_states: WeakKeyDictionary[torch.Generator, torch.Tensor] = WeakKeyDictionary()
+
+
+@seam("seeds._bookkeeping_sync")
+def take_back_draws(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """`GPUModelRunner._bookkeeping_sync`, which takes back the draws of a request with a seed whose prompt has not
+    ended, by the generator's offset. On the CPU, where generators have none and the original ends the engine, this
+    sets the state from before the step."""
+    generators = self.input_batch.generators
+    if not generators or self.device.type != "cpu":
+        return original(self, *args, **kwargs)
+    unfinished = {row: generators.pop(row) for row in [*generators] if self.discard_request_mask.np[row]}
+    for generator in unfinished.values():
+        if (state := _states.get(generator)) is None:
+            generator.manual_seed(generator.initial_seed())
+        else:
+            generator.set_state(state)
+    try:
+        return original(self, *args, **kwargs)
+    finally:
+        generators.update(unfinished)
+        _states.update((generator, generator.get_state()) for generator in generators.values())
