@@ -152,6 +152,19 @@ def test_outputs_have_one_entry_a_token() -> None:
     assert int(found.past_key_values.get_seq_length()) == int(expected.past_key_values.get_seq_length())
 
 
+def test_padding() -> None:
+    model, prompt = trained("llama"), text(random.Random(13), 14)
+    expected = reference(model, prompt, max_new_tokens=16)
+    ids = torch.tensor([[0, 0, 0, *prompt]])
+    mask = torch.tensor([[0, 0, 0, *[1] * 14]])
+    padded = model.generate(ids, attention_mask=mask, max_new_tokens=16, do_sample=False)
+    found = hf.generate(
+        model, ids, attention_mask=mask, prediction=expected[0, 14:], max_new_tokens=16, do_sample=False
+    )
+    assert found.equal(padded)
+    assert found[0, 3:].equal(expected[0])
+
+
 def test_a_cache_of_ones_own_is_continued() -> None:
     model, prompt = trained("llama"), text(random.Random(12), 20)
     expected = reference(model, prompt, max_new_tokens=16)
@@ -224,6 +237,9 @@ SAME: dict[str, tuple[str, Callable[[Any, list[int]], dict[str, Any]], bool]] = 
         },
         False,
     ),
+    "nested ids": ("llama", lambda _, __: {"input_ids": PROMPT.tolist()}, True),
+    "a list of a tensor": ("llama", lambda _, __: {"input_ids": [PROMPT[0]]}, True),
+    "windows in a cache for none": ("mistral", lambda m, _: {"past_key_values": cached(m)}, True),
     "a static cache with windows": (
         "mistral", lambda m, _: {"past_key_values": _Static(config=m.config, max_cache_len=99)}, False,
     ),
@@ -323,6 +339,13 @@ def port(**what: bool) -> Any:
     for name, value in what.items():
         setattr(model, name, value)
     return model
+
+
+def test_a_model_without_a_cache_is_fed_all_tokens() -> None:
+    model = port()
+    expected = model.generate(PROMPT, attention_mask=ONES, max_new_tokens=24, do_sample=False)
+    for prediction in (expected[0, 9:].tolist(), [7] * 24):
+        assert ours(model, PROMPT[0].tolist(), prediction, max_new_tokens=24).sequences.equal(expected)
 
 
 _FACTORS = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "factor": 4.0}

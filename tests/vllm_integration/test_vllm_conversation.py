@@ -7,6 +7,7 @@ import copy
 import json
 import random
 import time
+import tracemalloc
 from contextvars import ContextVar
 from typing import Any
 
@@ -175,6 +176,17 @@ def test_bad_messages_are_left_as_they_are_and_keep_nobody_waiting(name: str) ->
         assert in_loop < max(0.02, spent / 3)
 
 
+def test_a_million_token_ids_are_not_walked() -> None:
+    """A prompt of ids, or of lists of them: an entry that cannot be looked at would be an error."""
+
+    class Ids(list[int]):
+        def __reversed__(self) -> Any:
+            raise AssertionError
+
+    for prompt in (Ids([1]), Ids([[1]]), Ids()):  # type: ignore[list-item]
+        assert [*conversation.texts_of({"prompt": prompt if prompt else [1]})] == []
+
+
 def test_the_newest_messages_come_first_as_far_as_there_is_room(engine: Engine) -> None:
     listings = ["".join(f"{n}: {word}\n" for n in range(1, 4)) for word in ("old", "new")]
     messages = [{"role": "user", "content": text} for text in listings]
@@ -263,6 +275,17 @@ def test_kept_views_are_bounded() -> None:
     assert kept.num_bytes == 0
 
 
+@pytest.mark.parametrize("size", [0, 40, 4000])
+def test_as_many_bytes_are_kept_as_are_counted(size: int) -> None:
+    kept, count = conversation.Views(), 20_000
+    tracemalloc.start()
+    for number in range(count):
+        kept.put(number.to_bytes(4, "little") * 8, bytes([number % 250]) * size)
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert 0.6 < kept.num_bytes / held < 1.6
+
+
 def test_a_request_says_itself_whether_it_does(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     def found(**more: Any) -> tuple[str | None, wire.TextKind | None]:
         rest, http = taken(engine, chat([{"role": "user", "content": NUMBERED}], **more))
@@ -279,6 +302,29 @@ def test_a_request_says_itself_whether_it_does(engine: Engine, monkeypatch: pyte
     assert found(use_beam_search=True) == nothing
     error, _ = taken(engine, chat([], vllm_xargs={"conversation": "yes"}))
     assert error["message"] == "conversation: expected a boolean, got something else"
+
+
+MALFORMED = [
+    {"content": [{"type": "text", "text": "a"}, {"type": "image_url"}, {"type": "text", "text": "b"}]},
+    {"content": [{"type": "text", "text": "a"}, {"type": "input_text", "text": 5}]},
+    {"content": [{"type": "text", "text": "a"}, 5]},
+    {"content": [{"type": "text"}, {"type": "text", "text": "b"}]},
+]
+
+
+@pytest.mark.parametrize("message", MALFORMED, ids=str)
+@pytest.mark.parametrize(
+    "more", [{}, {"prediction": {"type": "content", "content": "x"}}], ids=["", "predicted"]
+)
+def test_vllm_gets_whole_what_is_read_here(
+    engine: Engine, message: dict[str, Any], more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its own models read a part of it later: the body goes to vLLM as it came."""
+    monkeypatch.setenv("GPU_ALIGN_CONVERSATION", "1")
+    document = chat([{"role": "user", **message}, {"role": "user", "content": NUMBERED}])
+    rest, http = taken(engine, {**document, **more})
+    assert rest == document
+    assert http
 
 
 def test_a_failed_view_costs_no_request(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

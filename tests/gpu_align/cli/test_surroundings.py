@@ -6,6 +6,7 @@ None of it changes what is read, and none of it ends in a traceback.
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import shutil
@@ -21,7 +22,7 @@ import pytest
 pytest.importorskip("typer")
 from typer.testing import CliRunner
 
-from gpu_align.tools import inputs
+from gpu_align.tools import inputs, main
 from gpu_align.tools.bench.client import BenchError, Client, http_client, proxy_for
 from gpu_align.tools.cli import app
 from gpu_align.tools.simulate.tokenizers import load_tokenizer
@@ -36,22 +37,31 @@ def run(*arguments: object) -> Any:
 
 # Git
 
-#: Of the user's configuration and of a hook's surroundings, where OTHER is another repository.
-SETTINGS = {
-    "log.showSignature": "true", "i18n.logOutputEncoding": "UTF-16", "color.ui": "always", "color.diff": "always",
-    "format.pretty": "fuller", "log.date": "raw", "log.decorate": "full", "core.pager": "false",
-    "pager.log": "true", "diff.external": "false", "diff.noprefix": "true", "diff.renames": "copies",
-    "alias.rev-list": "!false", "alias.diff-tree": "!false", "alias.cat-file": "!false", "core.abbrev": "4",
-    "core.quotePath": "true", "log.mailmap": "true", "mailmap.file": "/nonexistent", "core.autocrlf": "true",
-    "core.eol": "crlf", "trace2.normalTarget": "1",
-}  # fmt: skip
-VARIABLES = {
-    "GIT_DIR": "OTHER/.git", "GIT_INDEX_FILE": "OTHER/.git/index", "GIT_PREFIX": "x/", "GIT_WORK_TREE": "OTHER",
-    "GIT_OBJECT_DIRECTORY": "OTHER/.git/objects", "GIT_QUARANTINE_PATH": "OTHER", "GIT_NAMESPACE": "none",
-    "GIT_COMMON_DIR": "OTHER/.git", "GIT_CONFIG_PARAMETERS": "'core.bare=true' 'broken", "GIT_TRACE": "1",
-    "GIT_PAGER": "false", "PAGER": "false", "GIT_EXTERNAL_DIFF": "false", "LC_ALL": "de_DE.UTF-8",
-    "LANGUAGE": "de", "GIT_LITERAL_PATHSPECS": "1",
-}  # fmt: skip
+#: The user's configuration, and variables; in them HERE is the repository that is asked for, OTHER another one.
+GIT: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+    "as it comes": ({}, {}),
+    "signatures in every log": ({"log.showSignature": "true"}, {}),
+    "another encoding": ({"i18n.logOutputEncoding": "UTF-16"}, {}),
+    "colours": ({"color.ui": "always", "color.diff": "always"}, {}),
+    "another format": ({"format.pretty": "fuller", "log.date": "raw", "log.decorate": "full"}, {}),
+    "pager": ({"core.pager": "false", "pager.log": "true", "pager.rev-list": "false"}, {}),
+    "external diff": ({"diff.external": "false", "diff.noprefix": "true", "diff.renames": "copies"}, {}),
+    "aliases": ({"alias.rev-list": "!false", "alias.diff-tree": "!false", "alias.cat-file": "!false"}, {}),
+    "abbreviated": ({"core.abbrev": "4", "core.quotePath": "true"}, {}),
+    "mail map": ({"log.mailmap": "true", "mailmap.file": "/nonexistent"}, {}),
+    "a hook": ({}, {"GIT_DIR": "OTHER/.git", "GIT_INDEX_FILE": "OTHER/.git/index", "GIT_PREFIX": "x/"}),
+    "a hook's work tree": ({}, {"GIT_DIR": ".git", "GIT_WORK_TREE": "OTHER"}),
+    "a push": ({}, {"GIT_OBJECT_DIRECTORY": "OTHER/.git/objects", "GIT_QUARANTINE_PATH": "OTHER"}),
+    "a namespace": ({}, {"GIT_NAMESPACE": "none", "GIT_COMMON_DIR": "OTHER/.git"}),
+    "settings of git -c": ({}, {"GIT_CONFIG_PARAMETERS": "'core.bare=true' 'broken"}),
+    "traces": ({"trace2.normalTarget": "1"}, {"GIT_TRACE": "1", "GIT_TRACE_SETUP": "1"}),
+    "a pager of the environment": (
+        {},
+        {"GIT_PAGER": "false", "PAGER": "false", "GIT_EXTERNAL_DIFF": "false"},
+    ),
+    "another language": ({}, {"LC_ALL": "de_DE.UTF-8", "LANGUAGE": "de", "GIT_LITERAL_PATHSPECS": "1"}),
+    "replaced line ends": ({"core.autocrlf": "true", "core.eol": "crlf"}, {}),
+}
 SUBJECTS = (
     "plain",
     "tab\tand \x1b[31mred\x1b[0m",
@@ -74,18 +84,11 @@ def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("settings", "variables"),
-    [({}, {}), (SETTINGS, {}), ({}, VARIABLES)],
-    ids=["plain", "settings", "variables"],
-)
+@pytest.mark.parametrize("name", GIT)
 def test_git_reads_the_repository_that_is_named(
-    settings: dict[str, str],
-    variables: dict[str, str],
-    repositories: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, repositories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    settings, variables = GIT[name]
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     for key, value in settings.items():
@@ -96,6 +99,31 @@ def test_git_reads_the_repository_that_is_named(
     assert [edit.subject for edit in found] == [*reversed(SUBJECTS)]
     assert [edit.after for edit in found] == [f"here = {n}\n" for n in range(len(SUBJECTS), 0, -1)]
     assert {edit.path for edit in found} == {"odd \t\u2028.py"}
+
+
+def test_a_commit_in_another_encoding(repositories: Path, tmp_path: Path) -> None:
+    repo = tmp_path / "latin"
+    shutil.copytree(repositories / "here", repo)
+    (repo / "odd \t\u2028.py").write_bytes(b"here = 9\n")
+    (tmp_path / "message").write_bytes("Grüße\n".encode("latin-1"))
+    git(repo, "-c", "i18n.commitEncoding=ISO-8859-1", "commit", "-q", "-a", "-F", str(tmp_path / "message"))
+    assert [edit.subject for edit in inputs.git_edits("HEAD~1..", repo, 1, 1000)] == ["Grüße"]
+
+
+@pytest.mark.skipif(not hasattr(os, "chown") or os.getuid() != 0, reason="only root gives a folder away")
+def test_a_repository_of_someone_else_is_one_error_until_it_is_trusted(
+    repositories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repo = tmp_path / "given"
+    shutil.copytree(repositories / "here", repo)
+    for place in (repo, repo / ".git"):
+        os.chown(place, 54321, 54321)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(inputs.EditError, match=r"^--git: detected dubious ownership"):
+        inputs.git_edits("HEAD~1..", repo, 1, 1000)
+    for key, value in ("COUNT", "1"), ("KEY_0", "safe.directory"), ("VALUE_0", str(repo)):
+        monkeypatch.setenv(f"GIT_CONFIG_{key}", value)
+    assert len(inputs.git_edits("HEAD~1..", repo, 1, 1000)) == 1
 
 
 # Pipes
@@ -116,6 +144,26 @@ def through_a_pipe(*chunks: bytes) -> Path:
     return Path(f"/dev/fd/{reading}")
 
 
+@pytest.mark.skipif(not Path("/dev/fd").exists(), reason="needs /dev/fd")
+@pytest.mark.parametrize(
+    ("chunks", "lines"),
+    [
+        ((RECORD,), 1),
+        ((RECORD * 5000,), 5000),  # more than a pipe holds
+        ((RECORD[:1], RECORD[1:]), 1),
+        ((gzip.compress(RECORD * 3),), 3),
+        ((gzip.compress(RECORD)[:1], gzip.compress(RECORD)[1:]), 1),
+        ((b"\xef\xbb\xbf" + RECORD,), 1),
+        ((gzip.compress(RECORD) + gzip.compress(RECORD),), 2),
+        ((b"",), 0),
+    ],
+    ids=["plain", "long", "two chunks", "gzip", "gzip in two chunks", "marked", "two members", "nothing"],
+)
+def test_records_through_a_pipe(chunks: tuple[bytes, ...], lines: int) -> None:
+    assert len([*inputs.json_lines(through_a_pipe(*chunks))]) == lines
+
+
+SAMPLES = b'{"prompt": "p", "samples": ["a b c d", "a b c d"]}\n' * 3
 OLD, NEW = b"def a():\n    return 1\n", b"def a():\n    return 2\n"
 
 
@@ -123,13 +171,20 @@ OLD, NEW = b"def a():\n    return 1\n", b"def a():\n    return 2\n"
 @pytest.mark.parametrize(
     ("line", "contents", "said"),
     [
+        ("simulate PIPE --policy openai", RECORD, "openai: 2 forward passes"),
         ("simulate PIPE --policy openai", gzip.compress(RECORD), "openai: 2 forward passes"),
         ("simulate --before PIPE --after new.py --policy openai", OLD, "openai: "),
+        ("simulate --before old.py --after PIPE --policy openai", NEW, "openai: "),
         ("tune PIPE --out table.json", RECORD, "error: "),  # too few, not none
+        (
+            "recipes observe PIPE --tokenizer tekken --out pack.json",
+            gzip.compress(SAMPLES),
+            "wrote pack.json",
+        ),
         ("recipes learn PIPE old.py --out pack.json", NEW, "read 2 files, 44 bytes"),
         ("report PIPE", b"1\n", "expected"),
     ],
-    ids=["records", "before", "tune", "learn", "report"],
+    ids=["records", "gzip", "before", "after", "tune", "observe", "learn", "report"],
 )
 def test_commands_read_pipes(
     line: str, contents: bytes, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -153,16 +208,25 @@ HTTP = {"HTTP_PROXY": "http://proxy:3128"}
     [
         ("http://server/v1", {}, None),
         ("http://server/v1", HTTP, "http://proxy:3128"),
+        ("http://server/v1", {"http_proxy": "proxy:3128"}, "http://proxy:3128"),
         ("https://server/v1", HTTP, None),
         ("https://server/v1", {"ALL_PROXY": "http://all:1"}, "http://all:1"),
         ("http://localhost:8000/v1", HTTP, None),
+        ("http://web.localhost/v1", HTTP, None),
+        ("http://127.0.0.2:8000/v1", HTTP, None),
         ("http://[::1]:8000/v1", HTTP, None),
+        ("http://server/v1", {**HTTP, "NO_PROXY": "fe80::/10,::1"}, "http://proxy:3128"),
+        ("http://[fe80::7]/v1", {**HTTP, "NO_PROXY": "fe80::/10"}, None),
         ("http://[fd00::7]/v1", {**HTTP, "NO_PROXY": "fe80::/10, [fd00::7]"}, None),
+        ("http://10.1.2.3/v1", {**HTTP, "NO_PROXY": "10.0.0.0/8"}, None),
         ("http://10.1.2.3/v1", {**HTTP, "NO_PROXY": "10.9.2.3/8"}, None),  # bits behind the network
         ("http://11.1.2.3/v1", {**HTTP, "NO_PROXY": "10.0.0.0/8"}, "http://proxy:3128"),
         ("http://server/v1", {**HTTP, "NO_PROXY": "*"}, None),
+        ("http://a.example.org/v1", {**HTTP, "no_proxy": "example.org"}, None),
+        ("http://a.example.org/v1", {**HTTP, "NO_PROXY": "*.example.org"}, None),
         ("http://a.example.org./v1", {**HTTP, "NO_PROXY": " .Example.org ,"}, None),
         ("http://badexample.org/v1", {**HTTP, "NO_PROXY": "example.org"}, "http://proxy:3128"),
+        ("http://server:8000/v1", {**HTTP, "NO_PROXY": "server:8000"}, None),
         ("http://server:8001/v1", {**HTTP, "NO_PROXY": "server:8000"}, "http://proxy:3128"),
         ("http://server/v1", {**HTTP, "NO_PROXY": "http://server"}, None),
         ("http://server/v1", {**HTTP, "NO_PROXY": "[,::/x,1.2.3/99,%"}, "http://proxy:3128"),
@@ -180,6 +244,30 @@ def test_the_proxy_of_the_environment(
     http_client(url)  # httpx would fail at some of these
 
 
+@pytest.mark.parametrize(
+    ("url", "variables", "said"),
+    [
+        ("http://server/v1", {"HTTP_PROXY": "foo://x:1"}, "Unknown scheme"),
+        ("http://server/v1", {"HTTP_PROXY": "http://[::1"}, "http://server/v1: no client"),
+        ("http://server/v1", {"HTTP_PROXY": "http://x:port"}, "Invalid port"),
+        ("http://server/v1", {"HTTP_PROXY": "socks5://x:1"}, "socksio"),
+        ("https://server/v1", {"SSL_CERT_FILE": "/nonexistent"}, "https://server/v1: no client"),
+        ("https://server/v1", {"SSL_CERT_FILE": "/dev/null"}, "https://server/v1: no client"),
+        ("http://[::1/v1", {}, "Invalid IPv6 URL"),
+    ],
+)
+def test_a_proxy_or_certificates_that_are_none(
+    url: str, variables: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    for name, value in variables.items():
+        monkeypatch.delenv(name.lower(), raising=False)
+        monkeypatch.setenv(name, value)
+    with pytest.raises(BenchError, match=said):
+        http_client(url)
+
+
 @pytest.mark.parametrize("key", ["schlüssel", "two\nlines", "nul\0"])
 def test_a_key_that_is_no_header(key: str) -> None:
     with pytest.raises(BenchError, match="API key") as refused:
@@ -190,21 +278,37 @@ def test_a_key_that_is_no_header(key: str) -> None:
 # Consoles
 
 
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii", "latin-1", "cp437", "shift_jis", "utf-16", "utf-8"])
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_a_console_of_any_encoding(
+    encoding: str, errors: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "records.jsonl").write_bytes(RECORD)
+    shown, told = io.BytesIO(), io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding=encoding, errors=errors))
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(told, encoding=encoding, errors=errors))
+    monkeypatch.setattr(
+        sys, "argv", ["gpu-align", "simulate", str(tmp_path / "records.jsonl"), "--policy", "openai"]
+    )
+    assert main() == 0
+    sys.stdout.flush()
+    text = shown.getvalue().decode(encoding)
+    assert "openai: 2 forward passes instead of 3." in text
+    assert "s/draft" in text
+
+
 @pytest.mark.parametrize(
     ("variables", "shell"),
     [
-        (
-            {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "HOME": "/dev/null", "COLUMNS": "0",
-             "TMPDIR": "/nonexistent", "NUMBA_CACHE_DIR": "/nonexistent", "LINES": "x", "TERM": ""},
-            "<&- 2>&-",
-        ),
-        (
-            {"LC_ALL": "xx_YY.klingon", "FORCE_COLOR": "1", "COLUMNS": "1", "OMP_NUM_THREADS": "x",
-             "PYTHONOPTIMIZE": "2", "PYTHONWARNINGS": "error", "CUDA_VISIBLE_DEVICES": "99"},
-            ">&-",
-        ),
+        ({"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}, ""),
+        ({"LC_ALL": "xx_YY.klingon"}, ""),
+        ({"HOME": "/dev/null", "TMPDIR": "/nonexistent", "NUMBA_CACHE_DIR": "/nonexistent"}, ""),
+        ({"COLUMNS": "0", "LINES": "x", "TERM": ""}, "<&-"),
+        ({"FORCE_COLOR": "1", "COLUMNS": "1"}, ">&-"),
+        ({"OMP_NUM_THREADS": "x", "PYTHONOPTIMIZE": "2"}, "2>&-"),
+        ({"PYTHONWARNINGS": "error", "CUDA_VISIBLE_DEVICES": "99"}, "<&- >&- 2>&-"),
     ],
-)  # fmt: skip
+)
 @pytest.mark.skipif(shutil.which("sh") is None, reason="needs a shell")
 def test_a_process_in_an_odd_environment(variables: dict[str, str], shell: str, tmp_path: Path) -> None:
     (tmp_path / "records.jsonl").write_bytes(RECORD)
@@ -235,15 +339,17 @@ class OwnTokenizer(PreTrainedTokenizer):
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("line", "code"),
     [
-        "simulate --before old.py --after new.py --policy openai --tokenizer ./own",
-        "simulate texts.jsonl --policy openai",  # the records name it
-        "recipes show base --tokenizer ./own",
+        ("simulate --before old.py --after new.py --policy openai --tokenizer ./own", (2, 0)),
+        ("simulate texts.jsonl --policy openai", (2, 0)),  # the records name it
+        ("simulate texts.jsonl --policy openai --tokenizer tekken", (2, 0)),
+        ("recipes observe samples.jsonl --tokenizer ./own --out pack.json", (2, 0)),
+        ("recipes show base --tokenizer ./own", (2, 0)),
     ],
 )
 def test_a_tokenizer_with_code_of_its_own_is_not_asked_about(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    line: str, code: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
@@ -257,15 +363,16 @@ def test_a_tokenizer_with_code_of_its_own_is_not_asked_about(
     Path("own/own.py").write_text(OWN_CODE)
     Path("old.py").write_bytes(OLD)
     Path("new.py").write_bytes(NEW)
+    Path("samples.jsonl").write_bytes(SAMPLES)
     record = {"id": 1, "prediction_text": "a b", "output_text": "a b c", "tokenizer": "./own"}
     Path("texts.jsonl").write_text(json.dumps(record))
     load_tokenizer.cache_clear()
     asked: list[Callable[..., Any]] = []
     monkeypatch.setattr("builtins.input", asked.append)
     refused = run(*line.split())
-    assert refused.exit_code == 2, refused.output
+    assert refused.exit_code == code[0], refused.output
     assert refused.stderr.count("\n") == 1
     assert "runs with --trust-remote-code only" in refused.stderr
     allowed = run(*line.split(), "--trust-remote-code")
-    assert allowed.exit_code == 0, allowed.output
+    assert allowed.exit_code == code[1], allowed.output
     assert not asked
