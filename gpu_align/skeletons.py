@@ -280,15 +280,15 @@ def of_request(
 
 
 def style_of(text: Any) -> Style | None:
-    """How an answer that is JSON is written; None if it is none, or does not say."""
+    """The style of an answer in JSON; None for another text, or for JSON without a name."""
     if not isinstance(text, str) or text[:1] not in ("{", "[") or '":' not in text:
         return None
     return LINES if "\n" in text else SPACED if '": ' in text else COMPACT
 
 
 def styles_of(request: dict[str, Any], likely: Style = SPACED) -> tuple[Style, ...]:
-    """How JSON is written in the last answer of a conversation that is JSON; where there is none every style, the
-    likely one first, from which the output is followed best."""
+    """The style of the conversation's last answer in JSON. Without such an answer every style, the likely one
+    first: drafts begin in the first."""
     messages = request.get("messages")
     for message in reversed(messages if isinstance(messages, list) else []):
         is_answer = isinstance(message, dict) and message.get("role") == "assistant"

@@ -179,7 +179,7 @@ class TestPredictions:
         assert sources == [Source.NONE, Source.NONE, Source.MEMORY, Source.NONE]
         assert not engine.add(
             0, answers[0], [900], memory=True
-        )  # a memory gives way, and takes nobody's place
+        )  # a memory is evicted, and evicts no prediction
         for slot in (0, 1, 2, 4):
             engine.drafter.remove(slot)
         assert engine.drafter.prediction_stats.used_tokens == 0
@@ -231,7 +231,7 @@ OPERATIONS = ("slice.Tensor", "empty.memory_format", "copy_", "detach", "sort.st
 
 
 class TestWhatAddCosts:
-    """What `add` launches, and that nothing waits for it."""
+    """The launches of `add`, none of which the host waits for."""
 
     def test_kernels_and_operations_of_an_add(self, monkeypatch):
         """How many of them there are is what `add` costs the host. Here none of the kernels runs."""

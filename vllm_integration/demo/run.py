@@ -131,9 +131,8 @@ def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
     if ngram:
         kinds["server-ngram"] = Kind("vLLM with its own n-gram drafter", NGRAM_DRAFTS, others)
     offline = {"HF_HUB_OFFLINE": "1"} if tiny else {}
-    tools = (
-        (*TOOL_OPTIONS, "--chat-template", CALLS_TEMPLATE) if tiny else ()
-    )  # another model has its own format
+    # Another model has a format of its own.
+    tools = (*TOOL_OPTIONS, "--chat-template", CALLS_TEMPLATE) if tiny else ()
     served = Served(
         path,
         NUM_DRAFT_TOKENS,

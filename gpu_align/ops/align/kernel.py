@@ -86,7 +86,7 @@ class Edits(NamedTuple):
     """The edits: tokens of the prediction and those in their place; edit number i is in lane i % MAX_EDITS."""
 
     count: Any  # edits recorded
-    b_at: Any  # [MAX_EDITS] int32: token at its position; NO_EDIT: there is none in this lane
+    b_at: Any  # [MAX_EDITS] int32: token at its position; NO_EDIT in an empty lane
     b_after: Any  # ... and after that, or ANY_TOKEN
     b_start: Any  # output position of its first new token
     b_old: Any  # old tokens
@@ -289,7 +289,7 @@ def in_sync_at(a, cursor, num_in_sync, num_common):
 
 @triton.jit
 def diverge(a, done):
-    """The alignment diverged at its cursor, behind `done` output tokens."""
+    """The alignment diverged at its cursor, after `done` output tokens."""
     return Alignment(0, a.cursor, a.cursor, done, a.num_in_sync, a.num_common, a.row * 0)
 
 

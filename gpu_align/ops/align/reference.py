@@ -228,7 +228,7 @@ def in_sync_at(a: Alignment, cursor: int, num_in_sync: int, num_common: int) -> 
 
 @njit
 def diverge(a: Alignment, done: int) -> Alignment:
-    """The alignment diverged at its cursor, behind `done` output tokens."""
+    """The alignment diverged at its cursor, after `done` output tokens."""
     return Alignment(0, a.cursor, a.cursor, done, a.num_in_sync, a.num_common, 0)
 
 

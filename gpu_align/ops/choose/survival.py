@@ -43,7 +43,7 @@ KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 NUM_BINS = 20
 #: `min_survival_lost` of earlier answers to requests like this one, where it is not smaller.
 MIN_SURVIVAL_RELATED = 0.1
-#: `min_survival` of the context beside a skeleton, where it is not larger: most is known.
+#: `min_survival` of the context beside a skeleton, where it is not larger: the skeleton has most of the answer.
 MIN_SURVIVAL_BESIDE_SKELETON = 0.2
 #: From this temperature on a draft is less likely to be accepted, a sure one above all: the logit of its
 #: confidence is this much of what it is below, plus this, where that is less.
@@ -103,9 +103,9 @@ class SurvivalTables(NamedTuple):
         cls,
         num_draft_tokens: int,
         device: torch.device | str,
-        path: Path | str | None = None,
-        min_survival: float = 0.0525,
-        min_survival_lost: float = 0.6,
+        path: Path | str | None,
+        min_survival: float,
+        min_survival_lost: float,
     ) -> SurvivalTables:
         """Read a table and fit it to K: cut where it is longer, continued at its last rate where it is shorter.
 
@@ -127,8 +127,8 @@ class SurvivalTables(NamedTuple):
         cls,
         survival: IntArray,
         device: torch.device | str,
-        min_survival: float = 0.0525,
-        min_survival_lost: float = 0.6,
+        min_survival: float,
+        min_survival_lost: float,
         calibration: Sequence[float] = (0.0,) * NUM_BINS,
     ) -> SurvivalTables:
         """Tables of curves [NUM_CLASSES, K] int32 in units of 1/`SURVIVAL_ONE`, from 1 up and never rising.

@@ -52,7 +52,7 @@ def test_every_help_has_an_example(command: str, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the examples find."""
+    """A folder with the files that the examples read."""
     folder = tmp_path_factory.mktemp("examples")
     lines = {
         "pairs.jsonl": {"id": "a", "prediction": [1, 2, 3, 4, 5], "output": [1, 2, 9, 4, 5]},

@@ -41,7 +41,7 @@ def test_thresholds():
 )
 def test_limits_of_a_text(tokens, memory, related, drafts):
     curves = np.array([[0.7, 0.3, 0.15, 0.06]] * NUM_CLASSES) * SURVIVAL_ONE
-    tables = SurvivalTables.from_survival(curves.astype(np.int32), "cpu")
+    tables = SurvivalTables.from_survival(curves.astype(np.int32), "cpu", 0.05, 0.6)
     row = limits_of(text_kind(tokens, memory, related))
     classes = int(np.flatnonzero(lost_classes())[0]), 3 * ALIGNMENT_CONTEXT
     assert tuple(int(tables.max_draft_len[row + class_id]) for class_id in classes) == drafts
@@ -49,7 +49,7 @@ def test_limits_of_a_text(tokens, memory, related, drafts):
 
 @pytest.mark.parametrize("K", [1, 65])
 def test_the_shipped_table_fits_any_number_of_drafts(K):
-    tables = SurvivalTables.load(K, "cpu")
+    tables = SurvivalTables.load(K, "cpu", None, 0.05, 0.6)
     assert tables.expected_accepted.shape == (3 * NUM_CLASSES, K + 1)
     assert (tables.max_draft_len >= 0).all()
     assert (tables.max_draft_len <= K).all()
@@ -111,13 +111,13 @@ def test_confidence_is_calibrated_and_the_choice_is_not():
     offsets = [0.0] * 20
     offsets[9], offsets[10] = -0.1, -0.3  # around 0.475 and 0.525
     offsets[19] = 0.5
-    plain, shifted = (SurvivalTables.from_survival(half, "cpu", calibration=c) for c in ([0.0] * 20, offsets))
+    plain, shifted = (SurvivalTables.from_survival(half, "cpu", 0.05, 0.6, c) for c in ([0.0] * 20, offsets))
     assert plain.confidence[0].tolist() == [0.5, 1.0]
     # At a high temperature a logit is 0.6 of it, less 0.5; that of 1 counts as that of 0.9999.
     assert plain.confidence[NUM_CLASSES].tolist() == pytest.approx([0.3775, 0.9935], abs=1e-4)
     assert shifted.confidence[0].tolist() == pytest.approx([0.3, 1.0])
     offsets[9] = offsets[10] = -0.9
-    assert SurvivalTables.from_survival(half, "cpu", calibration=offsets).confidence[0, 0] == pytest.approx(
+    assert SurvivalTables.from_survival(half, "cpu", 0.05, 0.6, offsets).confidence[0, 0] == pytest.approx(
         1e-4
     )
     for name in ("max_draft_len", "expected_accepted"):
