@@ -59,8 +59,8 @@ ALIGN_STATE = 8
 WINDOW = 62
 
 #: Columns of ``edits``: the key, which is the token at the edit's position (`NO_EDIT` where there is no edit any
-#: more) and the one after it (`ANY_TOKEN` if one token was replaced), the output position of the first new token,
-#: the number of old and of new tokens, 1 where the same edit was remembered when this one was made.
+#: more) and the one after it, the output position of the first new token, the number of old and of new tokens, 1
+#: where the same edit was remembered when this one was made.
 EDIT_AT, EDIT_AFTER, EDIT_START, EDIT_OLD, EDIT_NEW, EDIT_SEEN_BEFORE = range(6)
 EDIT = 8
 #: Edits remembered: edit number i is in row ``i % MAX_EDITS``.

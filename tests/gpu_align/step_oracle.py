@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gpu_align.ops.align import (
-    ANY_TOKEN,
     GLOBAL_EVERY,
     GLOBAL_MATCH,
     LOCAL_MATCH,
@@ -96,7 +95,7 @@ class Oracle:
     def has_key(self, place: int, edit: Edit | None) -> bool:
         if edit is None or place + 1 >= len(self.text):
             return False
-        return edit.at == self.text[place] and edit.after in (ANY_TOKEN, self.text[place + 1])
+        return edit.at == self.text[place] and edit.after == self.text[place + 1]
 
     def fold(self, output: list[int]) -> None:
         """Take in the last token of `output`."""
@@ -158,7 +157,7 @@ class Oracle:
             old, new = old[: len(old) - i], new[: len(new) - j]
             place, start = self.anchor + len(old), self.diverged_at + len(new)
             if place + 1 < len(self.text) and max(i, j) <= MAX_EDIT_LEN:
-                after = ANY_TOKEN if i == 1 and j else self.text[place + 1]
+                after = self.text[place + 1]
                 said = *output[start : start + 1][:j], i, j
                 same = (
                     e for e in self.edits if e and (*output[e.start : e.start + 1][: e.new], *e[3:5]) == said
@@ -258,7 +257,7 @@ class Oracle:
                 (
                     e
                     for e in reversed(self.edits)
-                    if e is not None and (e.repeats or (trusted and e.after != ANY_TOKEN))
+                    if e is not None and (e.repeats or trusted)
                     if self.has_key(position, e) and position + e.old <= len(text)
                 ),
                 None,

@@ -14,7 +14,7 @@ GLOBAL_EVERY, GLOBAL_MATCH = 8, 8
 TURN = 4
 #: The most tokens of either side of an edit, and the most edits that one divergence records.
 MAX_EDIT_LEN, MAX_EDITS_AT_ONCE = 16, 8
-#: `EDIT_AT` of an entry without an edit, and `EDIT_AFTER` of one that counts before any token.
-NO_EDIT, ANY_TOKEN = -1, -2
+#: `EDIT_AT` of an entry without an edit.
+NO_EDIT = -1
 #: Positions whose keys a kernel compares with all edits at once.
 EDIT_LOOKUPS = 32

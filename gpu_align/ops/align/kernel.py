@@ -7,7 +7,6 @@ import triton.language as tl
 
 from ..device import (
     ANCHOR,
-    ANY_TOKEN,
     CURSOR,
     DIVERGED_AT,
     EDIT,
@@ -87,7 +86,7 @@ class Edits(NamedTuple):
 
     count: Any  # edits recorded
     b_at: Any  # [MAX_EDITS] int32: token at its position; NO_EDIT in an empty lane
-    b_after: Any  # ... and after that, or ANY_TOKEN
+    b_after: Any  # ... and after that
     b_start: Any  # output position of its first new token
     b_old: Any  # old tokens
     b_new: Any  # new tokens
@@ -101,8 +100,8 @@ def have_keys(prediction, edits, o_position, m_position):
     m_position = m_position & (o_position + 1 < prediction.length)
     b_at = tl.load(prediction.tokens + o_position, mask=m_position, other=0)
     b_after = tl.load(prediction.tokens + o_position + 1, mask=m_position, other=0)
-    m_after = (edits.b_after == ANY_TOKEN)[None, :] | (b_after[:, None] == edits.b_after[None, :])
-    return m_after & (b_at[:, None] == edits.b_at[None, :]) & m_position[:, None]
+    m_same = (b_at[:, None] == edits.b_at[None, :]) & (b_after[:, None] == edits.b_after[None, :])
+    return m_same & m_position[:, None]
 
 
 @triton.jit
@@ -232,8 +231,7 @@ def _record_edit(edits, prediction, position, p_output, done, old, new):
     m_key = position + 1 < prediction.length
     if m_key & (old <= MAX_EDIT_LEN) & (new <= MAX_EDIT_LEN):
         at, after = tl.load(prediction.tokens + position), tl.load(prediction.tokens + position + 1)
-        m_same = (edits.b_at == at) & ((edits.b_after == ANY_TOKEN) | (edits.b_after == after))
-        m_same = m_same & (edits.b_old == old) & (edits.b_new == new)
+        m_same = (edits.b_at == at) & (edits.b_after == after) & (edits.b_old == old) & (edits.b_new == new)
         b_first = tl.load(p_output + edits.b_start, mask=m_same & (new > 0), other=0)
         first = tl.load(p_output + done, mask=new > 0, other=0)
         seen_before = tl.max((m_same & (b_first == first)).to(tl.int32), axis=0)
@@ -241,7 +239,7 @@ def _record_edit(edits, prediction, position, p_output, done, old, new):
         edits = Edits(
             edits.count + 1,
             tl.where(m_way, at, edits.b_at),
-            tl.where(m_way, tl.where((old == 1) & (new > 0), ANY_TOKEN, after), edits.b_after),
+            tl.where(m_way, after, edits.b_after),
             tl.where(m_way, done, edits.b_start),
             tl.where(m_way, old, edits.b_old),
             tl.where(m_way, new, edits.b_new),

@@ -34,7 +34,6 @@ from ..layout import (
 from ..match import MAX_MATCH
 from ..match.reference import match_length
 from . import (
-    ANY_TOKEN,
     GLOBAL_EVERY,
     GLOBAL_MATCH,
     LOCAL_MATCH,
@@ -90,10 +89,10 @@ def cursor_of(row: int, prediction: SourceText, anchor: int) -> int:
 @njit
 def has_key(prediction: SourceText, edit: IntArray, position: int) -> bool:
     """Whether a position has the key of an edit."""
-    tokens, after = prediction.tokens, edit[EDIT_AFTER]
+    tokens = prediction.tokens
     if position + 1 >= prediction.length or edit[EDIT_AT] != tokens[position]:
         return False
-    return bool(after == ANY_TOKEN or after == tokens[position + 1])
+    return bool(edit[EDIT_AFTER] == tokens[position + 1])
 
 
 @njit
@@ -177,8 +176,8 @@ def _record_edit(
         is_same = other[EDIT_OLD] == old and other[EDIT_NEW] == new and has_key(prediction, other, position)
         seen_before = seen_before or (is_same and (new == 0 or output[other[EDIT_START]] == output[done]))
     edit = edits.rows[edits.count % MAX_EDITS]
-    edit[EDIT_SEEN_BEFORE], edit[EDIT_AT] = seen_before, tokens[position]
-    edit[EDIT_AFTER] = ANY_TOKEN if old == 1 and new > 0 else tokens[position + 1]
+    edit[EDIT_SEEN_BEFORE] = seen_before
+    edit[EDIT_AT], edit[EDIT_AFTER] = tokens[position], tokens[position + 1]
     edit[EDIT_START], edit[EDIT_OLD], edit[EDIT_NEW] = done, old, new
     return EditRows(edits.count + 1, edits.rows)
 

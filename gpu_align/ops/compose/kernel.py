@@ -5,7 +5,6 @@ import triton.language as tl
 
 from ..align.kernel import have_keys
 from ..device import (
-    ANY_TOKEN,
     EDIT_LOOKUPS,
     LINE_END,
     MAX_EDITS,
@@ -54,7 +53,7 @@ def _replay_edits(request, edits, position, num, BLOCK_K: tl.constexpr):
     since = 0
     clear = 0
     replays = tl.where(edits.count > 0, 0, MAX_REPLAYS)
-    m_trusted = (edits.b_seen_before > 0) | (_trusts_edits(edits) & (edits.b_after != ANY_TOKEN))
+    m_trusted = (edits.b_seen_before > 0) | _trusts_edits(edits)
     while (replays < MAX_REPLAYS) & (clear < num):
         o_look = clear + tl.arange(0, EDIT_LOOKUPS)
         o_position = position + o_look - since

@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..align import ANY_TOKEN, NO_EDIT
+from ..align import NO_EDIT
 from ..align.reference import EditRows, has_key
 from ..host import wraps_around
 from ..jit import njit
 from ..layout import (
-    EDIT_AFTER,
     EDIT_AT,
     EDIT_NEW,
     EDIT_OLD,
@@ -49,14 +48,13 @@ def _trusts_edits(edits: EditRows) -> bool:
 def _latest_edit(prediction: SourceText, edits: EditRows, position: int) -> int:
     """The latest edit that has the key of a position and whose old tokens are all there, or -1.
 
-    An edit that was not seen before counts only where `_trusts_edits`, and not before any token.
+    An edit that was not seen before counts only where `_trusts_edits`.
     """
     trusted = _trusts_edits(edits)
     for number in range(edits.count - 1, max(edits.count - MAX_EDITS, 0) - 1, -1):
         edit = edits.rows[number % MAX_EDITS]
         is_there = has_key(prediction, edit, position) and position + edit[EDIT_OLD] <= prediction.length
-        is_trusted = edit[EDIT_SEEN_BEFORE] > 0 or (trusted and edit[EDIT_AFTER] != ANY_TOKEN)
-        if is_there and is_trusted:
+        if is_there and (trusted or edit[EDIT_SEEN_BEFORE] > 0):
             return number % MAX_EDITS
     return -1
 
