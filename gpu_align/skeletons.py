@@ -155,10 +155,13 @@ def _pieces(parts: Sequence[str], words: Sequence[tuple[str, ...]]) -> list[str]
     return [piece for piece in (*found, *(word + text for word in before)) if piece]
 
 
-def join(pieces: Sequence[str], encode: Callable[[list[str]], list[list[int]]]) -> list[int]:
+def join(
+    pieces: Sequence[str], encode: Callable[[list[str]], list[list[int]]], forced: bool = False
+) -> list[int]:
     """Token ids of pieces as a text to draft from: a gap before, between and after them, each of its own id.
 
     encode: texts → the token ids of each. A blank before a number stays where it is a token before any digit.
+    forced: the answer has to begin with the first piece, so no gap is before it.
     """
     if len(pieces) >= 2**31 - FIRST_GAP:
         raise SkeletonError("size")
@@ -168,7 +171,7 @@ def join(pieces: Sequence[str], encode: Callable[[list[str]], list[list[int]]]) 
     for gap, (piece, ids) in enumerate(zip(pieces, encode(with_digit), strict=True), FIRST_GAP + 1):
         found += ids[: _common(ids, next(others))] if piece.endswith(" ") else ids
         found.append(gap)
-    return found
+    return found[forced:]
 
 
 def of_schema(schema: Any, style: Style = SPACED) -> list[str]:

@@ -71,8 +71,10 @@ def call(name: str, arguments: dict[str, Any]) -> str:
     return render([message], False).removeprefix("<|im_start|>assistant\n").rstrip()
 
 
-def joined(pieces: Sequence[str], encode: Callable[[str], list[int]] = encode) -> list[int]:
-    return skeletons.join(pieces, lambda texts: [*map(encode, texts)])
+def joined(
+    pieces: Sequence[str], encode: Callable[[str], list[int]] = encode, forced: bool = False
+) -> list[int]:
+    return skeletons.join(pieces, lambda texts: [*map(encode, texts)], forced)
 
 
 def rows_of(answers: Sequence[tuple[str, str, list[int], str, str]]) -> Rows:
@@ -142,7 +144,9 @@ def objects(file: Path, most: int, style: str, likely: str) -> Rows:
             json.dumps(each, ensure_ascii=False, separators=(comma, colon), indent=indent) + "<|im_end|>"
             for each in made
         )
-        skeleton = joined([piece for each in given for piece in skeletons.of_schema(schema, each)])
+        skeleton = joined(
+            [piece for each in given for piece in skeletons.of_schema(schema, each)], forced=True
+        )
         prompt = render([{"role": "user", "content": "Describe it as JSON."}], True)
         answers.append((key, prompt, skeleton, text, earlier))
     return rows_of(answers)

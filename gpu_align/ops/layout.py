@@ -42,10 +42,12 @@ if TYPE_CHECKING:
 #: End tokens of a slot; further ones are ignored.
 MAX_END_TOKENS = 8
 SLOT_META = END_TOKENS + MAX_END_TOKENS
-#: Text kinds. A prediction is a client's, earlier answers, earlier answers to requests like this one, or a
-#: skeleton; the last two have limits of their own in the survival tables. Then the request's own prompt and
-#: output, and recipes.
-TEXT_PREDICTION, TEXT_MEMORY, TEXT_RELATED_MEMORY, TEXT_SKELETON, TEXT_CONTEXT, TEXT_RECIPE = range(6)
+#: Text kinds. A prediction is a client's, earlier answers, earlier answers to requests like this one, a skeleton,
+#: or one that the answer has to follow from its first token on; the last three have limits of their own in the
+#: survival tables. Then the request's own prompt and output, and recipes.
+(
+    TEXT_PREDICTION, TEXT_MEMORY, TEXT_RELATED_MEMORY, TEXT_SKELETON, TEXT_FORCED, TEXT_CONTEXT, TEXT_RECIPE,
+) = range(7)  # fmt: skip
 #: `OUTPUT_START` of a slot without a request, `CONTEXT_START` where the context is not drafted from.
 VACANT = 2**31 - 1
 
@@ -79,7 +81,8 @@ NOWHERE = 2**31 - 1
 #: no output token matches one, and a draft ends before it. No two of a text are equal, so that an edit is not
 #: replayed at another gap.
 FIRST_GAP = 2**31 - 2**16
-#: Related memories are a skeleton where one of so many tokens, or more, is a gap.
+#: Related memories are a skeleton where one of so many tokens, or more, is a gap, and a forced one if the first
+#: token is none.
 SKELETON_SHARE = 16
 
 #: `Source` of a draft.
@@ -103,8 +106,9 @@ def text_kind(tokens: npt.ArrayLike, memory: bool, related: bool) -> int:
     if not (memory and related):
         return TEXT_MEMORY if memory else TEXT_PREDICTION
     is_gap = np.asarray(tokens) >= FIRST_GAP
-    is_skeleton = is_gap.any() and is_gap.sum() * SKELETON_SHARE >= is_gap.size
-    return TEXT_SKELETON if is_skeleton else TEXT_RELATED_MEMORY
+    if not is_gap.any() or is_gap.sum() * SKELETON_SHARE < is_gap.size:
+        return TEXT_RELATED_MEMORY
+    return TEXT_SKELETON if is_gap[0] else TEXT_FORCED
 
 
 def index_bits(num_tokens: int) -> int:

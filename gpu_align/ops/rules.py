@@ -37,10 +37,9 @@ from .layout import (
     SOURCE_PREDICTION,
     SOURCE_RECIPE,
     TEXT_CONTEXT,
+    TEXT_MEMORY,
     TEXT_PREDICTION,
     TEXT_RECIPE,
-    TEXT_RELATED_MEMORY,
-    TEXT_SKELETON,
     WAYS,
     WINDOW,
     Alignment,
@@ -153,9 +152,7 @@ def is_exact_prefix(alignment: Alignment, num_output: int) -> Any:
 
 def limits_of(text_kind: int) -> int:
     """The row at which the limits of a text kind begin in the survival tables."""
-    return where(
-        text_kind == TEXT_RELATED_MEMORY, NUM_CLASSES, where(text_kind == TEXT_SKELETON, 2 * NUM_CLASSES, 0)
-    )
+    return where(text_kind > TEXT_MEMORY, (text_kind - TEXT_MEMORY) * NUM_CLASSES, 0)
 
 
 def wraps_around(matched: int, period: int) -> bool:

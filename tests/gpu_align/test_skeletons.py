@@ -283,6 +283,7 @@ def characters(texts: list[str]) -> list[list[int]]:
 def test_a_gap_before_between_and_after_pieces() -> None:
     found = skeletons.join(["ab", "", "c"], characters)
     assert found == [FIRST_GAP, 97, 98, FIRST_GAP + 1, FIRST_GAP + 2, 99, FIRST_GAP + 3]
+    assert skeletons.join(["ab", "", "c"], characters, forced=True) == found[1:]
     with pytest.raises(SkeletonError, match="size"):
         skeletons.join(["a"] * 2**16, characters)
 

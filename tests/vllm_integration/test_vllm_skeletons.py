@@ -82,7 +82,7 @@ LIST = {"type": "function", "function": {"name": "list", "parameters": {"type": 
 CALL, LISTED = '<call>{"name": "read", "arguments": {"a": "·"}}·', '<call>{"name": "list", "arguments": {}}·'
 IN_STYLES = ['{"a": "·"}·', '{"a":"·"}·', '{\n  "a": "·"\n}·']
 JSON, COMPACT_FIRST, LINES_FIRST = (
-    "·" + "".join(IN_STYLES[n] for n in order) for order in ((0, 1, 2), (1, 0, 2), (2, 0, 1))
+    "".join(IN_STYLES[n] for n in order) for order in ((0, 1, 2), (1, 0, 2), (2, 0, 1))
 )
 ASKED = [{"role": "user", "content": "Read it."}]
 FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
@@ -108,12 +108,12 @@ def answered(text: str) -> list[dict[str, Any]]:
         ({"structured_outputs": {"json": "{"}}, ""),
         ({"structured_outputs": {"regex": "a+"}, "response_format": {"type": "json_object"}}, ""),
         ({"tools": [READ, LIST], "tool_choice": {"type": "function", "function": {"name": "read"}}},
-         f'{JSON}<call>{{"name": "·{CALL}{LISTED}'),
-        ({"tools": [READ], "tool_choice": {"type": "tool", "name": "read"}}, f"{JSON}{CALL}"),
+         f'·{JSON}<call>{{"name": "·{CALL}{LISTED}'),
+        ({"tools": [READ], "tool_choice": {"type": "tool", "name": "read"}}, f"·{JSON}{CALL}"),
         # An earlier answer says in which of the spellings.
-        ({"messages": answered('{"b": 1}'), "response_format": FORMAT}, '·{"a": "·"}·'),
-        ({"messages": answered('{"b":1}'), "response_format": FORMAT}, '·{"a":"·"}·'),
-        ({"messages": answered('{\n"b":1}'), "response_format": FORMAT}, '·{\n  "a": "·"\n}·'),
+        ({"messages": answered('{"b": 1}'), "response_format": FORMAT}, '{"a": "·"}·'),
+        ({"messages": answered('{"b":1}'), "response_format": FORMAT}, '{"a":"·"}·'),
+        ({"messages": answered('{\n"b":1}'), "response_format": FORMAT}, '{\n  "a": "·"\n}·'),
     ],
 )  # fmt: skip
 def test_what_a_request_announces_is_drafted_from(
@@ -132,9 +132,23 @@ def test_a_tool_that_has_to_be_called_may_be_any_of_them(engine: Engine) -> None
     assert text.endswith(f"{CALL}{LISTED}")
 
 
-def test_the_grammars_own_blanks(engine: Engine) -> None:
-    engine.vllm_config.structured_outputs_config = SimpleNamespace(disable_any_whitespace=True)
-    assert drafted_from(engine, {"messages": ASKED, "response_format": FORMAT}) == ('·{"a":"·"}·', RELATED)
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"disable_any_whitespace": True}, '{"a":"·"}·'),
+        # Thoughts come first, which no grammar forces.
+        ({"disable_any_whitespace": True, "reasoning_parser": "qwen3"}, '·{"a":"·"}·'),
+    ],
+)
+def test_the_servers_grammar(engine: Engine, settings: dict[str, Any], expected: str) -> None:
+    engine.vllm_config.structured_outputs_config = SimpleNamespace(**settings)
+    assert drafted_from(engine, {"messages": ASKED, "response_format": FORMAT}) == (expected, RELATED)
+
+
+def test_nothing_is_forced_after_a_prediction(engine: Engine) -> None:
+    prediction = {"type": "content", "content": "text"}
+    text, _ = drafted_from(engine, {"messages": ASKED, "response_format": FORMAT, "prediction": prediction})
+    assert text == f"text·{JSON}"
 
 
 @pytest.mark.parametrize(

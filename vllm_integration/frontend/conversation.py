@@ -72,10 +72,11 @@ async def join(
     if document is None:
         return prediction
     skeleton = b""
+    given = prediction.token_ids if prediction is not None else None
     if skeletons.announces(document):
-        skeleton = await run(skeleton_of, document, vllm_config, renderer, template, kept)
-    if prediction is not None and prediction.token_ids:
-        ids = prediction.token_ids + skeleton
+        skeleton = await run(skeleton_of, document, vllm_config, renderer, template, kept, not given)
+    if prediction is not None and given:
+        ids = given + skeleton
         fits = skeleton and len(ids) <= 4 * Limits.of(vllm_config).tokens
         return replace(prediction, token_ids=ids) if fits else prediction
     forms = await predict(run, document, vllm_config, renderer, len(skeleton)) if taken.forms else b""

@@ -91,26 +91,35 @@ def _read_calls(tokenizer: Any, template: Template) -> skeletons.Calls | None:
 
 
 def skeleton_of(
-    document: dict[str, Any], vllm_config: Any, renderer: Any, template: Template, kept: Any
+    document: dict[str, Any],
+    vllm_config: Any,
+    renderer: Any,
+    template: Template,
+    kept: Any,
+    alone: bool = True,
 ) -> bytes:
     """Token ids, int32, of the skeletons of a request, with gaps; none where there are none. kept: as `Views`.
 
-    What cannot be read is counted, and costs a request its skeletons.
+    alone: nothing else comes before them. What cannot be read is counted, and costs a request its skeletons.
     """
     if renderer.tokenizer is None:
         return b""
     grammar: Any = getattr(vllm_config, "structured_outputs_config", None)
+    # A grammar holds from the first token on, but where a model thinks before it answers.
+    forced = alone and not document.get("tools") and not getattr(grammar, "reasoning_parser", "")
     styles = skeletons.styles_of(document, _likely[0])
     if getattr(grammar, "disable_any_whitespace", False):
         styles = (skeletons.COMPACT,)
     try:
         asked = [document.get(name) for name in _READ]
-        key = hashlib.blake2b(marshal.dumps([tuple(template), styles, asked], 2), digest_size=32).digest()
+        key = hashlib.blake2b(
+            marshal.dumps([tuple(template), styles, forced, asked], 2), digest_size=32
+        ).digest()
         if (found := kept.get(key)) is None:
             limits, calls = Limits.of(vllm_config), functools.partial(_calls_of, renderer.tokenizer, template)
             pieces = skeletons.of_request(document, calls, styles, _MOST_SECONDS)
             encode = functools.partial(_encoded, renderer, limits)
-            ids = skeletons.join(pieces, encode) if pieces else []
+            ids = skeletons.join(pieces, encode, forced) if pieces else []
             if len(ids) > limits.tokens // 2:
                 raise skeletons.SkeletonError("size")
             kept.put(key, found := np.array(ids, "<i4").tobytes())

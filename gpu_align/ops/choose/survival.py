@@ -43,8 +43,9 @@ KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 NUM_BINS = 20
 #: `min_survival_lost` of earlier answers to requests like this one, where it is not smaller.
 MIN_SURVIVAL_RELATED = 0.1
-#: `min_survival` of the context beside a skeleton, where it is not larger: the skeleton has most of the answer.
-MIN_SURVIVAL_BESIDE_SKELETON = 0.2
+#: `min_survival` of the context beside a skeleton that the output follows, or has to follow, where it is not
+#: larger: the skeleton has most of the answer.
+MIN_SURVIVAL_BESIDE_SKELETON = 0.3
 #: From this temperature on a draft is less likely to be accepted, a sure one above all: the logit of its
 #: confidence is this much of what it is below, plus this, where that is less.
 HIGH_TEMPERATURE, HIGH_SLOPE, HIGH_SHIFT = 0.85, 0.6, -0.5
@@ -84,10 +85,10 @@ TableArrays = Any
 class SurvivalTables(NamedTuple):
     """The tables of one drafter, on its device, for its K and its thresholds."""
 
-    #: [3 * NUM_CLASSES] int32, 0 to K: drafts after which the survival is below the threshold; the second third is
-    #: that of a memory of related answers, the last one that of a skeleton.
+    #: [4 * NUM_CLASSES] int32, 0 to K: drafts after which the survival is below the threshold. The second quarter
+    #: is that of a memory of related answers, the third that of a skeleton, the last that of a forced one.
     max_draft_len: torch.Tensor
-    #: [3 * NUM_CLASSES, K + 1] int32 in units of 1/`SURVIVAL_ONE`: how many of the first ``min(n, max_draft_len)``
+    #: [4 * NUM_CLASSES, K + 1] int32 in units of 1/`SURVIVAL_ONE`: how many of the first ``min(n, max_draft_len)``
     #: drafts are accepted. A kernel loads this beside `max_draft_len`, not after it.
     expected_accepted: torch.Tensor
     #: [2 * NUM_CLASSES, K] float32: P(draft k is accepted | the ones before it are), 0 < p <= 1; the second half
@@ -141,19 +142,24 @@ class SurvivalTables(NamedTuple):
         threshold = np.full(NUM_CLASSES, survival_units(min_survival))
         threshold[lost_classes()] = survival_units(max(min_survival, min_survival_lost))
         related = np.minimum(threshold, survival_units(max(min_survival, MIN_SURVIVAL_RELATED)))
-        is_context = unpack_class(np.arange(NUM_CLASSES))[2] == ALIGNMENT_CONTEXT
-        beside = np.maximum(related, survival_units(MIN_SURVIVAL_BESIDE_SKELETON) * is_context)
+        _, _, alignment, adherence = unpack_class(np.arange(NUM_CLASSES))
+        is_context = alignment == ALIGNMENT_CONTEXT
+        # An answer that no grammar forces may be prose, which tools say nothing of.
+        is_beside = [is_context & (adherence != ADHERENCE_LOST), is_context]
+        beside = [
+            np.maximum(related, survival_units(MIN_SURVIVAL_BESIDE_SKELETON) * each) for each in is_beside
+        ]
         zero = np.zeros((NUM_CLASSES, 1), dtype=np.int32)
         before = np.concatenate([zero + SURVIVAL_ONE, survival[:, :-1]], axis=1)
         confidence = survival / before
         middle = (np.arange(NUM_BINS) + 0.5) / NUM_BINS
         offset = np.interp(confidence, middle, np.asarray(calibration, dtype=np.float64))
-        thirds = np.tile(survival, (3, 1))
-        is_drafted = thirds >= np.concatenate([threshold, related, beside])[:, None]
-        expected = (thirds * is_drafted).cumsum(axis=1, dtype=np.int32)
+        quarters = np.tile(survival, (4, 1))
+        is_drafted = quarters >= np.concatenate([threshold, related, *beside])[:, None]
+        expected = (quarters * is_drafted).cumsum(axis=1, dtype=np.int32)
         arrays = (
             is_drafted.sum(axis=1).astype(np.int32),
-            np.concatenate([np.tile(zero, (3, 1)), expected], axis=1),
+            np.concatenate([np.tile(zero, (4, 1)), expected], axis=1),
             at_temperatures(np.clip(confidence + offset, 1e-4, 1)).astype(np.float32),
         )
         return cls(*(torch.from_numpy(array).to(device) for array in arrays))

@@ -95,14 +95,15 @@ def _parse(fields: dict[str, Any], default_tokenizer: str | None, with_views: bo
             texts_to_draft = [with_line_feeds(found.prediction_text or "")]
         views = in_forms(texts_to_draft)
         prediction = [token for view in views for token in load_tokenizer(name).encode(view)] or prediction
-    if announced := _announced(fields, name):
-        memory = memory or not prediction
+    alone = memory or not prediction
+    if announced := _announced(fields, name, alone and not fields.get("tools")):
+        memory = alone
         prediction = announced + prediction if memory else prediction + announced
     memory = memory and bool(prediction)
     return Record(str(found.id), prompt, prediction, output, name, memory, memory and bool(announced))
 
 
-def _announced(fields: dict[str, Any], tokenizer: str | None) -> list[int]:
+def _announced(fields: dict[str, Any], tokenizer: str | None, forced: bool) -> list[int]:
     """The skeletons of a record's `tools` and `response_format`, as the plugin makes them."""
     if not skeletons.announces(fields):
         return []
@@ -113,7 +114,7 @@ def _announced(fields: dict[str, Any], tokenizer: str | None) -> list[int]:
         pieces = skeletons.of_request(fields, lambda: skeletons.Calls(loaded.render))
     except skeletons.SkeletonError as error:
         raise ValueError(f"tools, response_format: no skeleton: {error.reason}") from None
-    return skeletons.join(pieces, lambda texts: [*map(loaded.encode, texts)]) if pieces else []
+    return skeletons.join(pieces, lambda texts: [*map(loaded.encode, texts)], forced) if pieces else []
 
 
 def _tokens(found: RecordFields, field: str, tokenizer: str | None) -> list[int]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_align.ops.choose import ALIGNMENT_CONTEXT, NUM_CLASSES, SURVIVAL_ONE
+from gpu_align.ops.choose import ADHERENCE_LOST, ALIGNMENT_CONTEXT, NUM_CLASSES, SURVIVAL_ONE
 from gpu_align.ops.choose.survival import KNOTS, SurvivalTables, fit_curves, lost_classes, read_survival
 from gpu_align.ops.host import limits_of
 from gpu_align.ops.layout import FIRST_GAP, text_kind
@@ -31,26 +31,29 @@ def test_thresholds():
 @pytest.mark.parametrize(
     ("tokens", "memory", "related", "drafts"),
     [
-        # Drafts of the prediction that the output hardly adheres to, and of the context.
-        ([1] * 16, False, True, (1, 4)),
-        ([1] * 16, True, True, (3, 4)),
-        ([1] * 15 + [FIRST_GAP], True, True, (3, 2)),
-        ([1] * 16 + [FIRST_GAP], True, True, (3, 4)),
-        ([FIRST_GAP], True, False, (1, 4)),
+        # Drafts of a prediction that the output hardly adheres to; of the context beside it, and beside one that
+        # the output follows.
+        ([1] * 16, False, True, (1, 4, 4)),
+        ([1] * 16, True, True, (3, 4, 4)),
+        ([FIRST_GAP] + [1] * 15, True, True, (3, 4, 1)),
+        ([1] * 15 + [FIRST_GAP], True, True, (3, 1, 1)),
+        ([1] * 16 + [FIRST_GAP], True, True, (3, 4, 4)),
+        ([FIRST_GAP], True, False, (1, 4, 4)),
     ],
 )
 def test_limits_of_a_text(tokens, memory, related, drafts):
-    curves = np.array([[0.7, 0.3, 0.15, 0.06]] * NUM_CLASSES) * SURVIVAL_ONE
+    curves = np.array([[0.7, 0.29, 0.15, 0.06]] * NUM_CLASSES) * SURVIVAL_ONE
     tables = SurvivalTables.from_survival(curves.astype(np.int32), "cpu", 0.05, 0.6)
     row = limits_of(text_kind(tokens, memory, related))
-    classes = int(np.flatnonzero(lost_classes())[0]), 3 * ALIGNMENT_CONTEXT
+    beside = 3 * ALIGNMENT_CONTEXT
+    classes = int(np.flatnonzero(lost_classes())[0]), beside + ADHERENCE_LOST, beside + ADHERENCE_LOST + 1
     assert tuple(int(tables.max_draft_len[row + class_id]) for class_id in classes) == drafts
 
 
 @pytest.mark.parametrize("K", [1, 65])
 def test_the_shipped_table_fits_any_number_of_drafts(K):
     tables = SurvivalTables.load(K, "cpu", None, 0.05, 0.6)
-    assert tables.expected_accepted.shape == (3 * NUM_CLASSES, K + 1)
+    assert tables.expected_accepted.shape == (4 * NUM_CLASSES, K + 1)
     assert (tables.max_draft_len >= 0).all()
     assert (tables.max_draft_len <= K).all()
     assert (tables.expected_accepted[:, 1:] >= tables.expected_accepted[:, :-1]).all()
