@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from multiprocessing import get_context
-from typing import Any, TypeVar
-
-Item = TypeVar("Item")
-Found = TypeVar("Found")
+from typing import Any
 
 
 def pool(jobs: int, begin: Callable[[], None] | None = None) -> Any:
@@ -24,13 +21,3 @@ def _begin(begin: Callable[[], None] | None) -> None:
     add_to_path()
     if begin is not None:
         begin()
-
-
-def dealt(work: Callable[[Sequence[Item]], Iterable[Found]], items: Sequence[Item], jobs: int) -> list[Found]:
-    """The results of `work`, one an item, in their order; with one job in this process."""
-    if jobs == 1:
-        return list(work(items))
-    parts = 4 * jobs
-    with pool(jobs) as workers:
-        found = workers.map(work, [items[part::parts] for part in range(parts)], chunksize=1)
-    return [found[i % parts][i // parts] for i in range(len(items))]

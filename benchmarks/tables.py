@@ -48,6 +48,13 @@ def ratio(above: float, below: float) -> str:
     return f"{above / below:.2f}" if below else "–"
 
 
+def at(counts: Mapping[str, Any]) -> str:
+    """Tokens a step @ rejected per accepted."""
+    return (
+        f"{ratio(counts['output_tokens'], counts['steps'])} @ {ratio(counts['rejected'], counts['accepted'])}"
+    )
+
+
 def fill(text: str, blocks: Mapping[str, Callable[[Results], str]], results: Results) -> str:
     """A page with each of `blocks`, made from `results`, between its ``<!-- NAME:begin -->`` and ``:end -->``."""
     for name, block in blocks.items():
@@ -65,11 +72,14 @@ def fill_file(page: Path, blocks: Mapping[str, Callable[[Results], str]], result
     page.write_text(fill(page.read_text(encoding="utf-8"), blocks, results), encoding="utf-8")
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Put `value` in place of the file, in one move: a process that is killed leaves the file as it was."""
+def write_json(path: Path, value: Any, depth: int = 99) -> None:
+    """Put `value` in place of the file, in one move: a process that is killed leaves the file as it was.
+
+    The text reads as a diff: a list of numbers, or what is this deep, is one line.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(json.dumps(value, indent=1, default=str) + "\n", encoding="utf-8")
+    beside.write_text(as_json(value, depth), encoding="utf-8")
     os.replace(beside, path)
 
 
@@ -80,12 +90,12 @@ def read(name: str) -> dict[str, Any]:
 
 
 def as_json(results: Any, depth: int = 99) -> str:
-    """The text of a results file, which reads as a diff: a list of numbers, or what is this deep, is one line."""
+    """The text of `write_json`."""
     return _lines(results, depth) + "\n"
 
 
 def _lines(value: Any, depth: int, indent: int = 1) -> str:
-    if isinstance(value, dict) and indent <= depth:
+    if isinstance(value, dict) and value and indent <= depth:
         inner = ",\n".join(
             f"{' ' * indent}{json.dumps(k)}: {_lines(v, depth, indent + 1)}" for k, v in value.items()
         )

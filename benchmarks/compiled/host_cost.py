@@ -9,9 +9,8 @@ and arguments. Exit code 1: they differ.
 from __future__ import annotations
 
 import os
-import time
+import timeit
 import warnings
-from collections.abc import Callable
 
 import torch
 from triton.runtime import driver
@@ -23,17 +22,6 @@ from gpu_align import drafter as drafter_module
 BATCH, CONTEXT, K = 64, 8192, 16
 #: A launcher gets three sizes of the grid, stream, function, metadata, this and two hooks, then the kernel's own.
 LAUNCH_METADATA = 6
-
-
-def microseconds(call: Callable[[], object], repeats: int = 2000, rounds: int = 10) -> float:
-    """Of one call, in the fastest round."""
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter_ns()
-        for _ in range(repeats):
-            call()
-        times.append((time.perf_counter_ns() - start) / repeats / 1e3)
-    return min(times)
 
 
 def main() -> None:
@@ -50,14 +38,9 @@ def main() -> None:
         max_slots=BATCH, max_context_len=CONTEXT, max_prediction_len=4096, num_draft_tokens=K, vocab_size=131_072,
         device="cpu",
     )  # fmt: skip
-
-    def launcher() -> StepLaunch:
-        """One that has launched nothing yet."""
-        return StepLaunch(
-            drafter._state, drafter._tables, drafter._recipes, drafter._draft, drafter._settings
-        )
-
-    drafter._step = launcher()
+    drafter._step = step = StepLaunch(
+        drafter._state, drafter._tables, drafter._recipes, drafter._draft, drafter._settings
+    )
     token_ids = torch.zeros((BATCH, CONTEXT), dtype=torch.int32)
     slots = torch.arange(BATCH)
     total_len, num_sampled = (torch.ones(BATCH, dtype=torch.int32) for _ in range(2))
@@ -78,7 +61,7 @@ def main() -> None:
         backend._compiled.clear()
         drafter.propose(*call)
     theirs = device.launches[len(ours) :]
-    kernels = list(step_kernel.device_caches[device.get_current_device()][0].values())
+    kernels = step_kernel.device_caches[device.get_current_device()][0]
     assert len(kernels) == 1, f"expected one kernel for all calls, found {len(kernels)}"
     assert len(ours) == len(theirs) == len(calls)
     for number, pair in enumerate(zip(ours, theirs, strict=True)):
@@ -89,18 +72,16 @@ def main() -> None:
     print(f"{len(calls)} calls launch what Triton launches: the same kernel, grid and arguments")
 
     device.listens = False
-    kept = launcher()
-
-    def forget() -> None:
-        backend._compiled.clear()
-        kept(*calls[0])
-
-    kept(*calls[0])
-    drafter._step = kept
     drafter_module.check_batch = lambda *_: None  # of values, for CPU tensors only
-    print(f"launch, as Triton does it   {microseconds(forget, 200):6.1f} µs")
-    print(f"launch, as StepLaunch does  {microseconds(lambda: kept(*calls[0])):6.1f} µs")
-    print(f"Drafter.propose, checks too {microseconds(lambda: drafter.propose(*calls[0])):6.1f} µs")
+    timed = {
+        "launch, as Triton does it": lambda: (backend._compiled.clear(), step(*calls[0])),
+        "launch, as StepLaunch does": lambda: step(*calls[0]),
+        "Drafter.propose, checks too": lambda: drafter.propose(*calls[0]),
+    }
+    for name, run in timed.items():
+        run()
+        fastest = min(timeit.repeat(run, number=500, repeat=20)) / 500 * 1e6
+        print(f"{name:27} {fastest:6.1f} µs")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Compiled programs in random order, with a check for races: `sass_warp` without its clock.
 
 Each time that a warp reaches memory another one may go first; of a branch that divides a warp either side goes
-first. Registers, stack and shared memory hold garbage at the start.
+first. Registers and shared memory hold garbage at the start.
 
 Two accesses to a byte, one of them a store, race unless one *happens before* the other: they are of the same
 thread; or of the same warp, and all its lanes ran one instruction together in between; or of the same program, and
@@ -30,6 +30,7 @@ from benchmarks.compiled.sass_warp import (
     Memory,
     Warp,
     is_global,
+    matrix,
     width_of,
 )
 
@@ -93,7 +94,6 @@ class RacingWarp(Warp):
             self.special[f"SR_CTAID.{axis}"] = np.array([i], np.uint32)
         garbage = np.random.default_rng(machine.rng.randrange(2**32))
         self.r[:255] = garbage.integers(0, 2**32, (255, 32), np.uint32)
-        self.local[:] = garbage.integers(0, 2**32, self.local.shape, np.uint32)
         self.ur[:255] = garbage.integers(0, 2**32, (255, 1), np.uint32)
         self.p[:7], self.up[:7] = garbage.random((7, 32)) < 0.5, garbage.random((7, 1)) < 0.5
         self.i_warp, self.turn, self.pc, self.left = i_warp, 0, 0, MOST_BRANCHES
@@ -143,18 +143,10 @@ class RacingWarp(Warp):
 
     def _access(self, ins: Instruction, mask: Array) -> None:
         name, machine, addresses = ins.name, self.machine, self.addresses(ins)
-        if name in ("LDL", "STL"):
-            self.transfer(ins, mask, addresses)
-            return
-        if name in ("LDSM", "STSM"):
-            number, width = int(ins.modifiers[-1]) if ins.modifiers[-1].isdigit() else 1, 4
-            lanes = np.tile(ALL, number)
-            offsets = (addresses[8 * np.arange(number)[:, None] + ALL // 4] + 4 * (ALL % 4)).reshape(-1)
-            data = ins.operands[1]
-            words = [self.r[data.number + i] for i in range(number)] if name == "STSM" else []
-            values = np.concatenate(words).view(np.uint8) if words else None
+        width, lanes, values = width_of(ins), ALL[mask], None
+        if name == "LDSM":
+            lanes, offsets = ALL, matrix(ins, addresses)
         else:
-            width, lanes = width_of(ins), ALL[mask]
             offsets = addresses[mask] - (Memory.BASE if is_global(ins) else 0)
             values = self._stored(ins, width)[mask].reshape(-1) if name.startswith("ST") else None
         on = machine.globally if is_global(ins) else machine.in_shared
@@ -163,7 +155,7 @@ class RacingWarp(Warp):
             if (offsets < machine.shared_start).any() or (offsets + width > end).any():
                 raise IndexError(f"{ins.text}: outside of the {machine.shared_size} bytes of shared memory")
         self.transfer(ins, mask, addresses)
-        kind = ATOMIC if name.startswith(("ATOM", "RED")) else LOAD if name.startswith("LD") else STORE
+        kind = ATOMIC if name.startswith("RED") else LOAD if name.startswith("LD") else STORE
         self._note(
             kind, on, (offsets[:, None] + np.arange(width)).reshape(-1), np.repeat(lanes, width), values
         )

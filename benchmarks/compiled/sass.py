@@ -19,7 +19,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,7 +52,7 @@ class Registers:
             found = self.r[o.number]
         elif o.kind == "UR":
             found = self.ur[o.number]
-        elif o.kind in ("I", "F"):
+        elif o.kind == "I":
             found = o.immediate
         elif o.kind == "C":
             found = np.frombuffer(self.constants, np.uint32, 1, o.number)
@@ -120,8 +120,8 @@ class Operand:
     """One operand.
 
     Attributes:
-        kind: R, UR, P, UP (registers), I (immediate bits, in hexadecimal), F (immediate float, in decimal),
-            C (constant bank), M (memory), L (label), S (special register or a name).
+        kind: R, UR, P, UP (registers), I (immediate, in hexadecimal), C (constant bank), M (memory), L (label),
+            S (special register or a name).
         number: register number (255: RZ, 7: PT), immediate modulo 2**32, offset in the constant bank.
         text: as printed, without ``.reuse``.
         negative, absolute, inverted: of a value: minus, absolute, every bit; `inverted` of a predicate: not.
@@ -138,9 +138,8 @@ class Operand:
 
     @cached_property
     def immediate(self) -> Array:
-        """Of kinds I and F, [1] uint32."""
-        value = self.number if self.kind == "I" else np.float32(self.text).view(np.uint32)
-        return np.array([value], np.uint32)
+        """Of kind I, [1] uint32."""
+        return np.array([self.number], np.uint32)
 
     @cached_property
     def is_plain(self) -> bool:
@@ -180,7 +179,7 @@ def operand(text: str) -> Operand:
     body, inverted, negative, absolute = text, False, False, False
     if body[0] in "!~":
         inverted, body = True, body[1:]
-    if body[0] == "-" and not re.match(r"-(0x|\d|\.|INF|QNAN)", body):
+    if body[0] == "-" and not body.startswith("-0x"):
         negative, body = True, body[1:]
     if body[0] == "|":
         absolute, body = True, body[1:-1]
@@ -197,8 +196,6 @@ def operand(text: str) -> Operand:
         return Operand(register[1], int(register[2]) if register[2].isdigit() else last, **flags)
     if re.match(r"-?0x[0-9a-f]+$", body):
         return Operand("I", int(body, 0) & 0xFFFFFFFF, **flags)
-    if re.match(r"[-+]?(\d|\.|INF|QNAN)", body):
-        return Operand("F", 0, **flags)
     return Operand("S", 0, **flags)
 
 
@@ -336,16 +333,6 @@ def _move(w: Registers, ins: Instruction, mask: Array) -> None:
     w.write(ins.operands[0], w.value(ins.operands[1]), mask)
 
 
-def _half_move(w: Registers, ins: Instruction, mask: Array) -> None:
-    """``HFMA2 R, -RZ, RZ, a, b``: a constant, as two halves."""
-    if any(o.number != 255 for o in ins.operands[1:3]):
-        raise NotImplementedError(ins.text)
-    high, low = (
-        np.array([float(o.text) for o in ins.operands[3:5]]).astype(np.float16).view(np.uint16).tolist()
-    )
-    w.write(ins.operands[0], np.array([high << 16 | low], np.uint32), mask)
-
-
 def _extreme(w: Registers, ins: Instruction, mask: Array) -> None:
     d, _, sources = _split(ins)
     least = w.predicate(sources[-1])
@@ -417,8 +404,7 @@ def _shift(w: Registers, ins: Instruction, mask: Array) -> None:
     d, a, s, c = ins.operands
     kind = next(m for m in ins.modifiers if m[1:] in ("32", "64"))
     is_high, most = "HI" in ins.modifiers, 64 if kind[1:] == "64" else 32
-    by = w.value(s).astype(np.uint64)
-    by = by % np.uint64(most) if "W" in ins.modifiers else np.minimum(by, np.uint64(most))
+    by = np.minimum(w.value(s).astype(np.uint64), np.uint64(most))
     low, high = w.value(a).astype(np.uint64), w.value(c).astype(np.uint64)
     both = low | high << np.uint64(32)
     # NumPy's shift by 64 is not 0: two shifts by half.
@@ -483,13 +469,6 @@ def _from_predicates(w: Registers, ins: Instruction, mask: Array) -> None:
     w.write(d, w.value(a) & ~w.value(keep) | np.asarray(bits, np.uint32) & w.value(keep), mask)
 
 
-def _to_predicates(w: Registers, ins: Instruction, mask: Array) -> None:
-    _, a, keep = ins.operands
-    for i in range(7):
-        if keep.number >> i & 1:
-            np.copyto(w.p[i], (w.value(a) >> np.uint32(i) & np.uint32(1)) > 0, where=mask)
-
-
 def _special(w: Registers, ins: Instruction, mask: Array) -> None:
     d, s = ins.operands
     value = np.zeros(1, np.uint32) if s.text == "SRZ" else w.special[s.text]
@@ -515,14 +494,12 @@ def _reduce(w: Registers, ins: Instruction, mask: Array) -> None:
 
 
 def _vote(w: Registers, ins: Instruction, mask: Array) -> None:
+    """``VOTEU.ANY``: the lanes where a predicate holds as bits, or whether there are any."""
     *written, p = ins.operands
     lanes = np.broadcast_to(w.predicate(p), (32,)) & mask
     for o in written:
-        if _is_predicate(o):
-            value = lanes.any() if "ANY" in ins.modifiers else (lanes == mask).all()
-            w.write(o, np.array([value]), mask)
-        else:
-            w.write(o, np.array([int(np.sum(1 << ALL[lanes]))], np.uint64).astype(np.uint32), mask)
+        bits = lanes.any() if _is_predicate(o) else np.sum(1 << ALL[lanes])
+        w.write(o, np.array([int(bits)], np.uint64).astype(np.uint32), mask)
 
 
 def _shuffle(w: Registers, ins: Instruction, mask: Array) -> None:
@@ -542,96 +519,32 @@ def _count_bits(w: Registers, ins: Instruction, mask: Array) -> None:
     w.write(ins.operands[0], np.bitwise_count(w.value(ins.operands[1])).astype(np.uint32), mask)
 
 
-def _find_bit(w: Registers, ins: Instruction, mask: Array) -> None:
-    value = w.value(ins.operands[1]).astype(np.float64)
-    top = np.where(value > 0, np.floor(np.log2(np.maximum(value, 1))), -1).astype(np.int64)
-    top = np.where((top >= 0) & ("SH" in ins.modifiers), 31 - top, top)
-    w.write(ins.operands[0], _low(top), mask)
-
-
-def _reverse(w: Registers, ins: Instruction, mask: Array) -> None:
-    bits = np.unpackbits(np.ascontiguousarray(w.value(ins.operands[1])).view(np.uint8), bitorder="little")
-    turned = np.packbits(bits.reshape(-1, 32)[:, ::-1], axis=1, bitorder="little").reshape(-1)
-    w.write(ins.operands[0], np.frombuffer(turned.tobytes(), np.uint32), mask)
-
-
-def _absolute(w: Registers, ins: Instruction, mask: Array) -> None:
-    w.write(ins.operands[0], np.abs(w.value(ins.operands[1]).view(np.int32)).view(np.uint32), mask)
-
-
-def _floats(w: Registers, o: Operand) -> Array:
-    """[32] or [1] float32."""
-    value = w.value(Operand(o.kind, o.number, o.text)).view(np.float32)
-    value = np.abs(value) if o.absolute else value
-    return -value if o.negative else value
-
-
-def _float_add(w: Registers, ins: Instruction, mask: Array) -> None:
-    d, a, b = ins.operands
-    w.write(d, (_floats(w, a) + _floats(w, b)).astype(np.float32).view(np.uint32), mask)
-
-
-def _float_multiply(w: Registers, ins: Instruction, mask: Array) -> None:
-    d, a, b = ins.operands
-    w.write(d, (_floats(w, a) * _floats(w, b)).astype(np.float32).view(np.uint32), mask)
-
-
-def _float_multiply_two(w: Registers, ins: Instruction, mask: Array) -> None:
-    """Two products, of pairs of registers; an immediate is a factor of both."""
-    d, *factors = ins.operands
-    if any(o.kind == "R" and not o.text.endswith(".F32x2.HI_LO") for o in factors):
-        raise NotImplementedError(ins.text)
-    for i in (0, 1):
-        a, b = (_floats(w, replace(o, number=o.number + i) if o.kind == "R" else o) for o in factors)
-        w.write(d, (a * b).astype(np.float32).view(np.uint32), mask, i)
-
-
-def _to_integer(w: Registers, ins: Instruction, mask: Array) -> None:
-    if "TRUNC" not in ins.modifiers:
-        raise NotImplementedError(ins.text)
-    d, a = ins.operands
-    with np.errstate(invalid="ignore"):  # garbage of lanes whose result is not read
-        whole = np.trunc(_floats(w, a)).astype(np.int64).view(np.uint64)
-    if "S64" in ins.modifiers:
-        w.write_wide(d, whole, mask)
-    else:
-        w.write(d, _low(whole), mask)
-
-
 def _nothing(w: Registers, ins: Instruction, mask: Array) -> None:
     pass
 
 
+#: The instructions of the library's kernels, as Triton 3.6 and 3.9 compile them for `BANKS`.
 _NAMES: dict[Callable[[Registers, Instruction, Array], None], str] = {
-    _add: "IADD3 UIADD3 VIADD IADD UIADD VIADD UVIADD",
+    _add: "IADD3 UIADD3 VIADD",
     _mad: "IMAD UIMAD",
     _move: "MOV UMOV R2UR",
-    _half_move: "HFMA2",
-    _extreme: "VIMNMX VIMNMX3 VIADDMNMX IMNMX UVIMNMX UIMNMX UVIADDMNMX UVIMNMX3",
+    _extreme: "VIMNMX VIMNMX3 VIADDMNMX IMNMX",
     _logic: "LOP3 ULOP3",
     _predicate_logic: "PLOP3 UPLOP3",
     _compare: "ISETP UISETP",
-    _select: "SEL USEL FSEL UFSEL",
+    _select: "SEL USEL",
     _shift: "SHF USHF",
     _shift_add: "LEA ULEA",
-    _permute: "PRMT UPRMT",
-    _extend: "SGXT USGXT",
-    _from_predicates: "P2R UP2UR",
-    _to_predicates: "R2P",
+    _permute: "PRMT",
+    _extend: "SGXT",
+    _from_predicates: "P2R",
     _special: "S2R S2UR CS2R",
     _load_constant: "LDC ULDC LDCU",
     _reduce: "REDUX CREDUX",
-    _vote: "VOTE VOTEU",
+    _vote: "VOTEU",
     _shuffle: "SHFL",
-    _count_bits: "POPC UPOPC",
-    _find_bit: "FLO UFLO",
-    _reverse: "BREV UBREV",
-    _absolute: "IABS",
-    _float_add: "FADD UFADD",
-    _float_multiply: "FMUL UFMUL",
-    _float_multiply_two: "FMUL2",
-    _to_integer: "F2I UF2I",
-    _nothing: "NOP BAR MEMBAR DEPBAR ERRBAR CCTL ENDCOLLECTIVE NANOSLEEP ACQBULK PREEXIT FENCE LDGDEPBAR",
+    _count_bits: "POPC",
+    _nothing: "NOP BAR ENDCOLLECTIVE",
 }
 
 #: Name of an instruction → what it does to the registers of a warp, in the lanes of a mask.

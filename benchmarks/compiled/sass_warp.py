@@ -17,9 +17,9 @@ import numpy as np
 
 from benchmarks.compiled.sass import ALL, NONE, OPERATIONS, Array, Instruction, Program, Registers
 
-LOAD_STORE = {"LDG", "STG", "LDS", "STS", "LDL", "STL", "LDSM", "STSM", "REDG", "RED", "ATOMG", "ATOMS"}
+#: No kernel has a stack, or wants to know what an atomic replaced.
+LOAD_STORE = {"LDG", "STG", "LDS", "STS", "LDSM", "REDG", "RED"}
 CONTROL_FLOW = {"BRA", "EXIT", "BSSY", "BSYNC", "BREAK", "WARPSYNC", "CALL", "RET", "YIELD"}
-STACK = 4096
 SHARED = 1 << 18
 #: In place of an instruction's index: the warp is at its end.
 ENDED = -1
@@ -31,9 +31,17 @@ def width_of(ins: Instruction) -> int:
     return next((width for modifier, width in _WIDTHS.items() if modifier in ins.modifiers), 4)
 
 
+def matrix(ins: Instruction, addresses: Array) -> Array:
+    """The address that lane l of an LDSM loads from: word l % 4 of row l // 4 of a matrix, 16 bytes a row."""
+    if ins.modifiers != ("16", "M88"):
+        raise NotImplementedError(ins.text)
+    found: Array = addresses[ALL // 4] + 4 * (ALL % 4)
+    return found
+
+
 def is_global(ins: Instruction) -> bool:
     """Whether a load, store or atomic reaches global memory."""
-    return ins.name in ("LDG", "STG", "REDG", "RED", "ATOMG")
+    return ins.name in ("LDG", "STG", "REDG", "RED")
 
 
 @dataclass(frozen=True)
@@ -66,16 +74,13 @@ class Latencies:
     further_line: int = 2
 
 
-#: Target → where a kernel's arguments begin in constant bank 0, where the stack pointer stands in it, and where
-#: shared memory begins.
-BANKS = {"sm_80": (0x160, 0x28, 0), "sm_90": (0x210, 0x28, 0x400), "sm_100": (0x380, 0x37C, 0x400)}
+#: Target → where a kernel's arguments begin in constant bank 0, and where shared memory begins.
+BANKS = {"sm_80": (0x160, 0), "sm_90": (0x210, 0x400), "sm_100": (0x380, 0x400)}
 
 
 def constant_bank(target: str, arguments: Iterable[tuple[Any, int]]) -> bytes:
     """Constant bank 0 at a launch. arguments: value and bytes of each."""
-    start, stack, _ = BANKS[target]
-    bank = bytearray(4096)
-    bank[stack : stack + 4] = STACK.to_bytes(4, "little")
+    start, bank = BANKS[target][0], bytearray(4096)
     for value, size in arguments:
         start = -(-start // size) * size
         bank[start : start + size] = (int(value) & (1 << 8 * size) - 1).to_bytes(size, "little")
@@ -143,7 +148,6 @@ class Warp(Registers):
         self.machine, self.costs, self.time, self.count = machine, machine.latencies, 0, 0
         self.boards = [0] * 6  # when each is at 0
         self.pipes: dict[str, int] = {}
-        self.local = np.zeros((STACK // 4, 32), np.uint32)  # each lane's stack
         self.mask, self.exited = np.ones(32, bool), np.zeros(32, bool)
         self.paths: list[tuple[int, Array]] = []
         self.barriers: dict[str, Array] = {}
@@ -173,10 +177,8 @@ class Warp(Registers):
         costs, name = self.costs, ins.name
         addresses = self.addresses(ins)
         offsets, width = self.transfer(ins, mask, addresses), width_of(ins)
-        if name in ("LDSM", "STSM"):
+        if name == "LDSM":
             return costs.shared_wide, 2 * costs.half_rate
-        if name in ("LDL", "STL"):
-            return costs.l1, costs.half_rate
         if not is_global(ins):
             words = np.unique(offsets[:, None] // 4 + np.arange(max(width // 4, 1)))
             turns = max(Counter((words % 32).tolist()).values())  # a bank gives one word a turn
@@ -189,25 +191,17 @@ class Warp(Registers):
         if name == "LDG":
             there = max(known.setdefault(int(s), start + costs.first) for s in sectors) - start
             return max(costs.l1, there) + extra, costs.half_rate + extra
-        if name.startswith(("ATOM", "RED")):
+        if name.startswith("RED"):
             for s in sectors:
                 known.pop(int(s), None)
         return costs.first, costs.half_rate + extra
 
     def transfer(self, ins: Instruction, mask: Array, addresses: Array) -> Array:
-        """Load or store. Returns the offsets of the lanes of `mask` in the memory or stack."""
+        """Load or store. Returns the offsets of the lanes of `mask` in the memory."""
         name, width = ins.name, width_of(ins)
-        if name in ("LDSM", "STSM"):
-            self._matrix(ins, addresses)
+        if name == "LDSM":
+            self.r[ins.operands[0].number] = self.machine.shared.view(np.uint32)[matrix(ins, addresses) // 4]
             return addresses
-        if name in ("LDL", "STL"):
-            rows = addresses // 4
-            for i in range(max(width // 4, 1)):
-                if name == "LDL":
-                    self.write(ins.operands[0], self.local[rows + i, ALL], mask, i)
-                else:
-                    self.local[rows[mask] + i, ALL[mask]] = self.r[ins.operands[1].number + i][mask]
-            return addresses[mask]
         in_global = is_global(ins)
         block = self.machine.memory.bytes if in_global else self.machine.shared
         offsets = addresses - (Memory.BASE if in_global else 0)
@@ -216,7 +210,7 @@ class Warp(Registers):
             self.machine.memory.check(used, width, ins.text)
         if (used % width).any():
             raise IndexError(f"{ins.text}: an address that is not a multiple of {width}")
-        if name.startswith(("ATOM", "RED")):
+        if name.startswith("RED"):
             self._atomic(ins, mask, block, offsets)
         else:
             self._copy(ins, mask, block, offsets, width)
@@ -239,28 +233,11 @@ class Warp(Registers):
     def _atomic(self, ins: Instruction, mask: Array, block: Array, offsets: Array) -> None:
         signed = np.int32 if "S32" in ins.modifiers else np.uint32
         view, at = block.view(signed), offsets // 4
-        values = self.value(ins.operands[-1])
-        returns = next((o for o in ins.operands[:2] if o.kind == "R"), None) if ins.name[0] == "A" else None
-        apply: dict[str, Any] = {"MAX": np.maximum, "MIN": np.minimum, "ADD": np.add, "OR": np.bitwise_or}
-        how = apply[next(m for m in ins.modifiers if m in apply)]
-        for lane in ALL[mask]:
-            if returns is not None:
-                self.r[returns.number, lane] = view[at[lane] : at[lane] + 1].view(np.uint32)[0]
-            view[at[lane]] = how(view[at[lane]], np.broadcast_to(values, (32,)).view(signed)[lane])
-
-    def _matrix(self, ins: Instruction, addresses: Array) -> None:
-        """LDSM and STSM: matrices of 8 rows of 16 bytes, lane l holds word l % 4 of row l // 4."""
-        if any(m.startswith("MT") for m in ins.modifiers):
+        values = np.broadcast_to(self.value(ins.operands[-1]), (32,)).view(signed)
+        how = np.maximum if "MAX" in ins.modifiers else np.minimum if "MIN" in ins.modifiers else None
+        if how is None:
             raise NotImplementedError(ins.text)
-        number = int(ins.modifiers[-1]) if ins.modifiers[-1].isdigit() else 1
-        words, is_load = self.machine.shared.view(np.uint32), ins.name == "LDSM"
-        data = ins.operands[0 if is_load else 1]
-        for i in range(number):
-            at = addresses[8 * i + ALL // 4] // 4 + ALL % 4
-            if is_load:
-                self.r[data.number + i] = words[at]
-            else:
-                words[at] = self.r[data.number + i]
+        how.at(view, at[mask], values[mask])
 
     def run(self) -> Iterator[None]:
         code, labels = self.machine.program.code, self.machine.program.labels

@@ -189,7 +189,12 @@ def _cell(row: dict[str, Any]) -> str:
 
 
 def settle(
-    table: Table, path: Path, renew: bool, is_part: bool, wrong: Sequence[str] = (), tolerance: float = 0.0
+    table: Table,
+    path: Path,
+    renew: bool,
+    wrong: Sequence[str] = (),
+    is_part: bool = False,
+    tolerance: float = 0.0,
 ) -> None:
     """Put what was found into the committed file, beside other versions of Triton, or name what differs from it
     or is `wrong`; then exit code 1. is_part: rows that the file has besides are no difference."""
@@ -198,13 +203,14 @@ def settle(
     stored = json.loads(path.read_text(encoding="utf-8"))
     if renew:
         stored["triton"] = dict(sorted({**stored["triton"], triton.__version__: table}.items()))
-        path.write_text(tables.as_json(stored, depth=4), encoding="utf-8")
+        tables.write_json(path, stored, depth=4)
         typer.echo(f"\nwrote {path}")
+    typer.echo(f"\ntriton {triton.__version__}")
     expected: Table | None = stored["triton"].get(triton.__version__)
     if expected is None:
-        typer.echo(f"\nno table of triton {triton.__version__}: nothing to compare with")
+        typer.echo("no table of this version: nothing to compare with")
         expected = table
-    targets = {target for rows in table.values() for target in rows}
+    targets = next(iter(table.values()))
     wanted = {
         label: {target: row for target, row in rows.items() if target in targets}
         for label, rows in expected.items()
@@ -217,17 +223,9 @@ def settle(
         raise typer.Exit(1)
 
 
-def chosen_targets(target: list[str] | None, known: Collection[str], renews_a_part: bool) -> list[str]:
-    """The targets of a run, all unless told. Ends the program on an unknown one, or on a part to be renewed."""
-    # Triton reads it when a kernel is decorated; under the interpreter there is nothing to compile.
+def uninterpreted() -> None:
+    """Triton reads this when a kernel is decorated; under the interpreter there is nothing to compile."""
     os.environ.pop("TRITON_INTERPRET", None)
-    targets = list(target or known)
-    unknown = [t for t in targets if t not in known]
-    if unknown or renews_a_part:
-        wrong = f"unknown target {unknown}" if unknown else "--write needs every row and every target"
-        typer.echo(f"error: {wrong}; targets are {', '.join(known)}", err=True)
-        raise typer.Exit(2)
-    return targets
 
 
 def main(
@@ -238,13 +236,14 @@ def main(
     ] = None,
 ) -> None:
     """Compile every kernel for four targets and compare the result with the committed table."""
-    targets = chosen_targets(target, TARGETS, renew and bool(target or only))
-    import triton
-
-    table = measure(targets, only or [""])
-    typer.echo(f"triton {triton.__version__}; registers, shared memory, loads of 128 bits or more / all\n")
-    typer.echo(markdown(table, _cell))
-    settle(table, TABLE, renew, bool(only), spills(table))
+    if (renew and (target or only)) or not {*(target or ())} <= TARGETS.keys():
+        raise typer.BadParameter(
+            f"targets are {', '.join(TARGETS)}; --write needs all of them, and every row"
+        )
+    uninterpreted()
+    table = measure(target or TARGETS, only or [""])
+    typer.echo(f"registers, shared memory, loads of 128 bits or more / all\n\n{markdown(table, _cell)}")
+    settle(table, TABLE, renew, spills(table), is_part=bool(only))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.gpu import SkipError
-from benchmarks.tables import ROOT
+from benchmarks.tables import ROOT, command
 
 PASSED, FAILED, SKIPPED, STARTED, OUT_OF_TIME = "passed", "failed", "skipped", "started", "out of time"
 #: Seconds for everything, and for one row; a hung row ends its process.
@@ -151,13 +151,8 @@ def sanitized(name: str) -> None:
 
 
 def rows_of(module: str, function: str = "rows") -> Rows:
-    """Those of a module of this folder."""
-
-    def rows(device: str, is_dry: bool, out: Path) -> Iterator[Row]:
-        found = importlib.import_module(f"benchmarks.gpu.{module}")
-        yield from getattr(found, function)(device, is_dry, out)
-
-    return rows
+    """Those of a module of this folder, which is imported where they run."""
+    return lambda *args: getattr(importlib.import_module(f"benchmarks.gpu.{module}"), function)(*args)
 
 
 class Stage(NamedTuple):
@@ -267,7 +262,7 @@ def run_stage(stage: Stage, out: Path, seconds: float, is_dry: bool) -> dict[str
 
 def _run_process(stage: Stage, path: Path, seconds: float, is_dry: bool) -> int | None:
     """The exit code of the stage's process, or None where time was up. All that it started ends with it."""
-    command = [sys.executable, "-m", "benchmarks.gpu", "--rows", str(path), stage.name]
+    arguments = [sys.executable, "-m", "benchmarks.gpu", "--rows", str(path), stage.name]
     log = None
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
     if stage.name == "compile":
@@ -280,10 +275,10 @@ def _run_process(stage: Stage, path: Path, seconds: float, is_dry: bool) -> int 
             tests = (*tests, "--rows", str(path))
         elif importlib.util.find_spec("xdist") and not is_dry:
             tests = (*tests, "-n", "8", "--dist", "worksteal")
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", *tests]
+        arguments = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", *tests]
         log = path.with_suffix(".log").open("w", encoding="utf-8")
     child = subprocess.Popen(
-        [*command, *(["--dry-run"] if is_dry and not stage.tests else [])],
+        [*arguments, *(["--dry-run"] if is_dry and not stage.tests else [])],
         cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True,
     )  # fmt: skip
     try:
@@ -302,9 +297,9 @@ def header() -> dict[str, Any]:
 
     from benchmarks.alignment.workload import machine
 
-    def said(*command: str) -> str:
+    def said(*words: str) -> str:
         with suppress(OSError):
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+            done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
             return (done.stdout.strip().splitlines() or [""])[0]
         return ""
 
@@ -343,16 +338,11 @@ def report(results: dict[str, dict[str, dict[str, Any]]]) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     names = {stage.name: stage for stage in STAGES}
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument(
-        "stages", nargs="*", metavar="STAGE", help=f"of {', '.join(names)}; none: all of them"
-    )
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / ".cache" / "gpu_check", help="folder of the results"
-    )
-    parser.add_argument("--budget", type=float, default=BUDGET, help="seconds for all stages")
+    parser = command("benchmarks.gpu", __doc__)
+    said = f"of {', '.join(names)}; none: all of them"
+    parser.add_argument("stages", nargs="*", metavar="STAGE", help=said)
+    said = "folder of the results"
+    parser.add_argument("--out", type=Path, default=ROOT / ".cache" / "gpu_check", help=said)
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes without a GPU")
     parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)  # of one stage, in this process
     options = parser.parse_args(argv)
@@ -365,7 +355,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = chosen[0].rows(device, options.dry_run, options.rows.parent)
         run_rows(rows, options.rows, limit=(5 if options.dry_run else 1) * ROW_SECONDS)
         return 0
-    end = time.monotonic() + options.budget
+    end = time.monotonic() + BUDGET
     out = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     # In a process of its own, so that this one holds no memory of the GPU.

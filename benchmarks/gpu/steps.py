@@ -1,6 +1,6 @@
 """Rows of one drafting step: device time in a CUDA graph, in which each step is a genuine next step (`StepBatch`),
 without the host's launch (`device_time`), for the situations of `CASES`; docs/developer/compiled-kernels.md
-has the columns. `ngram_rows` has vLLM's n-gram kernel beside it, on the same requests.
+has the columns. `ngram_rows` has vLLM's n-gram kernel beside it, on requests of their own.
 
 Correctness first: a batch whose drafts differ from the reference, before or after the replays, is not timed.
 """
@@ -39,7 +39,8 @@ class Case:
     text: what the outputs are. ``aligned``: the prediction. ``lost``: the prediction, and 64 tokens before the
         first step another text begins. ``repeats``: the same, and the other text repeats itself, so that every
         match in the request's own output is long. ``prompt``: the prompt holds the prediction's text, N tokens,
-        and the output begins. ``resume``: a quarter of N tokens, that are lost from the first one on.
+        and the output begins. ``again``: the same, and half of the output is written. ``resume``: a quarter of N
+        tokens, that are lost from the first one on.
     step_tokens: tokens of every step, 1 to 17: 17 is all of 16 drafts accepted.
     steps: steps in one interval.
     skip: tokens of one step that goes before each interval, untimed.
@@ -93,6 +94,8 @@ def _rows(case: Case, predictions: Tokens, others: Tokens) -> tuple[Tokens, int,
         return np.concatenate([predictions[:, :at], tail], axis=1), 0, half
     if case.text == "prompt":
         return np.concatenate([predictions, predictions[:, :64]], axis=1), num_text, num_text
+    if case.text == "again":
+        return np.tile(predictions, 2), num_text, num_text + num_text // 2
     if case.text == "resume":
         return others, 0, num_text // 4
     raise ValueError(f"text: expected one of the texts of `Case`, found {case.text!r}")
@@ -109,6 +112,9 @@ class StepBatch(Batch):
         self.written = self.start
         recipes = make_recipes() if case.recipes else None
         super().__init__(predictions, self._texts, self.start, prompt_len, case.step_tokens, device, recipes)
+        #: What is timed, and whether it is the drafter's.
+        self.step: Callable[[], Any] = self.propose
+        self.is_ours = True
         self._none_sampled = torch.zeros_like(self.num_sampled)
         self._scratch = torch.zeros_like(self.total_len)
         self._advance_scratch()  # loaded before it is captured
@@ -122,7 +128,7 @@ class StepBatch(Batch):
     def works(self, between: Callable[[], object] | None = None) -> tuple[list[Any], list[Any]]:
         """The calls of an interval, and those of its floor; `between` goes before each step."""
         ahead = [] if between is None else [between]
-        work, floor = [*ahead, self._advance, self.propose], [*ahead, self._advance_scratch]
+        work, floor = [*ahead, self._advance, self.step], [*ahead, self._advance_scratch]
         return work * self.case.steps, floor * self.case.steps
 
     def before(self) -> None:
@@ -135,11 +141,11 @@ class StepBatch(Batch):
             # Tokens were taken back: the slots start over and process all that is written then.
             self.total_len.fill_(self.start)
             self.written = self.start
-            self.propose()
+            self.step()
         if case.skip:
             self.total_len.add_(case.skip)
             self.written += case.skip
-            self.propose()
+            self.step()
 
     def after(self) -> None:
         """An interval has been replayed."""
@@ -158,7 +164,8 @@ class StepBatch(Batch):
         """`check_drafts`, and that as many tokens are written as this knows of."""
         found_len = self.total_len.tolist()
         assert found_len == [self.written] * len(found_len), f"total_len: expected {self.written}"
-        self.check_drafts()
+        if self.is_ours:
+            self.check_drafts()
 
 
 def flush() -> Callable[[], object]:
@@ -257,45 +264,28 @@ def vllm_step(requests: Batch, device: str) -> Callable[[], torch.Tensor]:
     return step
 
 
-def our_step(requests: Batch, device: str) -> Callable[[], torch.Tensor]:
-    """A `Drafter`'s step."""
-    return lambda: requests.propose().token_ids
+#: A batch writes its prompt again, and is half way through it: vLLM's kernel knows no predictions.
+AGAIN = Case("the prompt again", "again", steps=NGRAM_STEPS)
 
 
 def ngram_rows(device: str, is_dry: bool, out: Path) -> Iterator[Row]:
-    """The text is in the prompt: vLLM's kernel knows no predictions. Ours has it as prediction, too."""
+    """A step of vLLM's kernel, and one of ours, which has the text as prediction, too."""
     batches, *sizes = ((2,), 256, 1) if is_dry else ((64, 256, 1), 4096, 20)
-    contestants = {"gpu_align step": our_step, "vLLM V2 n-gram": vllm_step}
-    for name in list(contestants)[: 1 if is_dry else None]:  # vLLM takes long to import
+    for name in ("gpu_align step", "vLLM V2 n-gram")[: 1 if is_dry else None]:  # vLLM takes long to import
         for batch in batches:
-            yield f"{name}, batch {batch}", partial(beside_ngram, contestants[name], batch, *sizes, device)
+            yield (
+                f"{name}, batch {batch}",
+                partial(beside_ngram, name.startswith("vLLM"), batch, *sizes, device),
+            )
 
 
-def beside_ngram(make_step: Any, batch: int, num_text: int, repeats: int, device: str) -> dict[str, Any]:
-    """One row: a step of one new token, of requests that write their text again, half way through it."""
-    texts, start = draw_texts(batch, num_text)[0], num_text + num_text // 2
-    requests = Batch(texts, np.tile(texts, 2), start, num_text, 1, device, None)
-    step, scratch = make_step(requests, device), requests.total_len.clone()
-    scratch.add_(0)
-    drafts = step()  # compiles; ours processes what is written already
-    want = requests.token_ids[:, start : start + NUM_DRAFT_TOKENS]
-    assert torch.equal(drafts.to(torch.int32), want), "expected the text's next tokens as drafts"
-    work = record([lambda: requests.total_len.add_(1), step] * NGRAM_STEPS, device)
-    floor = record([lambda: scratch.add_(1)] * NGRAM_STEPS, device)
-    written = start
-
-    def before() -> None:
-        nonlocal written
-        if written + NGRAM_STEPS + NUM_DRAFT_TOKENS > 2 * num_text:
-            requests.total_len.fill_(start)
-            written = start
-            step()
-        written += NGRAM_STEPS
-
-    times, floors = Clock(device).compare(work, floor, before, repeats)
-    return {
-        "batch": batch,
-        "tokens": 2 * num_text,
-        "repeats": repeats,
-        **per_step(times, floors, NGRAM_STEPS),
-    }
+def beside_ngram(is_vllm: bool, size: int, num_text: int, repeats: int, device: str) -> dict[str, Any]:
+    """One row, of one new token a step; the first drafts are the text's next tokens."""
+    batch = StepBatch(AGAIN, size, num_text, device)
+    if is_vllm:
+        batch.step, batch.is_ours = vllm_step(batch, device), False
+    drafts = batch.step()
+    want = batch.token_ids[:, batch.start : batch.start + NUM_DRAFT_TOKENS]
+    found = drafts if isinstance(drafts, torch.Tensor) else drafts.token_ids
+    assert torch.equal(found.to(torch.int32), want), "expected the text's next tokens as drafts"
+    return {"batch": size, "tokens": 2 * num_text, "repeats": repeats, **time_steps(batch, repeats)}

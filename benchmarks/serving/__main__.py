@@ -1,7 +1,511 @@
-"""``python -m benchmarks.serving``."""
+"""Throughput of drafting rules on paper: ``python -m benchmarks.serving``; README.md has the assumptions.
 
+Replays real edits at batch 1 to 1,024: every place of a batch goes through the corpus, request after request; in
+each step a rule grants draft slots, what they bring is looked up in a trace of the drafter, and the step takes as
+long as its tokens need (`Roofline`). After a change of the drafter run it again: it fails if the plugin's defaults
+(`vllm_integration.config.settings`) then lose by useless predictions or rejected drafts.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 import typer
 
-from benchmarks.serving.main import main
+import gpu_align
+from benchmarks import tables
+from benchmarks.corpus import build as corpus
+from benchmarks.processes import pool
+from gpu_align.predictors import PredictedOutputTokenPredictor, PredictorOptions
+from gpu_align.predictors.base import count_accepted
+from gpu_align.simulate import Record, read_records, recipes_for
+from gpu_align.tools.simulate.policies import sizes_for
+from vllm_integration.scheduler.draft_budget import DraftBudget, DraftedRequests
+from vllm_integration.wire import request as wire
+from vllm_integration.wire.reports import DraftReport, StepDrafts, survival_levels
 
-typer.run(main)
+Ints = npt.NDArray[np.int64]
+Times = npt.NDArray[np.float64]
+K = 32
+BATCHES = (1, 8, 32, 64, 128, 256, 512, 1024)
+#: Batches of the tables; the JSON has all.
+COLUMNS = (1, 8, 64, 256, 1024)
+#: What is traced, and how many of its output tokens.
+CORPUS, MAX_TOKENS = Path(".cache/corpus.jsonl.gz"), 30_000
+TRACES = Path(".cache/serving")
+#: Microseconds that a step of the drafter takes.
+DRAFTER_US = 15.0
+#: The plugin's defaults are never below this share of the throughput without drafts.
+NEVER_BELOW = 0.99
+#: Steps in which a rule that learns gets to know the requests of a batch.
+WARM_UP = 300
+#: Processes.
+JOBS = 2
+
+
+# A step on paper. Units: bytes a second, operations a second (dense, no sparsity), bytes.
+
+
+class Gpu(NamedTuple):
+    """One GPU of a data sheet. link: NVLink, one direction."""
+
+    name: str
+    bandwidth: float
+    bf16: float
+    fp8: float
+    memory: float
+    link: float
+    source: str
+
+
+class Model(NamedTuple):
+    """A dense decoder with grouped-query attention. embedding: of its parameters; looked up, not multiplied."""
+
+    name: str
+    params: float
+    embedding: float
+    layers: int
+    hidden: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    source: str
+
+
+H100 = Gpu("H100", 3.35e12, 989e12, 1979e12, 80e9, 450e9, "NVIDIA H100 data sheet, SXM, without sparsity")
+H200 = Gpu("H200", 4.8e12, 989e12, 1979e12, 141e9, 450e9, "NVIDIA H200 data sheet, SXM, without sparsity")
+B200 = Gpu("B200", 8.0e12, 2250e12, 4500e12, 180e9, 900e9, "NVIDIA DGX B200 data sheet / 8, dense")
+SMALL = Model("8B", 8.03e9, 0.53e9, 32, 4096, 32, 8, 128, 128_256, "Llama 3.1 8B, its config.json")
+LARGE = Model("70B", 70.6e9, 1.05e9, 80, 8192, 64, 8, 128, 128_256, "Llama 3.1 70B, its config.json")
+BYTES = {"bf16": 2, "fp8": 1}
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """A step's time.
+
+    ::
+
+        linear    = soft_max(weight bytes / bandwidth, 2 * params * tokens / operations)
+        attention = soft_max(batch * context * KV bytes a token / bandwidth,
+                             4 * layers * q_heads * head_dim * context * tokens / bf16 operations)
+        logits    = tokens * vocab * logits_bytes / bandwidth
+        exchange  = 0 on one GPU, else 2 * layers * (exchange_us + tokens * hidden * 2 bytes / link)
+        step      = overhead + linear + attention + logits + exchange
+        soft_max(a, b) = (a**p + b**p) ** (1 / p),  p = softness
+
+    Bandwidth and operations are the data sheet's times `bandwidth_share` and `compute_share`. With several
+    GPUs each holds its share of weights, KV cache, heads and vocabulary. All numbers with a value are our
+    assumptions.
+    """
+
+    gpu: Gpu
+    model: Model
+    dtype: str
+    #: Tokens of KV cache that each request reads, on average.
+    context: int
+    gpus: int = 1
+    #: What good kernels reach of a data sheet's bandwidth and operations.
+    bandwidth_share: float = 0.8
+    compute_share: float = 0.6
+    #: Memory and arithmetic overlap well, not perfectly. Where both sides of a soft maximum are equal the time is
+    #: 2**(1/4) = 1.19 times either; a hard maximum would make drafts up to there free.
+    softness: float = 4.0
+    #: What a step costs whatever is in it; scheduling that is not hidden, launches, sampling.
+    overhead_ms: float = 0.5
+    #: Bytes a vocabulary entry and token: logits written and read in bf16, converted to float32, read twice
+    #: (softmax or argmax, comparison with the draft).
+    logits_bytes: float = 16.0
+    #: Latency of one exchange between GPUs, twice a layer.
+    exchange_us: float = 8.0
+    #: Share of the memory that weights and KV cache may fill (vLLM's default).
+    memory_share: float = 0.92
+
+    @property
+    def name(self) -> str:
+        many = f"{self.gpus} × " if self.gpus > 1 else ""
+        return f"{many}{self.gpu.name}, {self.model.name} {self.dtype}, context {self.context:,}"
+
+    @property
+    def kv_bytes(self) -> float:
+        """Bytes of KV cache a token on one GPU; in fp8 the cache is fp8, too."""
+        m = self.model
+        return 2 * m.layers * m.kv_heads * m.head_dim * BYTES[self.dtype] / self.gpus
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of weights read a step on one GPU."""
+        return (self.model.params - self.model.embedding) * BYTES[self.dtype] / self.gpus
+
+    def fits(self, batch: int) -> bool:
+        """Whether so many requests fit in memory."""
+        held = self.model.params * BYTES[self.dtype] / self.gpus + batch * self.context * self.kv_bytes
+        return held <= self.gpu.memory * self.memory_share
+
+    def ms(self, batch: int, tokens: npt.ArrayLike) -> Times:
+        """Milliseconds of a step over `batch` requests that verifies `tokens` tokens in all."""
+        t = np.asarray(tokens, dtype=np.float64)
+        m, bandwidth = self.model, self.gpu.bandwidth * self.bandwidth_share
+        bf16 = self.gpu.bf16 * self.compute_share
+        operations = getattr(self.gpu, self.dtype) * self.compute_share
+        linear = self._soft_max(
+            self.weight_bytes / bandwidth, 2 * (m.params - m.embedding) / self.gpus * t / operations
+        )
+        attention = self._soft_max(
+            batch * self.context * self.kv_bytes / bandwidth,
+            4 * m.layers * m.q_heads * m.head_dim * self.context / self.gpus * t / bf16,
+        )
+        logits = t * m.vocab * self.logits_bytes / self.gpus / bandwidth
+        exchange: Times | float = 0.0
+        if self.gpus > 1:
+            exchange = 2 * m.layers * (self.exchange_us * 1e-6 + t * m.hidden * 2 / self.gpu.link)
+        return np.asarray(self.overhead_ms + 1e3 * (linear + attention + logits + exchange))
+
+    def _soft_max(self, a: float, b: Times) -> Times:
+        high = np.maximum(a, b)
+        power = (a / high) ** self.softness + (b / high) ** self.softness
+        return np.asarray(high * power ** (1 / self.softness))
+
+
+#: One GPU where the weights fit with room for a cache, else the fewest of them.
+SETUPS = [
+    Roofline(gpu, model, dtype, context, gpus)
+    for context in (500, 2_000, 8_000)
+    for gpu, in_bf16, in_fp8 in ((H100, 4, 2), (H200, 2, 1), (B200, 2, 1))
+    for model, counts in ((SMALL, (1, 1)), (LARGE, (in_bf16, in_fp8)))
+    for dtype, gpus in zip(BYTES, counts, strict=True)
+]
+#: Setups whose numbers are shown one by one; the worst case is over all of them.
+SHOWN = (
+    "H100, 8B fp8, context 500", "H200, 70B fp8, context 500", "H100, 8B bf16, context 2,000",
+    "B200, 8B fp8, context 2,000",
+)  # fmt: skip
+
+
+# Traces: what the drafter would do at every position of known outputs.
+
+#: Confidences travel as integers over this.
+ONE = 65_535
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Drafts at every position of some outputs, joined: after 1 to L - 1 tokens of each, P in all.
+
+    A draft is a function of the prediction and the tokens so far alone, so one pass over a record serves all rules
+    that shorten drafts: a step at position ``p`` that is granted ``g`` drafts accepts
+    ``a = min(g, length[p], matched[p])`` of them and goes on at ``p + a + 1``.
+
+    Attributes:
+        start: [R + 1] int64: record ``r`` has rows ``start[r]`` to ``start[r + 1]``.
+        length: [P] int16: drafts proposed, ``0 <= length <= K``. Drafts after the end of the output count:
+            an engine that does not know the end verifies them.
+        matched: [P] int16: how many of them, from the first, are what the output goes on with.
+        survival: [P, K] uint16 in units of 1/`ONE`: the drafter's own estimate that drafts 0..k are all
+            accepted; 0 beyond `length`, and at least 1 before it.
+    """
+
+    start: Ints
+    length: npt.NDArray[np.int16]
+    matched: npt.NDArray[np.int16]
+    survival: npt.NDArray[np.uint16]
+
+
+@lru_cache(maxsize=4)
+def load_trace(mix: str) -> Trace:
+    """The trace of one of `MIXES`."""
+    if mix == "rejected":
+        trace = load_trace("unrelated")
+        return replace(trace, matched=np.zeros_like(trace.matched))
+    with np.load(TRACES / f"{mix}.npz") as file:
+        return Trace(**file)
+
+
+def make_traces() -> None:
+    """Record the traces of the drafter as it is served, with recipes; the corpus is fetched if it is not there."""
+    if not CORPUS.exists() and corpus.main([str(CORPUS)]) != 0:
+        raise typer.Exit(1)
+    records = read_records(CORPUS, "tekken")
+    recipes, half = recipes_for(records), len(records) // 2
+    # Predictions moved half the list on: another file, mostly of another package.
+    moved = [*records[half:], *records[:half]]
+    unrelated = [replace(r, prediction=other.prediction) for r, other in zip(records, moved, strict=True)]
+    TRACES.mkdir(parents=True, exist_ok=True)
+    for name, chosen in (("edit", records), ("unrelated", unrelated)):
+        parts = (chosen[::every] for every in range(1, len(chosen) + 1))
+        few = next(part for part in parts if sum(len(r.output) for r in part) <= MAX_TOKENS)
+        usable = [r for r in few if len(r.output) > 1]
+        with pool(JOBS) as workers:
+            rows = workers.map(partial(_rows, recipes=recipes), usable, chunksize=1)
+        start = np.cumsum([0, *(len(length) for length, _, _ in rows)])
+        trace = Trace(start, *(np.concatenate(columns) for columns in zip(*rows, strict=True)))
+        np.savez_compressed(TRACES / f"{name}.npz", **vars(trace))
+
+
+def _rows(record: Record, recipes: gpu_align.Recipes | None) -> tuple[Any, Any, Any]:
+    """``(length, matched, survival)`` of a record."""
+    num_output = len(record.output)
+    # Room after the end: a draft that runs past it is as long as the drafter made it.
+    sizes = sizes_for([record], recipes)
+    room = sizes._replace(max_context_len=sizes.max_context_len + K)
+    ours = PredictedOutputTokenPredictor(recipes=recipes, **room._asdict())
+    ours.reset(record.prompt, PredictorOptions(K, prediction=tuple(record.prediction)))
+    lengths, matched = np.zeros((2, num_output - 1), dtype=np.int16)
+    survival = np.zeros((num_output - 1, K), dtype=np.uint16)
+    for p in range(1, num_output):
+        ours.push_tokens(record.output[p - 1 : p])
+        draft = ours.predict_tokens()
+        lengths[p - 1] = len(draft)
+        matched[p - 1] = count_accepted(draft, record.output[p : p + len(draft)])
+        estimate = np.cumprod(np.array(ours.confidence))
+        survival[p - 1, : len(draft)] = np.maximum(np.rint(estimate * ONE), 1)
+    return lengths, matched, survival
+
+
+# Rules: how many drafts of each request a step verifies.
+
+
+class Batch(NamedTuple):
+    """The input of a rule before a step of B requests.
+
+    length: [B] drafts proposed. survival: [B, K] the drafter's estimates in units of 1/`ONE`, 0 beyond `length`.
+    request: [B] a number that changes when another request takes the place.
+    """
+
+    length: Ints
+    survival: npt.NDArray[np.uint16]
+    request: Ints
+
+
+#: Grants [B] draft slots, ``0 <= slots <= K``. Each costs a verified token, whether or not it holds a draft.
+Rule = Callable[[Batch], Ints]
+
+
+class Plugin:
+    """The plugin's own policy, `DraftBudget` with its defaults, run as its schedulers run it.
+
+    late: steps since what is known when the next step is planned. 0: synchronous scheduling. 1 or 2: asynchronous
+    scheduling, where a step is planned while the one before it runs; 2 if its drafts' copies are not there by the
+    time when its tokens are. What a step accepted is known with its tokens: one step late in either case. Limits
+    are half of vLLM's `max_num_batched_tokens` on an H100 and a largest CUDA graph of 512 tokens.
+    """
+
+    def __init__(self, late: int) -> None:
+        self.late = late
+        self._requests = DraftedRequests(False, K)
+        self._budget = DraftBudget(self._requests, K, 4096, captured=512)
+        self._told: deque[StepDrafts] = deque()
+        self._ids: list[str] = []
+        self._ended: deque[tuple[list[str], Ints, Ints]] = deque()
+
+    def __call__(self, batch: Batch) -> Ints:
+        ids = [f"{place}:{number}" for place, number in enumerate(batch.request.tolist())]
+        requests = [_request(req_id) for req_id in ids]
+        self._requests.keep_only(dict.fromkeys(ids))
+        for request in requests:
+            self._requests.add(request)
+        self._ids = ids
+        if len(self._ended) > min(self.late, 1):
+            before, slots, accepted = self._ended.popleft()
+            self._budget.settle(self._requests.rows_of(before), slots, accepted + 1)
+        levels = survival_levels(batch.survival / ONE, batch.length)
+        unknown = np.zeros_like(batch.length)
+        self._told.append(StepDrafts(ids, self.late, unknown, batch.length, unknown, levels))
+        told = [self._told.popleft()] if len(self._told) > self.late else []
+        self._requests.take(DraftReport(told))
+        granted = self._budget.grant(requests, exact=not self.late, batch_size=len(ids))
+        return np.array(granted, dtype=np.int64)
+
+    def settle(self, slots: Ints, accepted: Ints) -> None:
+        """[B] each: what the step of the last grant verified, and what of it is output."""
+        self._ended.append((self._ids, slots, accepted))
+
+
+def _request(req_id: str) -> Any:
+    """As much of a vLLM request as the policy looks at; it never comes near its last token."""
+    params = SimpleNamespace(extra_args={wire.KEY: True}, max_tokens=1 << 30)
+    return SimpleNamespace(request_id=req_id, sampling_params=params, output_token_ids=())
+
+
+#: Name → a new rule, and what it is, in the table.
+RULES: dict[str, tuple[Callable[[], Rule], str]] = {
+    f"fixed {K}": (lambda: lambda batch: np.full(len(batch.length), K), "32 slots for all, as vLLM"),
+    "lengths": (lambda: lambda batch: batch.length.astype(np.int64), "every draft"),
+    "plugin": (lambda: Plugin(0), "default, synchronous"),
+    "plugin, late by 1": (lambda: Plugin(1), "default, asynchronous"),
+    "plugin, late by 2": (lambda: Plugin(2), "the same, its drafts' copies late"),
+}
+#: The rule of the table in docs/worth-it.md, as vLLM schedules by default.
+SHOWN_RULE = "plugin, late by 1"
+#: Predictions: the old version of the file, another file, and such that the model agrees with no draft: the worst.
+MIXES = ("edit", "unrelated", "rejected")
+
+
+class Run(NamedTuple):
+    """Tokens verified and tokens produced, one entry a step."""
+
+    verified: Ints
+    produced: Ints
+
+    def speedup(self, cost: Roofline, batch: int) -> float:
+        """Throughput over that of the same batch without drafts and without a drafter."""
+        times = cost.ms(batch, self.verified) + DRAFTER_US / 1e3
+        return float(self.produced.mean() / times.mean() * cost.ms(batch, batch) / batch)
+
+
+def simulate(trace: Trace, rule: Rule, batch: int, min_steps: int = 120, max_steps: int = 10_000) -> Run:
+    """Let `batch` requests decode side by side under `rule`.
+
+    ::
+
+        row[b] = the place of request b in the trace; at first spread evenly
+        repeat until as many tokens are produced as the trace has rows, from min_steps to max_steps steps:
+            granted = rule(what the drafter says at row)
+            accepted = min(granted, length[row], matched[row])
+            produced = min(accepted + 1, what is left of the output)
+            step: batch + sum(granted) tokens verified
+            row += produced; after a record's last row the next record begins, another request
+
+    A rule that learns (it has a `settle`) first gets `WARM_UP` steps that are not counted. Then every request is
+    back at its first place: the requests of a running batch are not new, and the rule knows them. Only the order
+    of the places is random, and depends on `batch` alone.
+    """
+    num_rows = len(trace.length)
+    end = np.repeat(trace.start[1:], np.diff(trace.start))
+    rng = np.random.default_rng(batch)
+    row = ((np.arange(batch) + rng.random(batch)) * num_rows / batch).astype(np.int64)[rng.permutation(batch)]
+    request = np.zeros(batch, dtype=np.int64)
+    first = row
+    settle = getattr(rule, "settle", None)
+    warm_up = WARM_UP if settle else 0
+    verified: list[int] = []
+    produced: list[int] = []
+    total = 0
+    while warm_up or len(verified) < min_steps or (total < num_rows and len(verified) < max_steps):
+        length = trace.length[row].astype(np.int64)
+        granted = rule(Batch(length, trace.survival[row], request))
+        if granted.min() < 0 or granted.max() > K:
+            raise ValueError(f"rule: expected 0 to {K} slots, found {granted}")
+        accepted = np.minimum(granted, np.minimum(length, trace.matched[row]))
+        new = np.minimum(accepted + 1, end[row] - row)
+        if settle is not None:
+            settle(granted, accepted)
+        request = request + (row + new == end[row])
+        row = (row + new) % num_rows
+        if warm_up:
+            warm_up -= 1
+            row = row if warm_up else first
+            continue
+        verified.append(batch + int(granted.sum()))
+        produced.append(int(new.sum()))
+        total += produced[-1]
+    return Run(np.array(verified), np.array(produced))
+
+
+def speedups(name: str, mix: str) -> dict[str, Any]:
+    """One rule under one mix: ``{"worst": [batch], "shown": {setup: [batch]}}``, the least speed-up over all
+    setups, and the shown ones one by one. A batch that does not fit in memory counts like any other: a shorter
+    context would make it fit.
+    """
+    runs = [simulate(load_trace(mix), RULES[name][0](), batch) for batch in BATCHES]
+    rows = {
+        cost.name: [round(run.speedup(cost, batch), 3) for run, batch in zip(runs, BATCHES, strict=True)]
+        for cost in SETUPS
+    }
+    worst = [min(column) for column in zip(*rows.values(), strict=True)]
+    return {"worst": worst, "shown": {name: row for name, row in rows.items() if name in SHOWN}}
+
+
+def compare() -> dict[str, dict[str, Any]]:
+    """Every rule under every mix: ``{rule: {mix: speedups}}``."""
+    tasks = list(product(RULES, MIXES))
+    with pool(JOBS) as workers:
+        found = dict(zip(tasks, workers.starmap(speedups, tasks, chunksize=1), strict=True))
+    return {name: {mix: found[name, mix] for mix in MIXES} for name in RULES}
+
+
+def losses(table: dict[str, Any]) -> list[str]:
+    """A line for each of the plugin's rules that loses by useless predictions, or where every draft is rejected,
+    at its worst batch on its worst setup."""
+    reasons = {"unrelated": "by useless predictions", "rejected": "where every draft is rejected"}
+    return [
+        f"{name}: {value:.3f} of the throughput without drafts {reason}, less than {NEVER_BELOW}"
+        for name in table
+        if name.startswith("plugin")
+        for mix, reason in reasons.items()
+        if (value := min(table[name][mix]["worst"])) < NEVER_BELOW
+    ]
+
+
+def _numbers(row: list[float], fits: list[bool]) -> list[str]:
+    at = [BATCHES.index(batch) for batch in COLUMNS]
+    return [f"{row[i]:.2f}" + ("" if fits[i] else " ×") for i in at]
+
+
+def one_setup(results: dict[str, Any]) -> str:
+    """The speed-up over no drafts: edits on the first shown setup by batch, and the worst of all setups."""
+    setup, fits = next(iter(results["fits"].items()))
+    rows = []
+    for name, rule in results["rules"].items():
+        worst = (f"{min(rule[mix]['worst']):.3f}" for mix in ("unrelated", "rejected"))
+        rows.append([f"`{name}`", *_numbers(rule["edit"]["shown"][setup], fits), *worst, RULES[name][1]])
+    columns = [*(f"{batch:,}" for batch in COLUMNS), "worst, unrelated", "worst, rejected"]
+    return tables.table(["rule", *columns, ""], rows, f"l{'r' * len(columns)}l")
+
+
+def gains(results: dict[str, Any]) -> str:
+    """The plugin's default on every shown setup, in asynchronous scheduling."""
+    found = results["rules"][SHOWN_RULE]
+    rows = [
+        [setup if mix == "edit" else "", mix, *_numbers(found[mix]["shown"][setup], fits)]
+        for setup, fits in results["fits"].items()
+        for mix in ("edit", "unrelated")
+    ]
+    columns = [f"{batch:,}" for batch in COLUMNS]
+    return tables.table(["setup", "predictions", *columns], rows, f"ll{'r' * len(columns)}")
+
+
+def main(
+    keep_traces: Annotated[bool, typer.Option("--keep-traces", help="use the traces that are there")] = False,
+    write: Annotated[bool, typer.Option("--write", help="into benchmarks/results and the pages")] = False,
+) -> None:
+    """Throughput of drafting rules on paper, from real edits and step-time curves."""
+    if not keep_traces:
+        make_traces()
+    trace, table = load_trace("edit"), compare()
+    results = {
+        "made_by": "python -m benchmarks.serving",
+        "versions": {"gpu_align": gpu_align.__version__, "python": platform.python_version()},
+        "records": len(trace.start) - 1,
+        "positions": len(trace.length),
+        "num_draft_tokens": K,
+        "drafter_us": DRAFTER_US,
+        "batches": list(BATCHES),
+        "fits": {cost.name: [cost.fits(b) for b in BATCHES] for cost in SETUPS if cost.name in SHOWN},
+        "setups": [cost.name for cost in SETUPS],
+        "rules": table,
+    }
+    typer.echo(one_setup(results))
+    if write:
+        tables.write_json(tables.RESULTS / "serving.json", results)
+        tables.fill_file(tables.DOCS / "worth-it.md", {"gains": gains}, results)
+        tables.fill_file(Path(__file__).with_name("README.md"), {"edit": one_setup}, results)
+    for line in losses(table):
+        typer.echo(f"error: {line}", err=True)
+    if losses(table):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
