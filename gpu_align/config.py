@@ -12,6 +12,8 @@ from .ops.choose.survival import length_quarters, read_table
 from .ops.layout import StepSettings, context_index_bits
 from .ops.match import MAX_MATCH
 
+_PROBABILITIES = "min_survival", "min_survival_lost", "min_survival_recipe"
+
 
 @dataclass(frozen=True)
 class DrafterConfig:
@@ -57,21 +59,17 @@ class DrafterConfig:
         return StepSettings(quarters, self.min_match, vocab_size, shift)
 
     def __post_init__(self) -> None:
-        probabilities = "min_survival", "min_survival_lost", "min_survival_recipe"
-        for name in ("length_factor", *probabilities):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, Real):
-                raise TypeError(f"{name}: expected a number, found {type(value).__name__}")
-        length_quarters(self.length_factor)
-        for name in probabilities:
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}: expected 0 <= p <= 1, found {getattr(self, name)}")
-        check_int("min_match", self.min_match, 1, MAX_MATCH)
         kinds: dict[str, tuple[Any, str]] = {
+            **dict.fromkeys(("length_factor", *_PROBABILITIES), (Real, "a number")),
             "use_context": (bool, "a bool"),
             "survival_table": ((str, Path, type(None)), "a str or Path"),
         }
         for name, (kind, expected) in kinds.items():
             value = getattr(self, name)
-            if not isinstance(value, kind):
+            if not isinstance(value, kind) or (kind is Real and isinstance(value, bool)):
                 raise TypeError(f"{name}: expected {expected}, found {type(value).__name__}")
+        length_quarters(self.length_factor)
+        for name in _PROBABILITIES:
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}: expected 0 <= p <= 1, found {getattr(self, name)}")
+        check_int("min_match", self.min_match, 1, MAX_MATCH)

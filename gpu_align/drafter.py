@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .arena import MAX_TOKENS, ArenaStats, Extent, PredictionArena, check_sharing_key, tokens_for_all
+from .arena import MAX_TOKENS, ArenaStats, Extent, PredictionArena, tokens_for_all
 from .config import DrafterConfig
 from .ops import layout as c
 from .ops.backend import (
@@ -28,7 +28,7 @@ from .ops.backend import (
 from .ops.choose.survival import HIGH_TEMPERATURE, SurvivalTables
 from .ops.layout import Draft, allocate_draft, allocate_state
 from .ops.recipes.table import Recipes
-from .ops.slots import load_slot_kernel, occupy_slot, store_prediction, vacate_slot
+from .ops.slots import occupy_slot, store_prediction, vacate_slot
 from .ops.step import StepLaunch, make_step
 from .steps import CapturedStep, Preparation
 
@@ -108,7 +108,7 @@ class Drafter:
             prediction that finds no room is refused, and its request is served without it.
 
     Memory on the device: 12 bytes a token of `max_prediction_tokens` (the tokens and their index), and a slot 4 to
-    8 bytes a token of `max_context_len` (the index of its context, 32 KB at least) and 0.6 KB; about 400 bytes a
+    8 bytes a token of `max_context_len` (the index of its context, 32 KB at least) and 0.5 KB; about 400 bytes a
     recipe. On the host: 4 bytes a token of the predictions that are held.
 
     TypeError, ValueError: an argument of another type, a size below 1 or above what the kernel can count, a device
@@ -197,8 +197,8 @@ class Drafter:
         Args:
             slot: ``0 <= slot < max_slots``; an occupied slot is overwritten.
             prediction: token ids of the predicted output, ``0 <= id < vocab_size``, and gaps of
-                `gpu_align.skeletons.join`; may be empty. A sequence of
-                integers, an array or a CPU tensor with one dimension.
+                `gpu_align.skeletons.join`; may be empty. A sequence of integers, an array or a CPU tensor with one
+                dimension.
             prompt_len: tokens of its row that are prompt, ``0 <= prompt_len <= max_context_len``: the output,
                 with which the prediction is aligned, begins there.
             sharing_key: requests that bring an equal prediction with an equal key share its memory; without keys
@@ -227,13 +227,15 @@ class Drafter:
         slot = self._check_slot(slot)
         prompt_len = check_int("prompt_len", prompt_len, 0, self.max_context_len)
         ids = check_integers("prediction", prediction)
-        if len(ids) > self.max_prediction_len:
-            raise ValueError(
-                f"prediction: expected at most {self.max_prediction_len} tokens, found {len(ids)}"
-            )
+        if len(ids) > (most := self.max_prediction_len):
+            raise ValueError(f"prediction: expected at most {most} tokens, found {len(ids)}")
         is_gap = (ids >= c.FIRST_GAP) & (ids < 2**31)
         check_token_ids("prediction", np.where(is_gap, 0, ids), self.vocab_size)
-        check_sharing_key(sharing_key)
+        try:
+            hash(sharing_key)
+        except TypeError:
+            found = type(sharing_key).__name__
+            raise TypeError(f"sharing_key: expected a hashable value, found {found}") from None
         check_type("memory", memory, bool, "a bool")
         check_type("related", related, bool, "a bool")
         if isinstance(recipes, str) or not isinstance(recipes, Iterable | None):
@@ -276,7 +278,7 @@ class Drafter:
     def _occupy(self, slot: int, extent: Extent | None, **about: Any) -> None:
         base, num_tokens = (0, 0) if extent is None else (extent.base, extent.num_tokens)
         about |= {"base": base, "num_tokens": num_tokens, "use_context": self.config.use_context}
-        occupy_slot(self._state, slot, backend=self._backend, **about)
+        occupy_slot(self._state, slot, **about)
 
     def _store(self, slot: int, extent: Extent, tokens: npt.NDArray[np.int32]) -> None:
         """Upload and index a prediction that the arena did not hold; the slot is vacant where that fails."""
@@ -285,7 +287,7 @@ class Drafter:
         except BaseException:
             # These pages hold no request's prediction now, and the slot's old one is released.
             self._arena.discard(extent)
-            vacate_slot(self._state, slot, self._backend)
+            vacate_slot(self._state, slot)
             raise
 
     @on_its_device
@@ -294,7 +296,7 @@ class Drafter:
         slot = self._check_slot(slot)
         self._preparation.join()
         self._release(slot)
-        vacate_slot(self._state, slot, self._backend)
+        vacate_slot(self._state, slot)
 
     @property
     def prediction_stats(self) -> ArenaStats:
@@ -309,11 +311,7 @@ class Drafter:
 
     @on_its_device
     def propose(
-        self,
-        token_ids: torch.Tensor,
-        total_len: torch.Tensor,
-        slots: torch.Tensor,
-        num_sampled: torch.Tensor,
+        self, token_ids: torch.Tensor, total_len: torch.Tensor, slots: torch.Tensor, num_sampled: torch.Tensor
     ) -> Draft:
         """Draft the next tokens of every request in the batch.
 
@@ -393,13 +391,10 @@ class Drafter:
         """
         # Pinned memory is kept by powers of two. PyTorch sorts few keys by one kernel and many by another, and
         # there are keys of 16 and of 32 bits.
-        most = min(self.max_prediction_len, self._arena.num_tokens)
+        most = min(max(self.max_prediction_len, c.SLOT_META), self._arena.num_tokens)
         sizes = {min(1 << i, most) for i in range(most.bit_length() + 1 if self._backend == "triton" else 1)}
-        for num_tokens in () if self._arena.stats().num_predictions else sorted(sizes):
-            store_prediction(
-                self._state, 0, np.zeros(num_tokens, dtype=np.int32), self._backend
-            )  # unused pages
-        load_slot_kernel(self._state, self._backend)
+        for num_tokens in () if self._arena.stats().num_predictions else sorted(sizes):  # in unused pages
+            store_prediction(self._state, 0, np.zeros(num_tokens, dtype=np.int32), self._backend)
         # Nothing is sampled: the step leaves the slot as it is.
         slots, num_sampled = (torch.zeros(1, dtype=d, device=self.device) for d in (torch.int64, torch.int32))
         self.propose(token_ids, total_len, slots, num_sampled)
@@ -407,11 +402,7 @@ class Drafter:
 
     @on_its_device
     def capture(
-        self,
-        token_ids: torch.Tensor,
-        total_len: torch.Tensor,
-        slots: torch.Tensor,
-        num_sampled: torch.Tensor,
+        self, token_ids: torch.Tensor, total_len: torch.Tensor, slots: torch.Tensor, num_sampled: torch.Tensor
     ) -> CapturedStep:
         """Record a step over these tensors as a CUDA graph: a replay runs it on what they hold by then.
 
@@ -426,7 +417,5 @@ class Drafter:
 
     def _check_rows(self, token_ids: torch.Tensor, total_len: torch.Tensor) -> None:
         size = self.max_slots, self.max_context_len
-        check_tensor(
-            "token_ids", token_ids, dtype=torch.int32, shape=size, device=self.device, contiguous="inner"
-        )
+        check_tensor("token_ids", token_ids, dtype=torch.int32, shape=size, device=self.device)
         check_tensor("total_len", total_len, dtype=torch.int32, shape=size[:1], device=self.device)

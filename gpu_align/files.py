@@ -40,8 +40,10 @@ class Domain(NamedTuple):
 Natural = Annotated[int, Domain("an integer from 0 on", lambda n: 0 <= n <= MAX_COUNT)]
 Count = Annotated[int, Domain("a count", lambda n: 1 <= n <= MAX_COUNT)]
 TokenId = Annotated[int, Domain("a token id", lambda n: 0 <= n < MAX_TOKEN)]
-#: What a calibration adds to a probability.
-Offset = Annotated[float, Domain("a number from -1 to 1", lambda offset: -1 <= offset <= 1)]
+#: What a calibration adds to a probability, by the bin of equal width that it is in; between middles interpolated.
+NUM_BINS = 20
+_Offset = Annotated[float, Domain("a number from -1 to 1", lambda offset: -1 <= offset <= 1)]
+Calibration = Annotated[list[_Offset], Domain(f"{NUM_BINS} numbers", lambda found: len(found) == NUM_BINS)]
 #: JSON can write halves of characters, which no tokenizer reads.
 Text = Annotated[str, Domain("a text", lambda text: not _HALF_CHARACTER.search(text))]
 

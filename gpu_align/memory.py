@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,15 +26,6 @@ ALIKE = 0.5
 MOST_COMPARED = 256
 _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 _MIX = np.uint64(0xFF51AFD7ED558CCD)
-
-
-@dataclass(frozen=True)
-class MemoryStats:
-    """Contents of a memory: tokens of all answers, how many answers, of how many tenants."""
-
-    num_tokens: int
-    num_answers: int
-    num_tenants: int
 
 
 class Recalled(NamedTuple):
@@ -75,15 +66,14 @@ class ResponseMemory:
         self._ages: OrderedDict[tuple[Hashable, bytes], None] = OrderedDict()
         #: The same by tenant, the oldest first.
         self._answers: dict[Hashable, OrderedDict[bytes, _Answer]] = {}
-        self._num_tokens = 0
+        self.num_tokens = 0  # of all answers
 
     def __repr__(self) -> str:
         """One line: sizes, and nothing of any answer."""
-        return f"ResponseMemory(max_tokens={self.max_tokens}, {self.stats()})"
-
-    def stats(self) -> MemoryStats:
-        """Count what is held. Constant time."""
-        return MemoryStats(self._num_tokens, len(self._ages), len(self._answers))
+        held = (
+            f"num_tokens={self.num_tokens}, num_answers={len(self._ages)}, num_tenants={len(self._answers)}"
+        )
+        return f"ResponseMemory(max_tokens={self.max_tokens}, {held})"
 
     def remember(
         self, tenant: Hashable, token_ids: Sequence[int] | npt.NDArray[np.integer], prompt: Prompt = ()
@@ -105,11 +95,11 @@ class ResponseMemory:
         key = tokens.tobytes()
         if (tenant, key) in self._ages:
             self._forget(tenant, key)
-        while self._num_tokens + len(tokens) > self.max_tokens:
+        while self.num_tokens + len(tokens) > self.max_tokens:
             self._forget(*next(iter(self._ages)))
         self._ages[tenant, key] = None
         self._answers.setdefault(tenant, OrderedDict())[key] = _Answer(tokens, sketch)
-        self._num_tokens += len(tokens)
+        self.num_tokens += len(tokens)
         return True
 
     def recall(self, tenant: Hashable, max_tokens: int) -> TokenIds:
@@ -132,18 +122,15 @@ class ResponseMemory:
         answers = self._answers.get(tenant)
         sketch = sketch_of(prompt)
         if answers and sketch is not None:
-            latest = [
-                answer for answer, _ in zip(reversed(answers.values()), range(MOST_COMPARED), strict=False)
-            ]
-            chosen = _related(sketch, [answer for answer in latest if answer.sketch is not None])
-            if chosen:
+            latest = islice(reversed(answers.values()), MOST_COMPARED)
+            if chosen := _related(sketch, [answer for answer in latest if answer.sketch is not None]):
                 return Recalled(_text(chosen, max_tokens), related=True)
         return Recalled(self.recall(tenant, max_tokens), related=False)
 
     def _forget(self, tenant: Hashable, key: bytes) -> None:
         del self._ages[tenant, key]
         answers = self._answers[tenant]
-        self._num_tokens -= len(answers.pop(key).tokens)
+        self.num_tokens -= len(answers.pop(key).tokens)
         if not answers:
             del self._answers[tenant]
 
@@ -179,18 +166,14 @@ def _related(sketch: Sketch, answers: Sequence[_Answer]) -> list[_Answer]:
     if not answers:
         return []
     others = np.stack([answer.sketch for answer in answers if answer.sketch is not None])
-    alike = np.flatnonzero(_shares(sketch[:BINS], others[:, :BINS]) >= ALIKE)
+    # Of the bins that one of both has, the share where they have the same.
+    mine, theirs = sketch[:BINS], others[:, :BINS]
+    filled = (mine != _EMPTY) | (theirs != _EMPTY)
+    shares = ((mine == theirs) & filled).sum(axis=1) / np.maximum(filled.sum(axis=1), 1)
+    alike = np.flatnonzero(shares >= ALIKE)
     tail, tails = sketch[BINS:], others[alike, BINS:]
     common = np.isin(tails, tail[tail != _EMPTY]).sum(axis=1)
     return [answers[i] for i in alike[np.argsort(-common, kind="stable")]]
-
-
-def _shares(mine: Sketch, theirs: Sketch) -> npt.NDArray[np.floating[Any]]:
-    """[n]: of the bins that one of both has, the share where they have the same."""
-    filled = (mine != _EMPTY) | (theirs != _EMPTY)
-    same = (mine == theirs) & filled
-    shares: npt.NDArray[np.floating[Any]] = same.sum(axis=1) / np.maximum(filled.sum(axis=1), 1)
-    return shares
 
 
 def _text(answers: Iterable[_Answer], max_tokens: int) -> TokenIds:

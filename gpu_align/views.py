@@ -99,30 +99,10 @@ def _json(text: str) -> str:
     return quoted[1:-1]
 
 
-def _json_ascii(text: str) -> str:
-    """The same with ``\\u`` for all that is not ASCII."""
-    return json.dumps(text)[1:-1]
-
-
-def _json_slash(text: str) -> str:
-    """The same as `_json` with ``\\/`` for a slash."""
-    return _json(text).replace("/", "\\/")
-
-
-def _json_twice(text: str) -> str:
-    """As a JSON string inside a JSON string."""
-    return _json(_json(text))
-
-
 def _diff(text: str, mark: str = " ") -> str:
-    """As lines that a unified diff keeps, a blank before each. Inverse: each line without its first character."""
+    """As lines of a unified diff, this mark before each. Inverse: each line without its first character."""
     body = text.removesuffix("\n")
     return mark + body.replace("\n", f"\n{mark}") + text[len(body) :] if text else ""
-
-
-def _diff_minus(text: str) -> str:
-    """As lines that a unified diff removes."""
-    return _diff(text, "-")
 
 
 def _unnumbered(text: str) -> str:
@@ -201,11 +181,11 @@ def _unescaped(text: str) -> str:
 
 _VIEWS: dict[str, Callable[[str], str]] = {
     "json": _json,
-    "json_ascii": _json_ascii,
-    "json_slash": _json_slash,
-    "json_twice": _json_twice,
-    "diff": _diff,
-    "diff_minus": _diff_minus,
+    "json_ascii": lambda text: json.dumps(text)[1:-1],  # with \\u for all that is not ASCII
+    "json_slash": lambda text: _json(text).replace("/", "\\/"),
+    "json_twice": lambda text: _json(_json(text)),  # a JSON string inside a JSON string
+    "diff": _diff,  # lines that are kept
+    "diff_minus": lambda text: _diff(text, "-"),  # lines that are removed
     "unnumbered": _unnumbered,
     "unfenced": _unfenced,
     "untagged": _untagged,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,13 +25,14 @@ from benchmarks.processes import pool
 from benchmarks.quality.runs import Entry, cached_corpus, make_corpora, read_entries
 from benchmarks.tables import command
 from gpu_align import RecipePack, Source
-from gpu_align.ops.layout import Request
+from gpu_align.files import NUM_BINS
+from gpu_align.ops.layout import Request, as_arrays
 from gpu_align.ops.recipes import ALL_PACKS
 from gpu_align.ops.recipes.reference import find_recipe
 from gpu_align.ops.recipes.table import RecipeTable
 from gpu_align.predictors import PredictorLoop
 from gpu_align.recipes import learn as learn_pack
-from gpu_align.recipes.pack import NUM_BINS, SHIPPED
+from gpu_align.recipes.pack import SHIPPED
 from gpu_align.simulate import Record, load_tokenizer
 from gpu_align.tools.simulate.policies import our_drafter
 from gpu_align.tools.simulate.replay import follow
@@ -88,9 +90,8 @@ def observe(part: tuple[RecipePack, list[Record]]) -> npt.NDArray[np.float64]:
     pack, records = part
     ours = our_drafter(records, recipes=pack.tokenize(_encode))
     loop = PredictorLoop(ours, num_draft_tokens=NUM_DRAFT_TOKENS, strict=True)
-    counted = RecipeTable.build(
-        pack.calibrated([0.0] * NUM_BINS).tokenize(_encode), NUM_DRAFT_TOKENS, "cpu"
-    ).numpy()
+    recipes = replace(pack, calibration=(0.0,) * NUM_BINS).tokenize(_encode)
+    counted = as_arrays(RecipeTable.build(recipes, NUM_DRAFT_TOKENS, "cpu"))
     counts = np.zeros((3, NUM_BINS))
     for record in records:
         loop.start(record.prompt, record.prediction)
@@ -123,7 +124,7 @@ def main() -> None:
     pack = learn(texts)
     print(f"{len(texts):,} texts, {sum(len(text) for _, text in texts):,} characters: {pack!r}", flush=True)
     if args.calibration:
-        _save(pack.calibrated(RecipePack.load(args.calibration).calibration), args.out)
+        _save(replace(pack, calibration=RecipePack.load(args.calibration).calibration), args.out)
         return
     corpora = {name: cached_corpus(name) for name in SPLITS}
     if code := make_corpora(corpora):
@@ -134,7 +135,10 @@ def main() -> None:
     with pool(os.cpu_count() or 1) as workers:
         packs = workers.map(learn, [known for known, _ in parts], chunksize=1)
         for number in range(NUM_ROUNDS):
-            tasks = [(p.calibrated(calibration), part) for p, (_, part) in zip(packs, parts, strict=True)]
+            tasks = [
+                (replace(p, calibration=tuple(calibration)), part)
+                for p, (_, part) in zip(packs, parts, strict=True)
+            ]
             drafts, promised, accepted = np.sum(workers.map(observe, tasks, chunksize=1), axis=0)
             # Half of the way: what is chosen depends on it, and would go to and fro.
             offsets = (accepted - promised) / (drafts + PRIOR)
@@ -143,7 +147,7 @@ def main() -> None:
     print(f"{'counted':>10} {'drafts':>8} {'offset':>8}")
     for i, (number, offset) in enumerate(zip(drafts, calibration, strict=True)):
         print(f"{i / NUM_BINS:5.2f}-{(i + 1) / NUM_BINS:.2f} {number:8.0f} {offset:+8.3f}")
-    _save(pack.calibrated(calibration), args.out)
+    _save(replace(pack, calibration=tuple(calibration)), args.out)
 
 
 def rising(offsets: npt.NDArray[np.float64]) -> list[float]:

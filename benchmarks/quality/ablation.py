@@ -30,7 +30,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 _OPS = "gpu_align.ops"
-_RULES, _ALIGN, _MATCH = f"{_OPS}.rules", f"{_OPS}.align", f"{_OPS}.match"
+_ALIGN, _MATCH = f"{_OPS}.align", f"{_OPS}.match"
 _CHOOSE, _COMPOSE, _LAYOUT = f"{_OPS}.choose", f"{_OPS}.compose", f"{_OPS}.layout"
 #: More tokens than any output has.
 _NEVER = 1 << 30
@@ -63,11 +63,11 @@ MECHANISMS: dict[str, Mechanism] = {
     "margin": Mechanism("one bucket for all margins", {_CHOOSE: {"MARGIN_EDGES": ()}}),
     "four best matches": Mechanism("the best one of each source", {_MATCH: {"NUM_MATCHES": 1}}),
     "alignment buckets": Mechanism(
-        "one bucket for all of the prediction", {_RULES: {"alignment_bucket": lambda ahead, deficit: 0}}
+        "one bucket for all of the prediction", {_CHOOSE: {"alignment_bucket": lambda ahead, deficit: 0}}
     ),
     "adherence": Mechanism(
         "one bucket, and no match is ignored",
-        {_RULES: {"adherence_of": lambda num_in_sync, num_output: 2}},  # `ADHERENCE_CLOSE`
+        {_CHOOSE: {"adherence_of": lambda num_in_sync, num_output: 2}},  # `ADHERENCE_CLOSE`
     ),
     "min_survival_lost": Mechanism("`min_survival` for all drafts", config={"min_survival_lost": 0.0}),
     "edit replay": Mechanism("no edit is replayed", {_COMPOSE: {"MAX_REPLAYS": 0}}),
@@ -79,7 +79,7 @@ MECHANISMS: dict[str, Mechanism] = {
     "cursor window": Mechanism("the cursor alone", {_MATCH: {"CURSOR_AHEAD": 0}}),
     "exact prefix": Mechanism(
         "an exact prefix is a match like any other",
-        {_RULES: {"is_exact_prefix": lambda alignment, num_output: False}},
+        {_CHOOSE: {"is_exact_prefix": lambda alignment, num_output: False}},
     ),
     "indentation shift": Mechanism(
         "no draft is moved",

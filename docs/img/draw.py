@@ -7,6 +7,7 @@ labels are a grey that is legible on white and on black.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -17,15 +18,14 @@ from gpu_align.ops.align import MATCH_WEIGHT
 from gpu_align.ops.choose import (
     ALIGNMENT_CONTEXT,
     ALIGNMENT_FAR,
-    NUM_ADHERENCES,
-    NUM_ALIGNMENTS,
-    NUM_MARGINS,
+    LENGTH_EDGES,
+    MARGIN_EDGES,
     SURVIVAL_ONE,
+    pack_class,
 )
-from gpu_align.ops.choose.survival import SHIPPED, fit_curves, length_buckets, margin_buckets, read_survival
-from gpu_align.ops.host import rank_of
+from gpu_align.ops.choose.survival import SHIPPED, fit_curves, read_survival
 from gpu_align.ops.lcs import lcs_prefix_row
-from gpu_align.ops.match import MAX_MATCH
+from gpu_align.ops.match import rank_of
 
 GREY = "#757c86"
 INK = "#1f2328"
@@ -293,11 +293,9 @@ def draw_survival() -> Picture:
     """Survival curves of the shipped table for a few classes."""
     K = 64
     curves = fit_curves(read_survival(SHIPPED)[0], K) / SURVIVAL_ONE
-    lengths, margins = length_buckets(), margin_buckets()
 
     def class_id(matched: int, margin: int, place: int = 0, trust: int = 2) -> int:
-        evidence = int(lengths[matched]) * NUM_MARGINS + int(margins[margin + MAX_MATCH])
-        return (evidence * NUM_ALIGNMENTS + place) * NUM_ADHERENCES + trust
+        return pack_class(bisect(LENGTH_EDGES, matched), bisect(MARGIN_EDGES, margin), place, trust)
 
     dashed, dotted = 'stroke-dasharray="6 4"', 'stroke-dasharray="2 3"'
     shown = [

@@ -64,11 +64,9 @@ class DraftForward:
         self.failure = None if self.cache is None else _why_not_forgetting(self.cache)
         #: Tokens whose keys and values the cache holds.
         self._cached = 0 if self.cache is None else int(self.cache.get_seq_length())
-        if self._cached >= input_ids.shape[1]:
-            raise ValueError(
-                f"input_ids: expected more tokens than the {self._cached} of {CACHE_NAME}, "
-                f"found {input_ids.shape[1]}"
-            )
+        if self._cached >= (num_tokens := input_ids.shape[1]):
+            expected = f"more tokens than the {self._cached} of {CACHE_NAME}"
+            raise ValueError(f"input_ids: expected {expected}, found {num_tokens}")
         self._end = self._cached
         self.steps = 0
 

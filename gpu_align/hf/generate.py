@@ -112,12 +112,7 @@ def generate(
     vocab_size = getattr(model.config.get_text_config(), "vocab_size", None)
     check_token_ids("prediction", np.asarray(predicted, dtype=np.int64), vocab_size or 1 << 31)
     drafting = predictor if predictor is not None else PredictedOutputTokenPredictor()
-    loop = PredictorLoop(
-        drafting,
-        num_draft_tokens=num_draft_tokens,
-        vocab_size=vocab_size,
-        strict=strict,
-    )
+    loop = PredictorLoop(drafting, num_draft_tokens=num_draft_tokens, vocab_size=vocab_size, strict=strict)
     # transformers 5 does not hand the streamer on, and its own criterion for stop strings gets no tokenizer.
     decode = functools.partial(_decode, loop, predicted, name, tokenizer, arguments.get("streamer"))
     configs = arguments, vars(arguments.get("generation_config") or model), vars(model.generation_config)
@@ -193,13 +188,11 @@ def _decode(
             ids = torch.cat([ids, token[:, None]], dim=1)
             if given_streamer is not None:
                 given_streamer.put(token.cpu())
+            of_token = {"scores": scores, "logits": raw}
             for name, entries in record.items():
-                if name == "scores":
-                    record[name] += (scores,)
-                elif name == "logits":
-                    record[name] += (raw,)
-                else:
-                    record[name] += (_layers_of_token(name, outputs, len(draft) - i, not entries),)
+                if name not in of_token:
+                    of_token[name] = _layers_of_token(name, outputs, len(draft) - i, not entries)
+                record[name] += (of_token[name],)
             finished = bool(stopping_criteria(ids, record.get("scores")).all())
             if finished or (i < len(draft) and int(token) != draft[i]):
                 break

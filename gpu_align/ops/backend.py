@@ -81,13 +81,11 @@ def check_tensor(
     dtype: torch.dtype,
     shape: Sequence[int | None],
     device: torch.device | None = None,
-    contiguous: Literal["all", "inner"] = "all",
 ) -> torch.Tensor:
     """Return `t` if it is a tensor of this dtype and shape, where None stands for any size or device.
 
-    TypeError for no tensor or another dtype: nothing is ever converted silently; ValueError for all else.
-    contiguous: "inner" asks only for adjacent elements of the last dimension: a slice of rows or columns of a
-    larger tensor.
+    TypeError for no tensor or another dtype: nothing is ever converted silently; ValueError for all else. Only the
+    elements of the last dimension must be adjacent: it may be a slice of rows or columns of a larger tensor.
     """
     if not isinstance(t, torch.Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, found {type(t).__name__}")
@@ -104,9 +102,7 @@ def check_tensor(
             raise ValueError(f"{name}: expected shape [{wanted}], found {list(t.shape)}")
     if device is not None and t.device != device:
         raise ValueError(f"{name}: expected device {device}, found {t.device}")
-    if contiguous == "all" and not t.is_contiguous():
-        raise ValueError(f"{name}: expected a contiguous tensor, found strides {t.stride()}")
-    if contiguous == "inner" and t.numel() and t.shape[-1] > 1 and t.stride(-1) != 1:
+    if t.numel() and t.shape[-1] > 1 and t.stride(-1) != 1:
         raise ValueError(f"{name}: expected stride 1 in the last dimension, found strides {t.stride()}")
     return t
 

@@ -1,18 +1,19 @@
-"""Numbers and rules as kernels see them: ``from ..device import WAYS, rank_of``.
+"""Numbers and rules as kernels see them: ``from ..device import c``, then ``c.WAYS`` and ``c.rank_of(...)``.
 
-A number of `layout` or of an operation is a ``tl.constexpr`` here: a kernel must not read a plain module constant,
-nor an attribute of a module, as Triton does not make these part of its cache key, and a changed value would run a
-stale binary. The rules of `ops.rules` are compiled by Triton here.
+A kernel must not read a plain module constant, nor an attribute of a module, as Triton does not make these part of
+its cache key, and a changed value would run a stale binary. A ``tl.constexpr`` is part of it.
 """
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import triton
 import triton.language as tl
 
-from . import align, choose, compose, layout, match, recipes, rules
+from . import rules
+from .constants import numbers
 
 
 @triton.jit
@@ -30,17 +31,24 @@ def int32(value):
     return value.to(tl.int32)
 
 
-def _names() -> dict[str, Any]:
-    modules = layout, align, match, choose, compose, recipes
-    numbers = {name: value for module in modules for name, value in vars(module).items() if name.isupper()}
-    twins = {name: tl.constexpr(value) for name, value in numbers.items() if isinstance(value, int | tuple)}
-    return {**twins, "tl": tl, "where": where, "int64": int64, "int32": int32}
+_NUMBERS = {name: tl.constexpr(value) for name, value in numbers().items() if isinstance(value, int | tuple)}
+_PRIMITIVES = {"tl": tl, "where": where, "int64": int64, "int32": int32}
 
 
-_TWINS = rules.compile_all(triton.jit, _names())
+class _Common(tl.constexpr):  # type: ignore[misc]
+    """All of them as one constexpr. A compiler looks for its attributes in its value, the interpreter here."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "value" or name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.value, name)
+
+    def __repr__(self) -> str:
+        """Part of a cache key, as the sources of the rules that a kernel uses are."""
+        return repr(_NUMBERS)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self  # Triton keeps it to see whether it has changed
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _TWINS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _TWINS[name]
+c = _Common(SimpleNamespace(**rules.compile_all(triton.jit, {**_NUMBERS, **_PRIMITIVES})))

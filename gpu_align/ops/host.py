@@ -1,16 +1,14 @@
-"""The rules as references see them: ``from ..host import rank_of``. Numba compiles them where it is installed."""
+"""Numbers and rules as references see them: ``from ..host import c``, then ``c.WAYS`` and ``c.rank_of(...)``."""
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from . import rules
+from .constants import numbers
 from .jit import njit
 
-_TWINS = rules.compile_all(njit, {})
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _TWINS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _TWINS[name]
+#: A module, as Numba takes what is in one for constants, and compiles calls of its functions.
+c: Any = ModuleType("common")
+vars(c).update(rules.compile_all(njit, numbers()))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from . import align, choose, compose, layout, match, recipes
+from .constants import numbers
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -73,41 +73,31 @@ class Entry:
         if self._run is None:
             with _COMPILING:
                 if self._run is None:
-                    self._run = self._compiled_for(args)
+                    self._run = self._compile(args)
         return self._run
 
-    def _compiled_for(self, args: tuple[Any, ...]) -> Callable[..., Any]:
-        signature = tuple(_with_any_strides(numba.typeof(arg)) for arg in args)
+    def _compile(self, args: tuple[Any, ...]) -> Any:
+        kinds = map(numba.typeof, args)
+        signature = tuple(kind.copy(layout="A") if hasattr(kind, "layout") else kind for kind in kinds)
         global not_kept
         try:
-            return self._compile(signature, cache=True)
-        except Exception as error:  # no sources, no place to write, a full disk, a file cut short: do without
-            not_kept = type(error).__name__
-            return self._compile(signature, cache=False)
-
-    def _compile(self, signature: tuple[Any, ...], cache: bool) -> Callable[..., Any]:
-        if cache:
             # Numba goes by the file of this function alone. Its callees and constants are in others: the name,
             # which is that of the file that Numba writes, tells their versions apart.
             self._function.__qualname__ = f"{self._function.__name__}_{_digest(self._function)}"
-        compiled: Any = numba.njit(cache=cache, **_OPTIONS)(self._function)
-        compiled.compile(signature)
+            compiled = numba.njit(cache=True, **_OPTIONS)(self._function)
+            compiled.compile(signature)
+        except Exception as error:  # no sources, no place to write, a full disk, a file cut short: do without
+            not_kept = type(error).__name__
+            compiled = numba.njit(**_OPTIONS)(self._function)
+            compiled.compile(signature)
         # From here on other types are refused, and arrays of other strides are taken as they are.
         compiled.disable_compile()
-        run: Callable[..., Any] = compiled
-        return run
-
-
-def _with_any_strides(kind: Any) -> Any:
-    return kind.copy(layout="A") if isinstance(kind, numba.types.Array) else kind
+        return compiled
 
 
 def _digest(function: Callable[..., Any]) -> str:
     """Of the function's file, of all that a reference may be made of, and of the constants as they are now."""
     sources = {Path(inspect.getfile(function)), *Path(__file__).parent.rglob("*.py")}
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources)))
-    # Somebody may have set other values than the file has.
-    for module in (layout, align, match, choose, compose, recipes):
-        numbers = {name: value for name, value in vars(module).items() if name.isupper()}
-        digest.update(repr(numbers).encode())
+    digest.update(repr(numbers()).encode())
     return digest.hexdigest()[:16]

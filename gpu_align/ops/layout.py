@@ -17,7 +17,7 @@ tensor                 shape                         holds
 
 A *position* lies between two tokens: position p of a text follows its first p tokens, ``text[p]`` comes next.
 
-Kernels import numbers from `ops.device`, which holds each as a ``tl.constexpr``.
+Kernels take numbers from `ops.device`, which holds each as a ``tl.constexpr``.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from .rules import int32, int64, rule, where
 
 if TYPE_CHECKING:
     import torch  # at run time only where tensors are made: predictors and skeletons need none
@@ -42,29 +44,26 @@ if TYPE_CHECKING:
 #: End tokens of a slot; further ones are ignored.
 MAX_END_TOKENS = 8
 SLOT_META = END_TOKENS + MAX_END_TOKENS
-#: Text kinds. A prediction is a client's, earlier answers, earlier answers to requests like this one, a skeleton,
-#: or one that the answer has to follow from its first token on; the last three have limits of their own in the
-#: survival tables. Then the request's own prompt and output, and recipes.
+#: Text kinds: the `Source` of a draft that is read from it; and three more kinds of earlier answers, which have
+#: limits of their own in the survival tables: answers to requests like this one, a skeleton, and one that the
+#: answer has to follow from its first token on.
 (
-    TEXT_PREDICTION, TEXT_MEMORY, TEXT_RELATED_MEMORY, TEXT_SKELETON, TEXT_FORCED, TEXT_CONTEXT, TEXT_RECIPE,
-) = range(7)  # fmt: skip
+    TEXT_PREDICTION, TEXT_CONTEXT, TEXT_RECIPE, TEXT_MEMORY, TEXT_RELATED_MEMORY, TEXT_SKELETON, TEXT_FORCED,
+) = range(1, 8)  # fmt: skip
 #: `OUTPUT_START` of a slot without a request, `CONTEXT_START` where the context is not drafted from.
 VACANT = 2**31 - 1
 
-#: Columns of ``align_state``: context tokens processed so far (-1: none, start over); 1 while the output is in
-#: sync with the prediction, 0 after it diverged; the next prediction token while in sync; the prediction position
-#: and the output position where it diverged; output tokens that were in sync; edits recorded; how many tokens
-#: before the cursor are known to be the last of the output, at most `MAX_MATCH`, while in sync.
-SEEN, IN_SYNC, CURSOR, ANCHOR, DIVERGED_AT, NUM_IN_SYNC, NUM_EDITS, NUM_COMMON = range(8)
-ALIGN_STATE = 8
+#: Columns of ``align_state``: context tokens processed so far (-1: none, start over); edits recorded; then the
+#: fields of `Alignment` but the row.
+SEEN, NUM_EDITS, IN_SYNC, CURSOR, ANCHOR, DIVERGED_AT, NUM_IN_SYNC, NUM_COMMON, ALIGN_STATE = range(9)
+NUM_ALIGNMENT = ALIGN_STATE - IN_SYNC
 #: Tokens after the anchor that the LCS row covers: bits of one signed word, where a sum of two does not overflow.
 WINDOW = 62
 
 #: Columns of ``edits``: the key, which is the token at the edit's position (`NO_EDIT` where there is no edit any
 #: more) and the one after it, the output position of the first new token, the number of old and of new tokens, 1
 #: where the same edit was remembered when this one was made.
-EDIT_AT, EDIT_AFTER, EDIT_START, EDIT_OLD, EDIT_NEW, EDIT_SEEN_BEFORE = range(6)
-EDIT = 8
+EDIT_AT, EDIT_AFTER, EDIT_START, EDIT_OLD, EDIT_NEW, EDIT_SEEN_BEFORE, EDIT = range(7)
 #: Edits remembered: edit number i is in row ``i % MAX_EDITS``.
 MAX_EDITS = 16
 
@@ -73,8 +72,6 @@ PAGE = 256
 #: Positions of a bucket of the context's index; the bucket of a token: the upper bits of its product with `HASH`,
 #: modulo 2**32; of a bucket of a prediction's index, how many positions count, those around the anchor.
 WAYS, HASH, NEAREST = 16, 0x9E3779B1, 32
-#: Positions of a context that a kernel enters at once.
-INSERT_LANES = 128
 #: Above every position and every key of 31 bits.
 NOWHERE = 2**31 - 1
 #: Ids of a prediction from here on are gaps: they stand for tokens that are not known. They are in no vocabulary:
@@ -85,20 +82,17 @@ FIRST_GAP = 2**31 - 2**16
 #: token is none.
 SKELETON_SHARE = 16
 
-#: `Source` of a draft.
-SOURCE_NONE, SOURCE_PREDICTION, SOURCE_CONTEXT, SOURCE_RECIPE, SOURCE_MEMORY = range(5)
-
 
 class Source(IntEnum):
     """The text that a draft was read from."""
 
-    NONE = SOURCE_NONE
-    PREDICTION = SOURCE_PREDICTION
+    NONE = 0
+    PREDICTION = TEXT_PREDICTION
     #: The request's own prompt or output.
-    CONTEXT = SOURCE_CONTEXT
-    RECIPE = SOURCE_RECIPE
+    CONTEXT = TEXT_CONTEXT
+    RECIPE = TEXT_RECIPE
     #: Earlier answers, given in place of a prediction.
-    MEMORY = SOURCE_MEMORY
+    MEMORY = TEXT_MEMORY
 
 
 def text_kind(tokens: npt.ArrayLike, memory: bool, related: bool) -> int:
@@ -109,6 +103,18 @@ def text_kind(tokens: npt.ArrayLike, memory: bool, related: bool) -> int:
     if not is_gap.any() or is_gap.sum() * SKELETON_SHARE < is_gap.size:
         return TEXT_RELATED_MEMORY
     return TEXT_SKELETON if is_gap[0] else TEXT_FORCED
+
+
+@rule
+def bucket_of(token: int, shift: int) -> int:
+    """The upper ``32 - shift`` bits of the token's product with `HASH`, modulo 2**32."""
+    return int32(((int64(token) * HASH) & 0xFFFFFFFF) >> shift)
+
+
+@rule
+def num_ways(shift: int) -> int:
+    """Entries of a context's index: `WAYS` for each of ``2 ** (32 - shift)`` buckets."""
+    return (shift * 0 + WAYS) << (32 - shift)
 
 
 def index_bits(num_tokens: int) -> int:
@@ -129,10 +135,11 @@ def whole_pages(num_tokens: int) -> int:
     return max(-(-num_tokens // PAGE), 1) * PAGE
 
 
-# What the host holds: tensors, and their NumPy views.
+#: An array of integers.
+IntArray = npt.NDArray[np.signedinteger[Any]]
 
-#: `StepState` of NumPy arrays.
-StepArrays = Any
+
+# What the host holds: tensors, and their NumPy views.
 
 
 def as_arrays(tuple_of_tensors: Any) -> Any:
@@ -152,30 +159,6 @@ class StepState(NamedTuple):
     lcs_row: torch.Tensor
     edits: torch.Tensor
     context_index: torch.Tensor
-
-    def numpy(self) -> StepArrays:
-        """The same memory as arrays; on the CPU only."""
-        return as_arrays(self)
-
-
-class SlotMeta(NamedTuple):
-    """The host's facts about a slot's request, in the order of the columns of ``slot_meta``."""
-
-    prediction_base: int = 0
-    prediction_len: int = 0
-    prediction_shift: int = 0
-    output_start: int = VACANT
-    context_start: int = VACANT
-    recipe_packs: int = 0
-    text_kind: int = TEXT_PREDICTION
-    is_hot: int = 0
-    end_tokens: tuple[int, ...] = ()
-
-    def row(self) -> tuple[int, ...]:
-        """[SLOT_META]: the columns."""
-        columns: tuple[Any, ...] = self[:END_TOKENS]
-        ends = self.end_tokens[:MAX_END_TOKENS]
-        return (*columns, *ends, *(-1,) * (MAX_END_TOKENS - len(ends)))
 
 
 def allocate_state(
@@ -247,13 +230,6 @@ class PredictionIndex(NamedTuple):
     shift: Any  # of `bucket_of`
 
 
-class Bucket(NamedTuple):
-    """The positions after one token in a prediction: ``positions[begin:end]``."""
-
-    begin: Any
-    end: Any
-
-
 class ContextIndex(NamedTuple):
     """The latest positions of a context by token."""
 
@@ -293,7 +269,8 @@ class Alignment(NamedTuple):
     anchor: Any  # position of the prediction where the output diverged
     diverged_at: Any  # and of the output
     num_in_sync: Any  # output tokens that were in sync
-    num_common: Any  # tokens before the cursor that are known to be the last of the output, while in sync
+    # Tokens before the cursor that are known to be the last of the output, at most `MAX_MATCH`, while in sync.
+    num_common: Any
     row: Any  # after it diverged: see `extend_row`
 
 
@@ -307,3 +284,20 @@ class Choice(NamedTuple):
     row: Any  # of the confidences: the candidate's class, or which recipe it is
     num: Any  # drafts that it is good for; 0 without a candidate
     expected: Any  # how many of them are expected to be accepted, in units of 1/SURVIVAL_ONE
+
+
+@rule
+def source_of(kind: int, length: int) -> int:
+    """The `Source` of a draft of `length` tokens from a text of this kind."""
+    return where(length > 0, where(kind > TEXT_MEMORY, TEXT_MEMORY, kind), 0)
+
+
+@rule
+def better(a: Choice, b: Choice) -> Choice:
+    """The choice of which more drafts are expected to be accepted; `a` of equal ones."""
+    is_b = b.expected > a.expected
+    return Choice(
+        where(is_b, b.lane, a.lane), where(is_b, b.kind, a.kind), where(is_b, b.position, a.position),
+        where(is_b, b.matched, a.matched), where(is_b, b.row, a.row), where(is_b, b.num, a.num),
+        where(is_b, b.expected, a.expected),
+    )  # fmt: skip

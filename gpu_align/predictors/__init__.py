@@ -27,10 +27,7 @@ __all__ = [
 ]
 
 
-_MODULES = {
-    "DraftModelTokenPredictor": "draft_model",
-    "PredictedOutputTokenPredictor": "predicted_output",
-}
+_MODULES = {"DraftModelTokenPredictor": "draft_model", "PredictedOutputTokenPredictor": "predicted_output"}
 
 
 def __getattr__(name: str) -> Any:

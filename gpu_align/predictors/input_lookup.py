@@ -29,7 +29,7 @@ class InputLookupTokenPredictor(TokenPredictor):
             min: its default of 0, which it documents as no limit, does too, so (1, 0) is (1, 1).
         prediction_length: (min, max) tokens of a draft; a max below the pattern's min counts as that.
 
-    Cost: O(1) a token, amortized, whatever the input repeats: its suffix automaton knows where a match ends first.
+    Cost: a search compares tokens back from each place of the last token in the input.
 
     Example: with the input ``[5, 6, 7, 8]`` and a state that ends in 6, the draft is ``[7, 8]``.
 
@@ -44,22 +44,25 @@ class InputLookupTokenPredictor(TokenPredictor):
         self._pattern_max = max(pattern_length)
         self._prediction_min = check_int("prediction_min", prediction_length[0], 1)
         self._prediction_max = max(self._pattern_min, check_int("prediction_max", prediction_length[1], 1))
-        self._text = SuffixAutomaton([])
-        # The longest suffix of the state that the input has: its state in the automaton, and its length.
-        self._state = self._length = 0
+        #: The state, after the input; and of each token the places in the input after it, rising.
+        self._written: list[int] = []
+        self._ends: dict[int, list[int]] = {}
         self._match_end: int | None = None
 
     def reset(self, state_tokens: Sequence[int], options: PredictorOptions) -> None:
         super().reset(state_tokens, options)
         known, state = self.input_tokens, self.state_tokens
-        self._text = SuffixAutomaton(known)
-        self._state, self._length = self._text.last, len(known)
-        self._match_end = None
-        self._follow(state[len(known) :] if state[: len(known)] == known else state)
+        self._written = list(state) if state[: len(known)] == known else known + state
+        self._match_end, self._ends = None, {}
+        for end, token in enumerate(known, start=1):
+            self._ends.setdefault(token, []).append(end)
 
     def push_tokens(self, tokens: Sequence[int]) -> None:
         super().push_tokens(tokens)
-        self._follow(list(tokens))
+        self._written += tokens
+        if self._match_end is not None:
+            end = self._match_end + len(tokens)
+            self._match_end = end if self.input_tokens[self._match_end : end] == list(tokens) else None
 
     def predict_tokens(self) -> list[int]:
         self._check_disposed()
@@ -73,75 +76,17 @@ class InputLookupTokenPredictor(TokenPredictor):
 
     def _find(self) -> int | None:
         """The end of the best match, or None if there is none or nothing follows it."""
-        num_input, text = len(self.input_tokens), self._text
-        state, length = self._state, self._length
-        while text.length[text.link[state]] >= self._pattern_max:  # longer matches count as this one
-            state = text.link[state]
-        while state and text.first_end[state] > num_input - self._prediction_min + 1:
-            state = text.link[state]
-            length = text.length[state]
-        best = text.first_end[state] if min(length, self._pattern_max) >= self._pattern_min else -1
-        if best < 0 or min(self._prediction_max, num_input - best) < self._prediction_min:
-            return None
-        return best
+        num_input, best, longest = len(self.input_tokens), -1, self._pattern_min - 1
+        for end in self._ends.get(self._written[-1], ()):
+            if longest >= self._pattern_max or end > num_input - self._prediction_min + 1:
+                break
+            if (length := self._match_length(end)) > longest:
+                best, longest = end, length
+        enough = min(self._prediction_max, num_input - best) >= self._prediction_min
+        return best if best >= 0 and enough else None
 
-    def _follow(self, tokens: list[int]) -> None:
-        if self._match_end is not None:
-            end = self._match_end + len(tokens)
-            self._match_end = end if self.input_tokens[self._match_end : end] == tokens else None
-        for token in tokens:
-            self._state, self._length = self._text.follow(self._state, self._length, token)
-
-
-class SuffixAutomaton:
-    """All substrings of a text: a state stands for those that end at the same positions. O(N) to build.
-
-    A. Blumer et al., "The smallest automaton recognizing the subwords of a text", 1985.
-    """
-
-    def __init__(self, tokens: Sequence[int]) -> None:
-        self._next: list[dict[int, int]] = [{}]
-        self.link = [0]  #: of a state, that of its longest suffix in another; the root, 0, has itself
-        self.length = [0]  #: of a state, its longest substring
-        self.first_end = [0]  #: of a state, the first position at which it ends
-        self.last = 0  #: the state of the whole text
-        for end, token in enumerate(tokens, start=1):
-            self._append(token, end)
-
-    def _append(self, token: int, end: int) -> None:
-        before, self.last = self.last, self._new({}, end, end)
-        follows = self._redirect(before, token, None, self.last)
-        if follows is None:
-            return
-        parent, known = follows, self._next[follows][token]
-        if self.length[parent] + 1 < self.length[known]:
-            clone = self._new(dict(self._next[known]), self.length[parent] + 1, self.first_end[known])
-            self.link[clone] = self.link[known]
-            self._redirect(parent, token, known, clone)
-            self.link[known] = known = clone
-        self.link[self.last] = known
-
-    def _new(self, following: dict[int, int], length: int, first_end: int) -> int:
-        self._next.append(following)
-        self.link.append(0)
-        self.length.append(length)
-        self.first_end.append(first_end)
-        return len(self.link) - 1
-
-    def _redirect(self, state: int, token: int, old: int | None, new: int) -> int | None:
-        """Lead `token` to `new` from a state and its suffixes that lead to `old`; the first other, or None."""
-        while self._next[state].get(token) == old:
-            self._next[state][token] = new
-            if state == 0:
-                return None
-            state = self.link[state]
-        return state
-
-    def follow(self, state: int, length: int, token: int) -> tuple[int, int]:
-        """The longest suffix that the text has, one token further."""
-        while token not in self._next[state]:
-            if state == 0:
-                return 0, 0
-            state = self.link[state]
-            length = self.length[state]
-        return self._next[state][token], length + 1
+    def _match_length(self, end: int) -> int:
+        """Of the last tokens, how many are before a place in the input; at most the longest pattern."""
+        pairs = zip(range(end - 1, -1, -1), reversed(self._written), strict=False)
+        differ = (n for n, (i, token) in enumerate(pairs) if self.input_tokens[i] != token)
+        return min(next(differ, min(end, len(self._written))), self._pattern_max)

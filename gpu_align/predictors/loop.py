@@ -67,38 +67,19 @@ class PredictorLoop:
         self.failure: str | None = None
         self._draft: list[int] = []
 
-    def start(
-        self,
-        prompt: Sequence[int],
-        prediction: Sequence[int] = (),
-        *,
-        max_len: int | None = None,
-        tokenizer: Any = None,
-        sampling: Any = None,
-        memory: bool = False,
-        related: bool = False,
-    ) -> None:
+    def start(self, prompt: Sequence[int], prediction: Sequence[int] = (), **options: Any) -> None:
         """Begin a sequence: counts are zero, and a predictor that failed is asked again.
 
-        All but the prompt are in the predictor's `PredictorOptions`.
+        options: further fields of the `PredictorOptions` that the predictor gets.
         """
         self.predictions, self.failure, self._draft = Predictions(), None, []
-        options = PredictorOptions(
-            self.num_draft_tokens,
-            self.vocab_size,
-            tuple(prediction),
-            max_len,
-            tokenizer,
-            sampling,
-            memory,
-            related,
-        )
+        told = PredictorOptions(self.num_draft_tokens, self.vocab_size, tuple(prediction), **options)
 
         def begin() -> None:
             if self.predictor.disposed:
                 raise DisposedError(f"{type(self.predictor).__name__}: disposed; make a new one")
             self.predictor.update_input_tokens([*prompt, *prediction])
-            self.predictor.reset(list(prompt), options)
+            self.predictor.reset(list(prompt), told)
 
         self._try("reset", begin)
 

@@ -5,47 +5,20 @@ from __future__ import annotations
 import gzip
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from ..files import (
-    MAX_COUNT,
-    MAX_TOKEN,
-    Count,
-    Domain,
-    Offset,
-    Text,
-    TokenId,
-    checked,
-    expect,
-    first_line,
-    json_of,
-    json_text,
-    read_text,
-    shown,
-    write_at_once,
-)
+from .. import files
 from ..ops.recipes import MAX_CONTEXT, SHAPE_IDENTIFIER, SHAPE_START
 from ..ops.recipes.table import Recipes
-from .tokenize import (
-    Chains,
-    Encode,
-    Observed,
-    Recipe,
-    TokenTexts,
-    fingerprint,
-    shape_of_tokens,
-    tokenize,
-)
+from .tokenize import Chains, Encode, Observed, Recipe, TokenTexts, fingerprint, shape_of_tokens, tokenize
 
 #: The pack that comes with the library.
 SHIPPED = Path(__file__).with_name("base.json.gz")
-#: The calibration has one offset for each of so many bins of equal width, by the probability that the counts give.
-NUM_BINS = 20
 #: The most words of a recipe's context.
 MAX_WORDS = 3
 #: What a file says of itself.
@@ -62,8 +35,8 @@ class RecipePack:
 
     words: Mapping[str, int]  # how often each was seen
     recipes: Sequence[Recipe]  # by context, shorter ones first
-    #: [NUM_BINS], added to a probability in the middle of a bin; interpolated between middles.
-    calibration: Sequence[float] = (0.0,) * NUM_BINS
+    #: [files.NUM_BINS], added to a probability in the middle of a bin; interpolated between middles.
+    calibration: Sequence[float] = (0.0,) * files.NUM_BINS
     made_by: str = ""  # the command
     task: str = ""  # what it was observed in
     tokenizer: str = ""  # the `fingerprint` of the tokenizer whose ids it holds, if it holds any
@@ -85,10 +58,10 @@ class RecipePack:
             raise TypeError(f"path: expected a str or Path, found {type(path).__name__}")
         file = SHIPPED if path is None else Path(path)
         try:
-            text = read_text(file)
-            data = checked(dict, json_of(text))
-            expect(data.get("kind", KIND) == KIND, "kind", KIND, data.get("kind"))
-            expect(data.get("format") == FORMAT, "format", str(FORMAT), data.get("format"))
+            text = files.read_text(file)
+            data = files.checked(dict, files.json_of(text))
+            files.expect(data.get("kind", KIND) == KIND, "kind", KIND, data.get("kind"))
+            files.expect(data.get("format") == FORMAT, "format", str(FORMAT), data.get("format"))
             _check_hash(data, text)
             return parse_pack(data)
         except ValueError as error:
@@ -96,8 +69,8 @@ class RecipePack:
 
     def save(self, path: Path | str) -> None:
         """Write the pack, gzipped if the name ends in ``.gz``; the same pack is the same bytes."""
-        content, path = json_text(with_hash(self._data())), Path(path)
-        write_at_once(path, [gzip.compress(content, mtime=0) if path.name.endswith(".gz") else content])
+        content, path = files.json_text(with_hash(self._data())), Path(path)
+        files.write_at_once(path, [gzip.compress(content, mtime=0) if path.name.endswith(".gz") else content])
 
     @property
     def content_hash(self) -> str:
@@ -160,10 +133,6 @@ class RecipePack:
         )
         return Recipes(context, token_ids, survival, is_shape, shape_of=shape_of, indents=words.indents)
 
-    def calibrated(self, calibration: Sequence[float]) -> RecipePack:
-        """With another calibration."""
-        return replace(self, calibration=tuple(calibration))
-
 
 def with_hash(data: dict[str, Any]) -> dict[str, Any]:
     """The data of a file, after its format, kind and content hash."""
@@ -175,28 +144,27 @@ def _check_hash(data: dict[str, Any], text: bytes) -> None:
     """Refuse a text of which a byte differs from what was written."""
     try:
         found = _hash({key: value for key, value in data.items() if key != "content_hash"})
-        same = json_text(data) == text
+        same = files.json_text(data) == text
     except (ValueError, RecursionError) as error:  # numbers and characters that are in no file of ours
-        raise ValueError(f"content_hash: the file was changed: {first_line(error)}") from error
+        raise ValueError(f"content_hash: the file was changed: {files.first_line(error)}") from error
     if (said := data.get("content_hash")) != found or not same:
-        named = said if type(said) is str and len(said) == len(found) else shown(said)
+        named = said if type(said) is str and len(said) == len(found) else files.shown(said)
         raise ValueError(f"content_hash: the file was changed: expected {named}, found {found}")
 
 
 def _hash(data: dict[str, Any]) -> str:
-    return f"sha256:{hashlib.sha256(json_text(data, sort_keys=True)).hexdigest()}"
+    return f"sha256:{hashlib.sha256(files.json_text(data, sort_keys=True)).hexdigest()}"
 
 
 # Named here, as an annotation that is evaluated later does not see this module.
-_Word = Annotated[Text, Domain("a word", bool)]
-_Calibration = Annotated[list[Offset], Domain(f"{NUM_BINS} numbers", lambda found: len(found) == NUM_BINS)]
+_Word = Annotated[files.Text, files.Domain("a word", bool)]
 
 
 class WordCount(NamedTuple):
     """A word of a pack's file."""
 
     word: _Word
-    times: Count
+    times: files.Count
 
 
 @dataclass
@@ -205,52 +173,47 @@ class PackFile:
 
     words: list[WordCount]
     recipes: list[list[int]]
-    calibration: _Calibration
-    kept: list[TokenId]
+    calibration: files.Calibration
+    kept: list[files.TokenId]
     observed: list[list[int]]
-    made_by: Text = ""
-    task: Text = ""
-    tokenizer: Text = ""
+    made_by: files.Text = ""
+    task: files.Text = ""
+    tokenizer: files.Text = ""
 
 
 _CLASSES = range(SHAPE_START, SHAPE_IDENTIFIER + 1)
 
 
-def _context_of(where: str, items: Sequence[int], is_shape: bool) -> tuple[int, ...]:
-    """A context, checked: token ids, or the items of a shape."""
-    is_right = all(0 <= item < MAX_TOKEN or (is_shape and item in _CLASSES) for item in items)
-    expected = f"1 to {MAX_CONTEXT} {'items of a shape' if is_shape else 'token ids'}"
-    expect(is_right and 1 <= len(items) <= MAX_CONTEXT, where, expected, items)
-    return tuple(items)
-
-
 def parse_pack(data: dict[str, Any]) -> RecipePack:
     """The pack of a file's data; ValueError for a value that is not right."""
-    file: PackFile = checked(PackFile, data)
+    file: PackFile = files.checked(PackFile, data)
     words = dict(file.words)
-    expect(len(words) == len(file.words), "words", "each word once", [word for word, _ in file.words])
+    files.expect(len(words) == len(file.words), "words", "each word once", [word for word, _ in file.words])
     names, recipes = list(words), []
     for i, row in enumerate(file.recipes):
         hits, seen, *numbers = row if len(row) > 3 else [0, 0]
-        is_right = 1 <= hits <= seen <= MAX_COUNT and 2 <= len(numbers) <= MAX_WORDS + 1
+        is_right = 1 <= hits <= seen <= files.MAX_COUNT and 2 <= len(numbers) <= MAX_WORDS + 1
         if not is_right or min(numbers) < 0 or max(numbers) >= len(names):
             expected = f"hits, how often it was seen, and 2 to {MAX_WORDS + 1} of the {len(names)} words"
-            expect(False, f"recipes[{i}]", expected, row)
+            files.expect(False, f"recipes[{i}]", expected, row)
         *context, word = (names[number] for number in numbers)
         recipes.append(Recipe(tuple(context), word, hits, seen))
-    expect(all(a < b for a, b in pairwise(file.kept)), "kept", "each token once, ascending", file.kept)
+    files.expect(all(a < b for a, b in pairwise(file.kept)), "kept", "each token once, ascending", file.kept)
     observed: dict[tuple[bool, tuple[int, ...]], Observed] = {}
     for i, row in enumerate(file.observed):
         where = f"observed[{i}]"
         kind, token, hits, seen, groups, *items = row if len(row) > 5 else [-1] * 5
-        are_counts = 0 <= hits <= seen <= MAX_COUNT and seen > 0 and 0 <= groups <= MAX_COUNT
-        is_right = are_counts and kind in (0, 1) and -1 <= token < MAX_TOKEN
-        expect(is_right, where, "a kind, a token, hits, how often it was seen, and groups", row)
-        key = bool(kind), _context_of(where, items, bool(kind))
-        expect(key not in observed, where, "each context once", row)
+        are_counts = 0 <= hits <= seen <= files.MAX_COUNT and seen > 0 and 0 <= groups <= files.MAX_COUNT
+        is_right = are_counts and kind in (0, 1) and -1 <= token < files.MAX_TOKEN
+        files.expect(is_right, where, "a kind, a token, hits, how often it was seen, and groups", row)
+        are_items = all(0 <= item < files.MAX_TOKEN or (kind == 1 and item in _CLASSES) for item in items)
+        expected = f"1 to {MAX_CONTEXT} {'items of a shape' if kind else 'token ids'}"
+        files.expect(are_items and 1 <= len(items) <= MAX_CONTEXT, where, expected, items)
+        key = bool(kind), tuple(items)
+        files.expect(key not in observed, where, "each context once", row)
         observed[key] = Observed(*key, token, hits, seen, groups)
     has_ids = file.observed or file.kept
-    expect(
+    files.expect(
         file.tokenizer or not has_ids, "tokenizer", "the fingerprint of the ids' tokenizer", file.tokenizer
     )
     return RecipePack(

@@ -237,13 +237,6 @@ def _longest(tokens: Tokens, known: Mapping[Tokens, Tokens]) -> Tokens:
     return tokens
 
 
-class Run(NamedTuple):
-    """The tokens that a chain drafts, and for each the probability of everything up to it."""
-
-    tokens: list[int]
-    survival: list[float]
-
-
 class Chains:
     """Looks entries up as a step does, in what is known of the tokens so far.
 
@@ -254,8 +247,8 @@ class Chains:
         self._says = {(entry.is_shape, entry.context): entry for entry in entries}
         self._shape_of = shape_of
 
-    def run(self, is_shape: bool, context: Sequence[int]) -> Run:
-        """The draft after this context, if nothing else is known.
+    def run(self, is_shape: bool, context: Sequence[int]) -> tuple[list[int], list[float]]:
+        """The draft after this context, if nothing else is known: tokens, and the probability of all up to each.
 
         ::
 
@@ -269,19 +262,21 @@ class Chains:
         items = list(context) if is_shape else []
         for token in () if is_shape else context:
             self._extend(items, token)
-        run, alive = Run([], []), 1.0
-        while len(run.tokens) < MAX_TOKENS:
+        drafted: list[int] = []
+        survival: list[float] = []
+        alive = 1.0
+        while len(drafted) < MAX_TOKENS:
             entry = self._longest(False, tokens) or self._longest(True, items)
             if entry is None or entry.token < 0:
                 break
             alive *= likely(entry)
             if alive < LEAST_RUN:
                 break
-            run.tokens.append(entry.token)
-            run.survival.append(alive)
+            drafted.append(entry.token)
+            survival.append(alive)
             tokens.append(entry.token)
             self._extend(items, entry.token)
-        return run
+        return drafted, survival
 
     def _longest(self, is_shape: bool, known: Sequence[int]) -> Observed | None:
         lengths = range(min(len(known), MAX_CONTEXT), 0, -1)

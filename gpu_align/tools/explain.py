@@ -20,9 +20,9 @@ from ..ops.choose import (
     unpack_class,
 )
 from ..ops.choose.reference import worth
-from ..ops.choose.survival import SurvivalTables, TableArrays
+from ..ops.choose.survival import SurvivalTables
 from ..ops.compose.reference import write_draft
-from ..ops.host import limits_of, wraps_around
+from ..ops.host import c
 from ..ops.jit import Entry
 from ..ops.layout import (
     FIRST_GAP,
@@ -31,18 +31,20 @@ from ..ops.layout import (
     NUM_IN_SYNC,
     TEXT_CONTEXT,
     TEXT_PREDICTION,
-    StepArrays,
+    IntArray,
     StepSettings,
+    StepState,
     allocate_state,
+    as_arrays,
     text_kind,
     whole_pages,
 )
 from ..ops.match import NUM_CANDIDATES
 from ..ops.match.reference import CandidateArrays, allocate_candidates
 from ..ops.recipes import ALL_PACKS
-from ..ops.recipes.table import RecipeArrays, Recipes
+from ..ops.recipes.table import Recipes, RecipeTable
 from ..ops.slots import occupy_slot, store_prediction
-from ..ops.step.reference import IntArray, choose_draft, last_bucket, load_request, update_state
+from ..ops.step.reference import choose_draft, last_bucket, load_request, update_state
 
 
 class View(NamedTuple):
@@ -74,7 +76,7 @@ class StepView:
         max_context_len: int,
         num_draft_tokens: int,
         config: DrafterConfig | None,
-        recipes: RecipeArrays,
+        recipes: RecipeTable,
         tables: SurvivalTables | None = None,
         recipe_packs: int = ALL_PACKS,
         text_kind: int = TEXT_PREDICTION,
@@ -84,7 +86,7 @@ class StepView:
             tables = SurvivalTables.load(
                 num_draft_tokens, "cpu", config.survival_table, config.min_survival, config.min_survival_lost
             )
-        self.tables = tables.numpy()
+        self.tables = as_arrays(tables)
         capacities, base = [whole_pages(len(prediction)) for prediction in predictions], 0
         state = allocate_state(len(predictions), max_context_len, sum(capacities), "cpu")
         for slot, (prediction, prompt_len) in enumerate(zip(predictions, prompt_lens, strict=True)):
@@ -95,7 +97,7 @@ class StepView:
                 recipe_packs=recipe_packs, text_kind=text_kind,
             )  # fmt: skip
             base += capacities[slot]
-        self.state = state.numpy()
+        self.state = as_arrays(state)
         self.token_ids = np.zeros((len(predictions), max_context_len), dtype=np.int32)
         self._recipes = recipes
         # A draft is shown as it is found: no vocabulary ends it, but a gap.
@@ -114,9 +116,9 @@ class StepView:
 
 @Entry
 def _look(
-    state: StepArrays,
-    tables: TableArrays,
-    recipes: RecipeArrays,
+    state: StepState,
+    tables: SurvivalTables,
+    recipes: RecipeTable,
     view: View,
     settings: StepSettings,
     token_ids: IntArray,
@@ -138,7 +140,7 @@ def _look(
         view.recipe[r] = choice.row if choice.lane < 0 else -1
         for i_c in range(NUM_CANDIDATES):
             if found.remaining[i_c] > 0:
-                row = found.class_id[i_c] + limits_of(request.prediction.kind)
+                row = found.class_id[i_c] + c.limits_of(request.prediction.kind)
                 view.num[r, i_c], view.expected[r, i_c] = worth(
                     found.matched[i_c], row, tables, settings.length_quarters
                 )
@@ -199,7 +201,7 @@ class Explainer:
         self._text = "memory" if is_memory else "prediction"
         self._recipes = recipes if recipes is not None else Recipes.from_lists([])
         device = torch.device("cpu")
-        table = self._recipes.table(num_draft_tokens, device, config.min_survival_recipe).numpy()
+        table = as_arrays(self._recipes.table(num_draft_tokens, device, config.min_survival_recipe))
         self._view = StepView(
             [prediction], [prompt_len], max_context_len, num_draft_tokens, config, table,
             recipe_packs=recipe_packs, text_kind=text_kind(prediction, is_memory, is_related),
@@ -287,6 +289,6 @@ def _last(matched: int) -> str:
 def _wraps_around(view: View, lane: int) -> bool:
     """Whether drafts of a candidate go on with what the output repeats."""
     found = view.candidates
-    return bool(found.kind[0, lane] == TEXT_CONTEXT) and wraps_around(
+    return bool(found.kind[0, lane] == TEXT_CONTEXT) and c.wraps_around(
         int(found.matched[0, lane]), int(found.remaining[0, lane])
     )

@@ -77,13 +77,13 @@ class SlotAudit:
         if not length:  # it brings none, or there was no room
             return wrong
         held = ours.drafter._state.prediction_tokens[base : base + length].tolist()
-        kind = int(given.kind)
-        self.kinds["predictions" if not kind else "texts of earlier answers"] += 1
+        kind = c.text_kind(told, memory=given.kind > 0, related=given.kind == wire.TextKind.RELATED_MEMORY)
+        self.kinds["texts of earlier answers" if given.kind else "predictions"] += 1
         if held != told or meta[c.TEXT_KIND] != kind:
             wrong.append(f"a text of kind {meta[c.TEXT_KIND]}, {length} tokens, not kind {kind}, {len(told)}")
         if places.setdefault((tuple(told), request.cache_salt), base) != base:
             wrong.append("it does not share its text")
-        if kind and request.request_id not in self.known and not self.made_of_own(told, request):
+        if given.kind and request.request_id not in self.known and not self.made_of_own(told, request):
             wrong.append("its text is not made of answers of its tenant")
         return wrong
 

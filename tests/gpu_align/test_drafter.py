@@ -18,7 +18,6 @@ import gpu_align
 from gpu_align import Drafter, DrafterConfig, RecipePack, Recipes, Source
 from gpu_align.ops.index.kernel import index_kernel, index_keys_kernel
 from gpu_align.ops.layout import PAGE
-from gpu_align.ops.slots.kernel import set_slot_kernel
 from tests.gpu_align.engine import Engine, same, snapshot
 from tests.gpu_align.step_harness import BACKENDS, device_of, distinct
 
@@ -226,8 +225,9 @@ class TestPredictions:
         assert engine.propose([0])[0][0] == distinct(16, 201)
 
 
-#: Of an `add` that uploads and indexes.
-OPERATIONS = ("slice.Tensor", "empty.memory_format", "copy_", "detach", "sort.stable")
+#: Of an `add`, which writes a slot's two rows; and of one that uploads and indexes a prediction as well.
+OF_SLOT = ("select.int", "detach", "select.int", "slice.Tensor", "detach")
+OPERATIONS = (*OF_SLOT, "slice.Tensor", "empty.memory_format", "copy_", "detach", "sort.stable")
 
 
 class TestWhatAddCosts:
@@ -236,23 +236,22 @@ class TestWhatAddCosts:
     def test_kernels_and_operations_of_an_add(self, monkeypatch):
         """How many of them there are is what `add` costs the host. Here none of the kernels runs."""
         launched: list[tuple[Any, Any]] = []
-        for module in ("index", "slots"):
-            monkeypatch.setattr(
-                f"gpu_align.ops.{module}.launch",
-                lambda kernel, *_, variant=None, **__: launched.append((kernel, variant)),
-            )
+        monkeypatch.setattr(
+            "gpu_align.ops.index.launch",
+            lambda kernel, *_, variant=None, **__: launched.append((kernel, variant)),
+        )
         drafter = Engine("triton").drafter
         with Operations() as operations:
             drafter.add(0, distinct(60), 0)
-        assert [kernel for kernel, _ in launched] == [index_keys_kernel, index_kernel, set_slot_kernel]
-        # On a GPU the pages are filled by a copy from pinned memory, `empty` and `copy_`, without `detach`.
+        assert [kernel for kernel, _ in launched] == [index_keys_kernel, index_kernel]
+        # On a GPU rows and pages are filled by copies from pinned memory, `empty` and `copy_`, without `detach`.
         assert set(operations.names) <= {f"aten::{name}" for name in OPERATIONS}
         assert len(operations.names) <= len(OPERATIONS)
         for call in (lambda: drafter.add(1, distinct(60), 0), lambda: drafter.remove(0)):
             launched.clear()
             with Operations() as operations:
                 call()
-            assert (launched, operations.names) == ([(set_slot_kernel, None)], [])
+            assert (launched, operations.names) == ([], [f"aten::{name}" for name in OF_SLOT])
 
 
 class Half:

@@ -1,20 +1,71 @@
 """Find the place of a request in its prediction. README.md has the loop; here are its numbers."""
 
-from ..layout import WINDOW
+from ..layout import WINDOW, Alignment
+from ..rules import int32, int64, rule
 
-#: The LCS row with all bits set, and the lanes of a kernel for its bits and for half of them.
-EVERY_BIT, ROW_LANES, HALF_ROW = (1 << WINDOW) - 1, 64, 32
+#: The LCS row with all bits set.
+EVERY_BIT = (1 << WINDOW) - 1
 #: What a matching token adds to the cursor's score; a skipped token of the prediction costs 1.
 MATCH_WEIGHT = 4
 #: The output is in sync again where its last `LOCAL_MATCH` tokens end within `LOCAL_RANGE` positions of the
 #: anchor, or, checked at every `GLOBAL_EVERY`-th output token, its last `GLOBAL_MATCH` tokens end anywhere.
 LOCAL_RANGE, LOCAL_MATCH = 32, 4
 GLOBAL_EVERY, GLOBAL_MATCH = 8, 8
-#: Tokens of a diverged output in a turn of a kernel's loop, which looks at `LOCAL_RANGE` at once, a lane each.
-TURN = 4
 #: The most tokens of either side of an edit, and the most edits that one divergence records.
 MAX_EDIT_LEN, MAX_EDITS_AT_ONCE = 16, 8
 #: `EDIT_AT` of an entry without an edit.
 NO_EDIT = -1
-#: Positions whose keys a kernel compares with all edits at once.
-EDIT_LOOKUPS = 32
+
+
+@rule
+def starts_over(total: int, seen: int) -> bool:
+    """Whether nothing is known of a request: it is new, or tokens of it were taken back."""
+    return (seen <= 0) | (total < seen)
+
+
+@rule
+def in_sync_at(a: Alignment, cursor: int, num_in_sync: int, num_common: int) -> Alignment:
+    """The alignment in sync at a cursor; it keeps where the output diverged last."""
+    return Alignment(1, cursor, a.anchor, a.diverged_at, num_in_sync, num_common, a.row)
+
+
+@rule
+def diverge(a: Alignment, done: int) -> Alignment:
+    """The alignment diverged at its cursor, after `done` output tokens."""
+    return Alignment(0, a.cursor, a.cursor, done, a.num_in_sync, a.num_common, a.row * 0)
+
+
+@rule
+def at_cursor(a: Alignment, cursor: int, row: int) -> Alignment:
+    """The diverged alignment with another cursor and row."""
+    return Alignment(0, cursor, a.anchor, a.diverged_at, a.num_in_sync, a.num_common, row)
+
+
+@rule
+def extend_row(row: int, matches: int) -> int:
+    """The LCS row after one more output token.
+
+    Bit j of a row is 1 where the LCS of the output since it diverged and the first j + 1 tokens after the anchor
+    is longer than that with the first j. matches: bit j is 1 where token j after the anchor is the new one.
+    """
+    flat = ~row & EVERY_BIT
+    taken = flat & matches
+    # One addition: a carry runs through the run of bits up to the next that the row has (Hyyrö 2004).
+    return ~((flat + taken) | (flat - taken)) & EVERY_BIT
+
+
+@rule
+def count_ones(word: int) -> int:
+    """The bits of an int64 that are 1: neighbouring fields of 1, 2, 4, … bits, each a count, become one."""
+    word = (word & 0x5555555555555555) + ((word >> 1) & 0x5555555555555555)
+    word = (word & 0x3333333333333333) + ((word >> 2) & 0x3333333333333333)
+    word = (word + (word >> 4)) & 0x0F0F0F0F0F0F0F0F
+    word = word + (word >> 8)
+    word = word + (word >> 16)
+    return int32((word + (word >> 32)) & 0x7F)
+
+
+@rule
+def score_at(row: int, j: int) -> int:
+    """Of the position j after the anchor, ``0 <= j <= WINDOW``: `MATCH_WEIGHT` for each common token, less j."""
+    return count_ones((row << int64(-j + WINDOW)) & EVERY_BIT) * MATCH_WEIGHT - j

@@ -5,47 +5,14 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from ..device import (
-    ANCHOR,
-    CURSOR,
-    DIVERGED_AT,
-    EDIT,
-    EDIT_AFTER,
-    EDIT_AT,
-    EDIT_LOOKUPS,
-    EDIT_NEW,
-    EDIT_OLD,
-    EDIT_SEEN_BEFORE,
-    EDIT_START,
-    GLOBAL_EVERY,
-    GLOBAL_MATCH,
-    HALF_ROW,
-    IN_SYNC,
-    LOCAL_MATCH,
-    LOCAL_RANGE,
-    MAX_EDIT_LEN,
-    MAX_EDITS,
-    MAX_EDITS_AT_ONCE,
-    MAX_MATCH,
-    NEAREST,
-    NO_EDIT,
-    NOWHERE,
-    NUM_COMMON,
-    NUM_EDITS,
-    NUM_IN_SYNC,
-    ROW_LANES,
-    SEEN,
-    TURN,
-    WINDOW,
-    extend_row,
-    int64,
-    position_of,
-    rank_of,
-    score_at,
-    starts_over,
-)
-from ..index.kernel import load_back, load_back_clamped, load_bucket, nearest
+from ..device import c
+from ..index.kernel import load_back_clamped, load_bucket, load_each, nearest
 from ..layout import Alignment
+
+#: Lanes for the bits of an LCS row, and for half of them; positions that are compared with all edits at once.
+ROW_LANES, HALF_ROW, EDIT_LOOKUPS = tl.constexpr(64), tl.constexpr(32), tl.constexpr(32)
+#: Tokens of a diverged output in a turn of a loop, which looks at `LOCAL_RANGE` at once, a lane each.
+TURN = tl.constexpr(4)
 
 
 @triton.jit
@@ -58,7 +25,7 @@ def _half_window(prediction, position, num):
 
 @triton.jit
 def extend_rows(row, prediction, anchor, p_output, begin, num_output):
-    num_window = tl.minimum(prediction.length - anchor, WINDOW)
+    num_window = tl.minimum(prediction.length - anchor, c.WINDOW)
     b_low, b_low_bit = _half_window(prediction, anchor, num_window)
     b_high, b_high_bit = _half_window(prediction, anchor + HALF_ROW, num_window - HALF_ROW)
     # Loaded a turn ahead.
@@ -67,7 +34,7 @@ def extend_rows(row, prediction, anchor, p_output, begin, num_output):
         next_token = tl.load(p_output + tl.minimum(i + 1, num_output - 1))
         low = tl.reduce_or(tl.where(b_low == token, b_low_bit, 0), axis=0)
         high = tl.reduce_or(tl.where(b_high == token, b_high_bit, 0), axis=0)
-        row = extend_row(row, (int64(high) << HALF_ROW) | (int64(low) & 0xFFFFFFFF))
+        row = c.extend_row(row, (c.int64(high) << HALF_ROW) | (c.int64(low) & 0xFFFFFFFF))
         token = next_token
     return row
 
@@ -76,16 +43,19 @@ def extend_rows(row, prediction, anchor, p_output, begin, num_output):
 def cursor_of(row, prediction, anchor):
     o_j = tl.arange(0, ROW_LANES)
     # The smallest of the lanes with the largest score: one key.
-    b_key = score_at(row, tl.minimum(o_j, WINDOW)) * ROW_LANES + (-o_j + (ROW_LANES - 1))
-    key = tl.max(tl.where(o_j <= tl.minimum(prediction.length - anchor, WINDOW), b_key, 0), axis=0)
+    b_key = c.score_at(row, tl.minimum(o_j, c.WINDOW)) * ROW_LANES + (-o_j + (ROW_LANES - 1))
+    key = tl.max(tl.where(o_j <= tl.minimum(prediction.length - anchor, c.WINDOW), b_key, 0), axis=0)
     return anchor + (-(key % ROW_LANES) + (ROW_LANES - 1))
 
 
 class Edits(NamedTuple):
-    """The edits: tokens of the prediction and those in their place; edit number i is in lane i % MAX_EDITS."""
+    """The edits: tokens of the prediction and those in their place; edit number i is in lane i % c.MAX_EDITS.
+
+    All but the first field and the last are columns of ``edits``.
+    """
 
     count: Any  # edits recorded
-    b_at: Any  # [MAX_EDITS] int32: token at its position; NO_EDIT in an empty lane
+    b_at: Any  # [c.MAX_EDITS] int32: token at its position; c.NO_EDIT in an empty lane
     b_after: Any  # ... and after that
     b_start: Any  # output position of its first new token
     b_old: Any  # old tokens
@@ -96,7 +66,7 @@ class Edits(NamedTuple):
 
 @triton.jit
 def have_keys(prediction, edits, o_position, m_position):
-    """Whether each position has the key of each edit, [positions, MAX_EDITS]."""
+    """Whether each position has the key of each edit, [positions, c.MAX_EDITS]."""
     m_position = m_position & (o_position + 1 < prediction.length)
     b_at = tl.load(prediction.tokens + o_position, mask=m_position, other=0)
     b_after = tl.load(prediction.tokens + o_position + 1, mask=m_position, other=0)
@@ -107,11 +77,11 @@ def have_keys(prediction, edits, o_position, m_position):
 @triton.jit
 def _run_length(prediction, cursor, p_output, done, num_output):
     """How many of the next `MAX_MATCH` tokens of output and prediction agree."""
-    o_i = tl.arange(0, MAX_MATCH)
+    o_i = tl.arange(0, c.MAX_MATCH)
     m_i = o_i < tl.minimum(num_output - done, prediction.length - cursor)
     b_output = tl.load(p_output + done + o_i, mask=m_i, other=0)
     b_prediction = tl.load(prediction.tokens + cursor + o_i, mask=m_i, other=0)
-    return tl.min(tl.where(m_i & (b_output == b_prediction), MAX_MATCH, o_i), axis=0)
+    return tl.min(tl.where(m_i & (b_output == b_prediction), c.MAX_MATCH, o_i), axis=0)
 
 
 @triton.jit
@@ -121,7 +91,7 @@ def _invalidate_edits(edits, prediction, cursor, run):
     for i in range(0, run, EDIT_LOOKUPS):
         o_i = i + tl.arange(0, EDIT_LOOKUPS)
         m_edit = have_keys(prediction, edits, cursor + o_i, o_i < run)
-        b_at = tl.where(tl.max(m_edit.to(tl.int32), axis=0) > 0, NO_EDIT, b_at)
+        b_at = tl.where(tl.max(m_edit.to(tl.int32), axis=0) > 0, c.NO_EDIT, b_at)
     is_changed = edits.is_changed | tl.max((b_at != edits.b_at).to(tl.int32), axis=0)
     return Edits(
         edits.count, b_at, edits.b_after, edits.b_start, edits.b_old, edits.b_new, edits.b_seen_before,
@@ -134,7 +104,7 @@ def _load_before(prediction, o_position, MATCH: tl.constexpr):
     """The MATCH tokens before each position, from the last on: a tuple of [lanes]; any if it has fewer."""
     m_position = (o_position >= MATCH) & (o_position <= prediction.length)
     # No load has a mask, see `match_length`. A page of the arena is longer than MATCH.
-    return load_back(prediction.tokens + tl.where(m_position, o_position, MATCH) - 1, MATCH)
+    return load_each(prediction.tokens + tl.where(m_position, o_position, MATCH) - 1, MATCH, -1)
 
 
 @triton.jit
@@ -151,22 +121,22 @@ def _local_looks(prediction, near, o_local, p_output, done, end):
     """``(done, position)`` of the first of ``output[done:end]``, `LOCAL_RANGE` at most, after which it ends
     like a position near the anchor; `NOWHERE` without one. near: `load_before` of these positions, `o_local`.
     """
-    o_lane = tl.arange(0, LOCAL_RANGE)
+    o_lane = tl.arange(0, c.LOCAL_RANGE)
     # No token of a prediction is below 0.
     b_tokens = tl.load(p_output + done + o_lane, mask=done + o_lane < end, other=-1)
-    before = load_back_clamped(p_output + done - 1 + o_lane * 0, done - 1, LOCAL_MATCH)
+    before = load_back_clamped(p_output + done - 1 + o_lane * 0, done - 1, c.LOCAL_MATCH)
     last = ()
-    for i in tl.static_range(LOCAL_MATCH):
+    for i in tl.static_range(c.LOCAL_MATCH):
         last = last + (tl.where(done > i, before[i], -1),)
-    b_first = tl.full([LOCAL_RANGE], NOWHERE, tl.int32)  # of each position
+    b_first = tl.full([c.LOCAL_RANGE], c.NOWHERE, tl.int32)  # of each position
     for i in range(done, end, TURN):
         for k in tl.static_range(TURN):
             token = tl.gather(b_tokens, o_lane * 0 + (i - done + k), axis=0)
-            last = (token,) + last[: LOCAL_MATCH - 1]
-            b_first = tl.where(_ends_like(near, last, LOCAL_MATCH), tl.minimum(b_first, i + k + 1), b_first)
-    m_local = (o_local >= LOCAL_MATCH) & (o_local <= prediction.length) & (b_first < NOWHERE)
-    first = tl.min(tl.where(m_local, b_first, NOWHERE), axis=0)
-    return first, tl.min(tl.where(m_local & (b_first == first), o_local, NOWHERE), axis=0)
+            last = (token,) + last[: c.LOCAL_MATCH - 1]
+            b_first = tl.where(_ends_like(near, last, c.LOCAL_MATCH), tl.minimum(b_first, i + k + 1), b_first)
+    m_local = (o_local >= c.LOCAL_MATCH) & (o_local <= prediction.length) & (b_first < c.NOWHERE)
+    first = tl.min(tl.where(m_local, b_first, c.NOWHERE), axis=0)
+    return first, tl.min(tl.where(m_local & (b_first == first), o_local, c.NOWHERE), axis=0)
 
 
 @triton.jit
@@ -175,23 +145,23 @@ def _global_looks(prediction, anchor, p_output, o_done, m_done):
 
     o_done: [looks, 1], the output's tokens at each, rising; m_done: which there are, one at least.
     """
-    o_last = tl.where(m_done, o_done, GLOBAL_MATCH) - 1
+    o_last = tl.where(m_done, o_done, c.GLOBAL_MATCH) - 1
     begin, end = nearest(prediction, load_bucket(prediction, tl.load(p_output + o_last), m_done), anchor)
-    o_entry = begin + tl.arange(0, NEAREST)[None, :]
+    o_entry = begin + tl.arange(0, c.NEAREST)[None, :]
     m_entry = (o_entry < end) & m_done
     o_position = tl.load(prediction.index.positions + tl.where(m_entry, o_entry, 0))
-    m_entry &= (o_position >= GLOBAL_MATCH) & (o_position <= prediction.length)
+    m_entry &= (o_position >= c.GLOBAL_MATCH) & (o_position <= prediction.length)
     # Most differ in their last tokens.
-    m_entry &= _ends_like(_load_before(prediction, o_position, 2), load_back(p_output + o_last, 2), 2)
-    looked = tl.full([], NOWHERE, tl.int32)
+    m_entry &= _ends_like(_load_before(prediction, o_position, 2), load_each(p_output + o_last, 2, -1), 2)
+    looked = tl.full([], c.NOWHERE, tl.int32)
     position = looked
     if tl.max(m_entry.to(tl.int32)) > 0:
         # Lanes that are done load one token all together: each place in memory takes a load longer.
-        texts = _load_before(prediction, tl.where(m_entry, o_position, GLOBAL_MATCH), GLOBAL_MATCH)
-        m_same = m_entry & _ends_like(texts, load_back(p_output + o_last, GLOBAL_MATCH), GLOBAL_MATCH)
-        b_rank = tl.min(tl.where(m_same, rank_of(o_position, anchor), NOWHERE), axis=1, keep_dims=True)
-        looked = tl.min(tl.where(b_rank < NOWHERE, o_done, NOWHERE))
-        position = position_of(tl.min(tl.where(o_done == looked, b_rank, NOWHERE)), anchor)
+        texts = _load_before(prediction, tl.where(m_entry, o_position, c.GLOBAL_MATCH), c.GLOBAL_MATCH)
+        m_same = m_entry & _ends_like(texts, load_each(p_output + o_last, c.GLOBAL_MATCH, -1), c.GLOBAL_MATCH)
+        b_rank = tl.min(tl.where(m_same, c.rank_of(o_position, anchor), c.NOWHERE), axis=1, keep_dims=True)
+        looked = tl.min(tl.where(b_rank < c.NOWHERE, o_done, c.NOWHERE))
+        position = c.position_of(tl.min(tl.where(o_done == looked, b_rank, c.NOWHERE)), anchor)
     return looked, position
 
 
@@ -199,16 +169,16 @@ def _global_looks(prediction, anchor, p_output, o_done, m_done):
 def _resync(prediction, anchor, p_output, done, num_output):
     """``(done, position)`` of the first of ``output[done:num_output]`` after which it is in sync again, or
     `num_output` and `NOWHERE`. `LOCAL_RANGE` tokens a turn, all looks among them at once."""
-    o_local = anchor + tl.arange(0, LOCAL_RANGE)
-    near = _load_before(prediction, o_local, LOCAL_MATCH)
-    position = tl.full([], NOWHERE, tl.int32)
-    while (position == NOWHERE) & (done < num_output):
-        end = tl.minimum(done + LOCAL_RANGE, num_output)
+    o_local = anchor + tl.arange(0, c.LOCAL_RANGE)
+    near = _load_before(prediction, o_local, c.LOCAL_MATCH)
+    position = tl.full([], c.NOWHERE, tl.int32)
+    while (position == c.NOWHERE) & (done < num_output):
+        end = tl.minimum(done + c.LOCAL_RANGE, num_output)
         first, position = _local_looks(prediction, near, o_local, p_output, done, end)
-        look = (done // GLOBAL_EVERY + 1) * GLOBAL_EVERY
+        look = (done // c.GLOBAL_EVERY + 1) * c.GLOBAL_EVERY
         last_look = tl.minimum(end, first - 1)
         if look <= last_look:
-            o_done = look + tl.arange(0, LOCAL_RANGE // GLOBAL_EVERY)[:, None] * GLOBAL_EVERY
+            o_done = look + tl.arange(0, c.LOCAL_RANGE // c.GLOBAL_EVERY)[:, None] * c.GLOBAL_EVERY
             looked, found = _global_looks(prediction, anchor, p_output, o_done, o_done <= last_look)
             position = tl.where(looked < first, found, position)
             first = tl.minimum(first, looked)
@@ -218,24 +188,24 @@ def _resync(prediction, anchor, p_output, done, num_output):
 
 @triton.jit
 def common_end(prediction, alignment, position, p_output, done):
-    o_k = tl.arange(0, MAX_MATCH)
+    o_k = tl.arange(0, c.MAX_MATCH)
     m_k = o_k < tl.minimum(position - alignment.anchor, done - alignment.diverged_at)
     b_prediction = tl.load(prediction.tokens + position - 1 - o_k, mask=m_k, other=0)
     b_output = tl.load(p_output + done - 1 - o_k, mask=m_k, other=0)
-    return tl.min(tl.where(m_k & (b_prediction == b_output), MAX_MATCH, o_k), axis=0)
+    return tl.min(tl.where(m_k & (b_prediction == b_output), c.MAX_MATCH, o_k), axis=0)
 
 
 @triton.jit
 def _record_edit(edits, prediction, position, p_output, done, old, new):
     """The edits with one more."""
     m_key = position + 1 < prediction.length
-    if m_key & (old <= MAX_EDIT_LEN) & (new <= MAX_EDIT_LEN):
+    if m_key & (old <= c.MAX_EDIT_LEN) & (new <= c.MAX_EDIT_LEN):
         at, after = tl.load(prediction.tokens + position), tl.load(prediction.tokens + position + 1)
         m_same = (edits.b_at == at) & (edits.b_after == after) & (edits.b_old == old) & (edits.b_new == new)
         b_first = tl.load(p_output + edits.b_start, mask=m_same & (new > 0), other=0)
         first = tl.load(p_output + done, mask=new > 0, other=0)
         seen_before = tl.max((m_same & (b_first == first)).to(tl.int32), axis=0)
-        m_way = tl.arange(0, MAX_EDITS) == edits.count % MAX_EDITS
+        m_way = tl.arange(0, c.MAX_EDITS) == edits.count % c.MAX_EDITS
         edits = Edits(
             edits.count + 1,
             tl.where(m_way, at, edits.b_at),
@@ -252,22 +222,22 @@ def _record_edit(edits, prediction, position, p_output, done, old, new):
 @triton.jit
 def _last_common(prediction, alignment, position, p_output, done):
     """``(old, new)``: tokens after the last one that what was edited has before and after, or all."""
-    o_back = tl.arange(0, MAX_EDIT_LEN)
+    o_back = tl.arange(0, c.MAX_EDIT_LEN)
     m_old = o_back < position - alignment.anchor
     m_new = o_back < done - alignment.diverged_at
     b_old = tl.load(prediction.tokens + position - 1 - o_back, mask=m_old, other=0)
     b_new = tl.load(p_output + done - 1 - o_back, mask=m_new, other=0)
     m_same = (b_old[:, None] == b_new[None, :]) & m_old[:, None] & m_new[None, :]
-    b_key = (o_back[:, None] + o_back[None, :]) * MAX_EDIT_LEN + o_back[:, None]
-    key = tl.min(tl.min(tl.where(m_same, b_key, NOWHERE), axis=0), axis=0)
-    old = tl.where(key < NOWHERE, key % MAX_EDIT_LEN, position - alignment.anchor)
-    return old, tl.where(key < NOWHERE, key // MAX_EDIT_LEN - old, done - alignment.diverged_at)
+    b_key = (o_back[:, None] + o_back[None, :]) * c.MAX_EDIT_LEN + o_back[:, None]
+    key = tl.min(tl.min(tl.where(m_same, b_key, c.NOWHERE), axis=0), axis=0)
+    old = tl.where(key < c.NOWHERE, key % c.MAX_EDIT_LEN, position - alignment.anchor)
+    return old, tl.where(key < c.NOWHERE, key // c.MAX_EDIT_LEN - old, done - alignment.diverged_at)
 
 
 @triton.jit
 def record_edits(edits, prediction, alignment, position, p_output, done):
     """The edits with those that made ``output[diverged_at:done]`` of ``prediction[anchor:position]``."""
-    for _ in range(MAX_EDITS_AT_ONCE):
+    for _ in range(c.MAX_EDITS_AT_ONCE):
         common = common_end(prediction, alignment, position, p_output, done)
         position -= common
         done -= common
@@ -280,24 +250,6 @@ def record_edits(edits, prediction, alignment, position, p_output, done):
 
 
 @triton.jit
-def in_sync_at(a, cursor, num_in_sync, num_common):
-    """The alignment in sync at a cursor; it keeps where the output diverged last."""
-    return Alignment(1, cursor, a.anchor, a.diverged_at, num_in_sync, num_common, a.row)
-
-
-@triton.jit
-def diverge(a, done):
-    """The alignment diverged at its cursor, after `done` output tokens."""
-    return Alignment(0, a.cursor, a.cursor, done, a.num_in_sync, a.num_common, a.row * 0)
-
-
-@triton.jit
-def at_cursor(a, cursor, row):
-    """The diverged alignment with another cursor and row."""
-    return Alignment(0, cursor, a.anchor, a.diverged_at, a.num_in_sync, a.num_common, row)
-
-
-@triton.jit
 def _process_tokens(request, p_output, done, num_output, a, edits):
     """Process ``output[done:num_output]``, but for the row: returns the `Alignment` `a` and the edits after it."""
     prediction = request.prediction
@@ -307,35 +259,34 @@ def _process_tokens(request, p_output, done, num_output, a, edits):
             if edits.count > 0:
                 edits = _invalidate_edits(edits, prediction, a.cursor, run)
             done += run
-            common = tl.minimum(a.num_common + run, MAX_MATCH)
-            a = in_sync_at(a, a.cursor + run, a.num_in_sync + run, common)
-            if (run < MAX_MATCH) & (done < num_output):
-                a = diverge(a, done)
+            common = tl.minimum(a.num_common + run, c.MAX_MATCH)
+            a = c.in_sync_at(a, a.cursor + run, a.num_in_sync + run, common)
+            if (run < c.MAX_MATCH) & (done < num_output):
+                a = c.diverge(a, done)
         if a.in_sync == 0:
             done, position = _resync(prediction, a.anchor, p_output, done, num_output)
-            if position != NOWHERE:
+            if position != c.NOWHERE:
                 common = common_end(prediction, a, position, p_output, done)
                 if position >= a.anchor:
                     edits = record_edits(edits, prediction, a, position, p_output, done)
-                a = in_sync_at(a, position, a.num_in_sync + common, common)
+                a = c.in_sync_at(a, position, a.num_in_sync + common, common)
     return a, edits
+
+
+@triton.jit
+def _store_columns(p_first, values, FIRST: tl.constexpr, NUM: tl.constexpr):
+    """``values[FIRST : FIRST + NUM]`` to as many columns."""
+    for i in tl.static_range(NUM):
+        tl.store(p_first + i, values[FIRST + i])
 
 
 @triton.jit
 def load_state(request):
     p_align = request.align_state
-    alignment = Alignment(
-        tl.load(p_align + IN_SYNC), tl.load(p_align + CURSOR), tl.load(p_align + ANCHOR),
-        tl.load(p_align + DIVERGED_AT), tl.load(p_align + NUM_IN_SYNC), tl.load(p_align + NUM_COMMON),
-        tl.load(request.lcs_row),
-    )  # fmt: skip
-    p_ways = request.edits + tl.arange(0, MAX_EDITS) * EDIT
-    edits = Edits(
-        tl.load(p_align + NUM_EDITS), tl.load(p_ways + EDIT_AT), tl.load(p_ways + EDIT_AFTER),
-        tl.load(p_ways + EDIT_START), tl.load(p_ways + EDIT_OLD), tl.load(p_ways + EDIT_NEW),
-        tl.load(p_ways + EDIT_SEEN_BEFORE), 0,
-    )  # fmt: skip
-    return tl.load(p_align + SEEN), alignment, edits
+    p_edits = request.edits + tl.arange(0, c.MAX_EDITS) * c.EDIT
+    alignment = Alignment(*load_each(p_align + c.IN_SYNC, c.NUM_ALIGNMENT), tl.load(request.lcs_row))
+    edits = Edits(tl.load(p_align + c.NUM_EDITS), *load_each(p_edits, c.EDIT), 0)
+    return tl.load(p_align + c.SEEN), alignment, edits
 
 
 @triton.jit
@@ -347,7 +298,7 @@ def _start_over(is_fresh, a, edits):
         tl.where(is_fresh, 0, a.num_common), tl.where(is_fresh, 0, a.row),
     )  # fmt: skip
     return alignment, Edits(
-        tl.where(is_fresh, 0, edits.count), tl.where(is_fresh, NO_EDIT, edits.b_at), edits.b_after,
+        tl.where(is_fresh, 0, edits.count), tl.where(is_fresh, c.NO_EDIT, edits.b_at), edits.b_after,
         edits.b_start, edits.b_old, edits.b_new, edits.b_seen_before, edits.is_changed,
     )  # fmt: skip
 
@@ -356,24 +307,13 @@ def _start_over(is_fresh, a, edits):
 def _store_registers(request, a, edits, is_fresh):
     """Write back what `load_state` loads; the edits where there is something new in them."""
     p_align = request.align_state
-    tl.store(p_align + SEEN, request.total)
-    tl.store(p_align + IN_SYNC, a.in_sync)
-    tl.store(p_align + CURSOR, a.cursor)
-    tl.store(p_align + ANCHOR, a.anchor)
-    tl.store(p_align + DIVERGED_AT, a.diverged_at)
-    tl.store(p_align + NUM_IN_SYNC, a.num_in_sync)
-    tl.store(p_align + NUM_EDITS, edits.count)
-    tl.store(p_align + NUM_COMMON, a.num_common)
+    tl.store(p_align + c.SEEN, request.total)
+    tl.store(p_align + c.NUM_EDITS, edits.count)
+    _store_columns(p_align + c.IN_SYNC, a, 0, c.NUM_ALIGNMENT)
     tl.store(request.lcs_row, a.row)
     # Carrying `is_fresh` in `is_changed` took 96 → 102 registers in a step with recipes for sm_90.
     if is_fresh | (edits.is_changed > 0):
-        p_ways = request.edits + tl.arange(0, MAX_EDITS) * EDIT
-        tl.store(p_ways + EDIT_AT, edits.b_at)
-        tl.store(p_ways + EDIT_AFTER, edits.b_after)
-        tl.store(p_ways + EDIT_START, edits.b_start)
-        tl.store(p_ways + EDIT_OLD, edits.b_old)
-        tl.store(p_ways + EDIT_NEW, edits.b_new)
-        tl.store(p_ways + EDIT_SEEN_BEFORE, edits.b_seen_before)
+        _store_columns(request.edits + tl.arange(0, c.MAX_EDITS) * c.EDIT, edits, 1, c.EDIT)
 
 
 @triton.jit
@@ -384,7 +324,7 @@ def realign(request, state):
     """
     prediction = request.prediction
     seen, a, edits = state
-    is_fresh = starts_over(request.total, seen)
+    is_fresh = c.starts_over(request.total, seen)
     a, edits = _start_over(is_fresh, a, edits)
     # An output is neither in sync with an empty prediction nor diverged from it.
     num_output = tl.where(prediction.length > 0, request.total - request.output_start, 0)
@@ -395,7 +335,7 @@ def realign(request, state):
         # Only the tokens since the output diverged last are in the row.
         first = tl.maximum(done, a.diverged_at)
         row = extend_rows(a.row, prediction, a.anchor, p_output, first, num_output)
-        a = at_cursor(a, cursor_of(row, prediction, a.anchor), row)
+        a = c.at_cursor(a, cursor_of(row, prediction, a.anchor), row)
     tl.debug_barrier()  # all threads have read what is written now
     _store_registers(request, a, edits, is_fresh)
     return a, edits

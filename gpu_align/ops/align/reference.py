@@ -4,46 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-from ..host import extend_row, rank_of, score_at, starts_over
+from ..host import c
 from ..index.reference import load_bucket, nearest
 from ..jit import njit, to_int
-from ..layout import (
-    ANCHOR,
-    CURSOR,
-    DIVERGED_AT,
-    EDIT_AFTER,
-    EDIT_AT,
-    EDIT_NEW,
-    EDIT_OLD,
-    EDIT_SEEN_BEFORE,
-    EDIT_START,
-    IN_SYNC,
-    MAX_EDITS,
-    NUM_COMMON,
-    NUM_EDITS,
-    NUM_IN_SYNC,
-    SEEN,
-    WINDOW,
-    Alignment,
-    Request,
-    SourceText,
-)
-from ..match import MAX_MATCH
+from ..layout import Alignment, IntArray, Request, SourceText
 from ..match.reference import match_length
-from . import (
-    GLOBAL_EVERY,
-    GLOBAL_MATCH,
-    LOCAL_MATCH,
-    LOCAL_RANGE,
-    MAX_EDIT_LEN,
-    MAX_EDITS_AT_ONCE,
-    NO_EDIT,
-)
-
-IntArray = npt.NDArray[np.signedinteger[Any]]
 
 
 class EditRows(NamedTuple):
@@ -65,13 +30,13 @@ def _holds(tokens: IntArray, token: int) -> bool:
 @njit
 def extend_rows(row: int, prediction: SourceText, anchor: int, output: IntArray, begin: int) -> int:
     """The LCS row after ``output[begin:]``."""
-    window = prediction.tokens[anchor : anchor + WINDOW]
+    window = prediction.tokens[anchor : anchor + c.WINDOW]
     for i in range(begin, len(output)):
         matches = 0
         if _holds(window, output[i]):
             for j in range(len(window)):
                 matches |= int(window[j] == output[i]) << j
-        row = extend_row(row, matches)
+        row = c.extend_row(row, matches)
     return row
 
 
@@ -79,8 +44,8 @@ def extend_rows(row: int, prediction: SourceText, anchor: int, output: IntArray,
 def cursor_of(row: int, prediction: SourceText, anchor: int) -> int:
     """The place of a diverged output: the first position from the anchor on with the largest `score_at`."""
     best, top = 0, 0
-    for j in range(1, min(WINDOW, prediction.length - anchor) + 1):
-        score = score_at(row, j)
+    for j in range(1, min(c.WINDOW, prediction.length - anchor) + 1):
+        score = c.score_at(row, j)
         if score > top:
             best, top = j, score
     return anchor + best
@@ -90,9 +55,9 @@ def cursor_of(row: int, prediction: SourceText, anchor: int) -> int:
 def has_key(prediction: SourceText, edit: IntArray, position: int) -> bool:
     """Whether a position has the key of an edit."""
     tokens = prediction.tokens
-    if position + 1 >= prediction.length or edit[EDIT_AT] != tokens[position]:
+    if position + 1 >= prediction.length or edit[c.EDIT_AT] != tokens[position]:
         return False
-    return bool(edit[EDIT_AFTER] == tokens[position + 1])
+    return bool(edit[c.EDIT_AFTER] == tokens[position + 1])
 
 
 @njit
@@ -111,17 +76,17 @@ def _invalidate_edits(edits: EditRows, prediction: SourceText, cursor: int, run:
     for edit in edits.rows:
         for position in range(cursor, cursor + run):
             if has_key(prediction, edit, position):
-                edit[EDIT_AT] = NO_EDIT
+                edit[c.EDIT_AT] = c.NO_EDIT
 
 
 @njit
 def _local_resync(prediction: SourceText, anchor: int, output: IntArray) -> int:
     """The first of `LOCAL_RANGE` positions from the anchor on that the output ends like, or -1."""
     tokens, done = prediction.tokens, len(output)
-    first, behind = max(anchor, LOCAL_MATCH), min(anchor + LOCAL_RANGE, prediction.length + 1)
-    if done >= LOCAL_MATCH and _holds(tokens[first - 1 : behind - 1], output[done - 1]):
+    first, behind = max(anchor, c.LOCAL_MATCH), min(anchor + c.LOCAL_RANGE, prediction.length + 1)
+    if done >= c.LOCAL_MATCH and _holds(tokens[first - 1 : behind - 1], output[done - 1]):
         for position in range(first, behind):
-            if match_length(tokens, position, output, LOCAL_MATCH) == LOCAL_MATCH:
+            if match_length(tokens, position, output, c.LOCAL_MATCH) == c.LOCAL_MATCH:
                 return position
     return -1
 
@@ -133,21 +98,12 @@ def _global_resync(prediction: SourceText, anchor: int, output: IntArray) -> int
     begin, end = nearest(prediction, load_bucket(prediction, output[-1], True), anchor)
     for i in range(begin, end):
         position = int(prediction.index.positions[i])
-        if best >= 0 and rank_of(position, anchor) > rank_of(best, anchor):
+        if best >= 0 and c.rank_of(position, anchor) > c.rank_of(best, anchor):
             continue
-        most = min(len(output), GLOBAL_MATCH)
-        if match_length(prediction.tokens, position, output, most) == GLOBAL_MATCH:
+        most = min(len(output), c.GLOBAL_MATCH)
+        if match_length(prediction.tokens, position, output, most) == c.GLOBAL_MATCH:
             best = position
     return best
-
-
-@njit
-def _resync_at(prediction: SourceText, anchor: int, output: IntArray) -> int:
-    """The position that brings it back in sync, or -1: local, or global at every `GLOBAL_EVERY`-th token."""
-    position = _local_resync(prediction, anchor, output)
-    if position < 0 and len(output) % GLOBAL_EVERY == 0:
-        position = _global_resync(prediction, anchor, output)
-    return position
 
 
 @njit
@@ -157,7 +113,7 @@ def common_end(
     """Length of the common end, up to `MAX_MATCH`, of ``prediction[anchor:position]`` and
     ``output[diverged_at:done]``."""
     most = min(position - alignment.anchor, done - alignment.diverged_at)
-    return match_length(prediction.tokens, position, output[:done], min(most, MAX_MATCH))
+    return match_length(prediction.tokens, position, output[:done], min(most, c.MAX_MATCH))
 
 
 @njit
@@ -169,16 +125,18 @@ def _record_edit(
     Nothing is recorded where the position has no key or a side is too long.
     """
     tokens = prediction.tokens
-    if position + 1 >= prediction.length or old > MAX_EDIT_LEN or new > MAX_EDIT_LEN:
+    if position + 1 >= prediction.length or old > c.MAX_EDIT_LEN or new > c.MAX_EDIT_LEN:
         return edits
     seen_before = False
     for other in edits.rows:
-        is_same = other[EDIT_OLD] == old and other[EDIT_NEW] == new and has_key(prediction, other, position)
-        seen_before = seen_before or (is_same and (new == 0 or output[other[EDIT_START]] == output[done]))
-    edit = edits.rows[edits.count % MAX_EDITS]
-    edit[EDIT_SEEN_BEFORE] = seen_before
-    edit[EDIT_AT], edit[EDIT_AFTER] = tokens[position], tokens[position + 1]
-    edit[EDIT_START], edit[EDIT_OLD], edit[EDIT_NEW] = done, old, new
+        is_same = (
+            other[c.EDIT_OLD] == old and other[c.EDIT_NEW] == new and has_key(prediction, other, position)
+        )
+        seen_before = seen_before or (is_same and (new == 0 or output[other[c.EDIT_START]] == output[done]))
+    edit = edits.rows[edits.count % c.MAX_EDITS]
+    edit[c.EDIT_SEEN_BEFORE] = seen_before
+    edit[c.EDIT_AT], edit[c.EDIT_AFTER] = tokens[position], tokens[position + 1]
+    edit[c.EDIT_START], edit[c.EDIT_OLD], edit[c.EDIT_NEW] = done, old, new
     return EditRows(edits.count + 1, edits.rows)
 
 
@@ -192,8 +150,8 @@ def _last_common(
     `MAX_EDIT_LEN` tokens of each. The fewest tokens in sum count, then the fewest old ones. All without one.
     """
     most_old, most_new = position - alignment.anchor, done - alignment.diverged_at
-    for back in range(2 * MAX_EDIT_LEN - 1):
-        for old in range(max(back - MAX_EDIT_LEN + 1, 0), min(back + 1, MAX_EDIT_LEN)):
+    for back in range(2 * c.MAX_EDIT_LEN - 1):
+        for old in range(max(back - c.MAX_EDIT_LEN + 1, 0), min(back + 1, c.MAX_EDIT_LEN)):
             new = back - old
             is_inside = old < most_old and new < most_new
             if is_inside and prediction.tokens[position - 1 - old] == output[done - 1 - new]:
@@ -209,7 +167,7 @@ def record_edits(
 
     They are what is between the tokens that both have, the last `MAX_EDITS_AT_ONCE`.
     """
-    for _ in range(MAX_EDITS_AT_ONCE):
+    for _ in range(c.MAX_EDITS_AT_ONCE):
         common = common_end(prediction, alignment, position, output, done)
         position, done = position - common, done - common
         if position > alignment.anchor or done > alignment.diverged_at:
@@ -217,24 +175,6 @@ def record_edits(
             position, done = position - old, done - new
             edits = _record_edit(edits, prediction, position, output, done, old, new)
     return edits
-
-
-@njit
-def in_sync_at(a: Alignment, cursor: int, num_in_sync: int, num_common: int) -> Alignment:
-    """The alignment in sync at a cursor; it keeps where the output diverged last."""
-    return Alignment(1, cursor, a.anchor, a.diverged_at, num_in_sync, num_common, a.row)
-
-
-@njit
-def diverge(a: Alignment, done: int) -> Alignment:
-    """The alignment diverged at its cursor, after `done` output tokens."""
-    return Alignment(0, a.cursor, a.cursor, done, a.num_in_sync, a.num_common, 0)
-
-
-@njit
-def at_cursor(a: Alignment, cursor: int, row: int) -> Alignment:
-    """The diverged alignment with another cursor and row."""
-    return Alignment(0, cursor, a.anchor, a.diverged_at, a.num_in_sync, a.num_common, row)
 
 
 @njit
@@ -249,18 +189,20 @@ def _process_tokens(
             if edits.count > 0:
                 _invalidate_edits(edits, prediction, a.cursor, run)
             done += run
-            common = min(a.num_common + run, MAX_MATCH)
-            a = in_sync_at(a, a.cursor + run, a.num_in_sync + run, common)
+            common = min(a.num_common + run, c.MAX_MATCH)
+            a = c.in_sync_at(a, a.cursor + run, a.num_in_sync + run, common)
             if done < len(output):
-                a = diverge(a, done)
+                a = c.diverge(a, done)
         if a.in_sync == 0:
             done += 1
-            position = _resync_at(prediction, a.anchor, output[:done])
+            position = _local_resync(prediction, a.anchor, output[:done])
+            if position < 0 and done % c.GLOBAL_EVERY == 0:
+                position = _global_resync(prediction, a.anchor, output[:done])
             if position >= 0:
                 common = common_end(prediction, a, position, output, done)
                 if position >= a.anchor:
                     edits = record_edits(edits, prediction, a, position, output, done)
-                a = in_sync_at(a, position, a.num_in_sync + common, common)
+                a = c.in_sync_at(a, position, a.num_in_sync + common, common)
     return a, edits
 
 
@@ -269,19 +211,19 @@ def load_state(request: Request) -> tuple[int, Alignment, EditRows]:
     """``(seen, alignment, edits)`` of a slot as they were stored."""
     state = request.align_state
     alignment = Alignment(
-        to_int(state[IN_SYNC]), to_int(state[CURSOR]), to_int(state[ANCHOR]), to_int(state[DIVERGED_AT]),
-        to_int(state[NUM_IN_SYNC]), to_int(state[NUM_COMMON]), to_int(request.lcs_row[0]),
+        to_int(state[c.IN_SYNC]), to_int(state[c.CURSOR]), to_int(state[c.ANCHOR]), to_int(state[c.DIVERGED_AT]),
+        to_int(state[c.NUM_IN_SYNC]), to_int(state[c.NUM_COMMON]), to_int(request.lcs_row[0]),
     )  # fmt: skip
-    return to_int(state[SEEN]), alignment, EditRows(to_int(state[NUM_EDITS]), request.edits)
+    return to_int(state[c.SEEN]), alignment, EditRows(to_int(state[c.NUM_EDITS]), request.edits)
 
 
 @njit
 def _store_state(request: Request, a: Alignment, edits: EditRows) -> None:
     state = request.align_state
-    state[SEEN] = request.total
-    state[IN_SYNC], state[CURSOR], state[ANCHOR] = a.in_sync, a.cursor, a.anchor
-    state[DIVERGED_AT], state[NUM_IN_SYNC], state[NUM_COMMON] = a.diverged_at, a.num_in_sync, a.num_common
-    state[NUM_EDITS], request.lcs_row[0] = edits.count, a.row
+    state[c.SEEN], state[c.NUM_EDITS] = request.total, edits.count
+    state[c.IN_SYNC], state[c.CURSOR], state[c.ANCHOR] = a.in_sync, a.cursor, a.anchor
+    state[c.DIVERGED_AT], state[c.NUM_IN_SYNC] = a.diverged_at, a.num_in_sync
+    state[c.NUM_COMMON], request.lcs_row[0] = a.num_common, a.row
 
 
 @njit
@@ -292,9 +234,9 @@ def realign(request: Request, state: tuple[int, Alignment, EditRows]) -> tuple[A
     """
     prediction = request.prediction
     seen, a, edits = state
-    if starts_over(request.total, seen):
+    if c.starts_over(request.total, seen):
         seen, a, edits = 0, Alignment(1, 0, 0, 0, 0, 0, 0), EditRows(0, edits.rows)
-        edits.rows[:, EDIT_AT] = NO_EDIT
+        edits.rows[:, c.EDIT_AT] = c.NO_EDIT
     # An output is neither in sync with an empty prediction nor diverged from it.
     if prediction.length > 0 and request.total > request.output_start:
         done, output = max(seen - request.output_start, 0), request.tokens[request.output_start :]
@@ -302,6 +244,6 @@ def realign(request: Request, state: tuple[int, Alignment, EditRows]) -> tuple[A
         if a.in_sync == 0:
             # Only the tokens since the output diverged last are in the row.
             row = extend_rows(a.row, prediction, a.anchor, output, max(done, a.diverged_at))
-            a = at_cursor(a, cursor_of(row, prediction, a.anchor), row)
+            a = c.at_cursor(a, cursor_of(row, prediction, a.anchor), row)
     _store_state(request, a, edits)
     return a, edits

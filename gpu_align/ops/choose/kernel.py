@@ -3,32 +3,9 @@
 import triton
 import triton.language as tl
 
-from ..device import (
-    ADHERENCE_LOST,
-    ALIGNMENT_CONTEXT,
-    AT_CURSOR,
-    EXACT_PREFIX,
-    IS_HOT,
-    LANES,
-    LENGTH_EDGES,
-    MARGIN_EDGES,
-    MAX_MATCH,
-    NO_SCORE,
-    NUM_CLASSES,
-    NUM_LENGTHS,
-    NUM_MARGINS,
-    TEXT_CONTEXT,
-    WINDOW,
-    adherence_of,
-    alignment_bucket,
-    deficit_of,
-    is_exact_prefix,
-    limits_of,
-    pack_class,
-    prior_of,
-    score_at,
-)
+from ..device import c
 from ..layout import Choice
+from ..match.kernel import LANES
 
 
 @triton.jit
@@ -42,7 +19,7 @@ def margins(found, adherence):
     """[LANES] int32."""
     o_c = tl.arange(0, LANES)
     m_live = found.position >= 0
-    m_considered = m_live & ((found.kind == TEXT_CONTEXT) | (adherence != ADHERENCE_LOST))
+    m_considered = m_live & ((found.kind == c.TEXT_CONTEXT) | (adherence != c.ADHERENCE_LOST))
     b_reach = tl.where(m_considered, found.matched, -1)
     reach = tl.max(b_reach, axis=0)
     leader = tl.min(tl.where(b_reach == reach, o_c, LANES), axis=0)
@@ -56,19 +33,19 @@ def margins(found, adherence):
 @triton.jit
 def score_deficit(position, alignment):
     """[LANES] int32."""
-    b_deficit = deficit_of(position - alignment.cursor)
+    b_deficit = c.deficit_of(position - alignment.cursor)
     if alignment.in_sync == 0:
         o_j = position - alignment.anchor
-        m_window = (o_j >= 0) & (o_j <= WINDOW)
-        top = score_at(alignment.row, alignment.cursor - alignment.anchor)
-        b_score = score_at(alignment.row, tl.where(m_window, o_j, 0))
-        b_deficit = tl.where(m_window, top - b_score, NO_SCORE)
+        m_window = (o_j >= 0) & (o_j <= c.WINDOW)
+        top = c.score_at(alignment.row, alignment.cursor - alignment.anchor)
+        b_score = c.score_at(alignment.row, tl.where(m_window, o_j, 0))
+        b_deficit = tl.where(m_window, top - b_score, c.NO_SCORE)
     return b_deficit
 
 
 @triton.jit
 def _bucket_number(b_value, EDGES: tl.constexpr, NUM: tl.constexpr):
-    """How many of the ``NUM - 1`` edges each value has reached, [LANES] int32."""
+    """[LANES] int32."""
     b_number = tl.zeros_like(b_value)
     for i in tl.static_range(NUM - 1):
         b_number += (b_value >= EDGES[i]).to(tl.int32)
@@ -78,13 +55,15 @@ def _bucket_number(b_value, EDGES: tl.constexpr, NUM: tl.constexpr):
 @triton.jit
 def classes(found, alignment, num_output):
     """Class of every candidate, [LANES] int32. num_output: with the adherence prior."""
-    adherence = adherence_of(alignment.num_in_sync, num_output)
+    adherence = c.adherence_of(alignment.num_in_sync, num_output)
     b_deficit = score_deficit(found.position, alignment)
     b_margin = margins(found, adherence)
-    b_bucket = alignment_bucket(found.position - alignment.cursor, b_deficit)
-    b_bucket = tl.where(found.kind == TEXT_CONTEXT, ALIGNMENT_CONTEXT, b_bucket)
-    b_length = _bucket_number(found.matched, LENGTH_EDGES, NUM_LENGTHS)
-    return pack_class(b_length, _bucket_number(b_margin, MARGIN_EDGES, NUM_MARGINS), b_bucket, adherence)
+    b_bucket = c.alignment_bucket(found.position - alignment.cursor, b_deficit)
+    b_bucket = tl.where(found.kind == c.TEXT_CONTEXT, c.ALIGNMENT_CONTEXT, b_bucket)
+    b_length = _bucket_number(found.matched, c.LENGTH_EDGES, c.NUM_LENGTHS)
+    return c.pack_class(
+        b_length, _bucket_number(b_margin, c.MARGIN_EDGES, c.NUM_MARGINS), b_bucket, adherence
+    )
 
 
 @triton.jit
@@ -92,7 +71,7 @@ def _worth(found, b_row, tables, length_quarters, K: tl.constexpr):
     """``(num, expected)``, [LANES] int32 each: `worth` of every candidate."""
     m_live = found.position >= 0
     b_num = tl.minimum(length_quarters * (found.matched + 1) // 4, K)
-    b_num = tl.where(found.matched >= MAX_MATCH, K, b_num)
+    b_num = tl.where(found.matched >= c.MAX_MATCH, K, b_num)
     # Expected drafts are a table of both limits: its load waits for no other.
     b_expected = tl.load(tables.expected_accepted + b_row * (K + 1) + b_num, mask=m_live, other=0)
     return tl.minimum(b_num, tl.load(tables.max_draft_len + b_row, mask=m_live, other=0)), b_expected
@@ -103,16 +82,16 @@ def choose(request, found, alignment, tables, settings, K: tl.constexpr):
     """Expected drafts are below ``K * 2**16``, K at most 256: with the lane they are a key of 31 bits."""
     o_c = tl.arange(0, LANES)
     kind = request.prediction.kind
-    num_output = tl.maximum(request.total - request.output_start, 0) + prior_of(kind)
+    num_output = tl.maximum(request.total - request.output_start, 0) + c.prior_of(kind)
     b_class = classes(found, alignment, num_output)
-    b_num, b_expected = _worth(found, b_class + limits_of(kind), tables, settings.length_quarters, K)
-    m_exact = (o_c == AT_CURSOR) & is_exact_prefix(alignment, num_output)
+    b_num, b_expected = _worth(found, b_class + c.limits_of(kind), tables, settings.length_quarters, K)
+    m_exact = (o_c == c.AT_CURSOR) & c.is_exact_prefix(alignment, num_output)
     b_num = tl.where(m_exact, K, b_num)
-    b_expected = tl.where(m_exact, EXACT_PREFIX, b_expected)
+    b_expected = tl.where(m_exact, c.EXACT_PREFIX, b_expected)
     top = tl.max(tl.where(found.position >= 0, b_expected * LANES + (-o_c + (LANES - 1)), 0), axis=0)
     lane = -(top % LANES) + (LANES - 1)
     num = tl.where(top >= LANES, _at_lane(b_num, lane), 0)
     return Choice(
         lane, _at_lane(found.kind, lane), _at_lane(found.position, lane), _at_lane(found.matched, lane),
-        _at_lane(b_class, lane) + tl.load(request.meta + IS_HOT) * NUM_CLASSES, num, top // LANES,
+        _at_lane(b_class, lane) + tl.load(request.meta + c.IS_HOT) * c.NUM_CLASSES, num, top // LANES,
     )  # fmt: skip

@@ -5,49 +5,38 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from ..host import (
-    adherence_of,
-    alignment_bucket,
-    deficit_of,
-    is_exact_prefix,
-    limits_of,
-    pack_class,
-    prior_of,
-    score_at,
-)
+from ..host import c
 from ..jit import njit, to_int
-from ..layout import IS_HOT, TEXT_CONTEXT, WINDOW, Alignment, Choice, Request, StepSettings
-from ..match import AT_CURSOR, MAX_MATCH, NUM_CANDIDATES
+from ..layout import Alignment, Choice, Request, StepSettings
 from ..match.reference import CandidateArrays
-from . import ADHERENCE_LOST, ALIGNMENT_CONTEXT, EXACT_PREFIX, NO_SCORE, NUM_CLASSES
-from .survival import TableArrays, length_buckets, margin_buckets
+from .survival import SurvivalTables
 
-IntArray = npt.NDArray[np.signedinteger[Any]]
+#: The bucket of each matched length, and of each margin + `MAX_MATCH`: how many edges it has reached.
+LENGTH_BUCKET = np.searchsorted(c.LENGTH_EDGES, np.arange(c.MAX_MATCH + 1), side="right")
+MARGIN_BUCKET = np.searchsorted(c.MARGIN_EDGES, np.arange(-c.MAX_MATCH, c.MAX_MATCH + 1), side="right")
 
-LENGTH_BUCKET, MARGIN_BUCKET = length_buckets(), margin_buckets()
+
+@njit
+def _is_considered(found: CandidateArrays, lane: int, adherence: int) -> bool:
+    """Whether there is a candidate; one in a prediction that the output hardly adheres to is ignored."""
+    is_followed = found.kind[lane] == c.TEXT_CONTEXT or adherence != c.ADHERENCE_LOST
+    return bool(found.remaining[lane] > 0 and is_followed)
 
 
 @njit
 def margins(found: CandidateArrays, adherence: int) -> None:
-    """Write how many matched tokens each candidate is ahead of the longest match that expects another token next.
-
-    A prediction that the output hardly adheres to is ignored.
-    """
-    ignores = adherence == ADHERENCE_LOST
+    """Write how many matched tokens each candidate is ahead of the longest one that expects another token next."""
     reach, leader, runner_up = 0, -1, 0
-    for lane in range(NUM_CANDIDATES):
-        is_considered = found.remaining[lane] > 0 and (found.kind[lane] == TEXT_CONTEXT or not ignores)
-        if is_considered and (leader < 0 or found.matched[lane] > reach):
+    for lane in range(c.NUM_CANDIDATES):
+        if _is_considered(found, lane, adherence) and (leader < 0 or found.matched[lane] > reach):
             reach, leader = found.matched[lane], lane
     # Where nothing is considered, nothing is ahead of anything.
     token = found.token[leader] if leader >= 0 else 0
-    for lane in range(NUM_CANDIDATES):
-        is_considered = found.remaining[lane] > 0 and (found.kind[lane] == TEXT_CONTEXT or not ignores)
-        if is_considered and found.token[lane] != token:
+    for lane in range(c.NUM_CANDIDATES):
+        if _is_considered(found, lane, adherence) and found.token[lane] != token:
             runner_up = max(runner_up, found.matched[lane])
-    for lane in range(NUM_CANDIDATES):
+    for lane in range(c.NUM_CANDIDATES):
         agrees = leader >= 0 and found.token[lane] == token
         found.margin[lane] = found.matched[lane] - (runner_up if agrees else reach)
 
@@ -60,40 +49,40 @@ def score_deficit(position: int, alignment: Alignment) -> Any:
     Outside of the window: `NO_SCORE`.
     """
     if alignment.in_sync > 0:
-        return deficit_of(position - alignment.cursor)
+        return c.deficit_of(position - alignment.cursor)
     j = position - alignment.anchor
-    if not 0 <= j <= WINDOW:
-        return NO_SCORE
-    return score_at(alignment.row, alignment.cursor - alignment.anchor) - score_at(alignment.row, j)
+    if not 0 <= j <= c.WINDOW:
+        return c.NO_SCORE
+    return c.score_at(alignment.row, alignment.cursor - alignment.anchor) - c.score_at(alignment.row, j)
 
 
 @njit
 def classes(found: CandidateArrays, alignment: Alignment, num_output: int) -> None:
     """Write the class of every candidate. num_output: with the adherence prior."""
-    adherence = adherence_of(alignment.num_in_sync, num_output)
+    adherence = c.adherence_of(alignment.num_in_sync, num_output)
     margins(found, adherence)
-    for lane in range(NUM_CANDIDATES):
+    for lane in range(c.NUM_CANDIDATES):
         found.class_id[lane] = -1
         if found.remaining[lane] > 0:
-            bucket, position = ALIGNMENT_CONTEXT, found.position[lane]
-            if found.kind[lane] != TEXT_CONTEXT:
+            bucket, position = c.ALIGNMENT_CONTEXT, found.position[lane]
+            if found.kind[lane] != c.TEXT_CONTEXT:
                 deficit = score_deficit(position, alignment)
-                bucket = alignment_bucket(position - alignment.cursor, deficit)
+                bucket = c.alignment_bucket(position - alignment.cursor, deficit)
             length, margin = (
                 LENGTH_BUCKET[found.matched[lane]],
-                MARGIN_BUCKET[found.margin[lane] + MAX_MATCH],
+                MARGIN_BUCKET[found.margin[lane] + c.MAX_MATCH],
             )
-            found.class_id[lane] = pack_class(length, margin, bucket, adherence)
+            found.class_id[lane] = c.pack_class(length, margin, bucket, adherence)
 
 
 @njit
-def worth(matched: int, row: int, tables: TableArrays, length_quarters: int) -> tuple[int, int]:
+def worth(matched: int, row: int, tables: SurvivalTables, length_quarters: int) -> tuple[int, int]:
     """``(num, expected)``: drafts of a candidate and how many of them are expected to be accepted.
 
     How many tokens of its text remain limits neither. row: of the tables, its class and `limits_of` its text.
     """
     K = tables.expected_accepted.shape[1] - 1
-    num = K if matched >= MAX_MATCH else min(length_quarters * (matched + 1) // 4, K)
+    num = K if matched >= c.MAX_MATCH else min(length_quarters * (matched + 1) // 4, K)
     num = min(num, int(tables.max_draft_len[row]))
     # Most candidates are worth nothing, and a table is more than a cache holds.
     return num, int(tables.expected_accepted[row, num]) if num > 0 else 0
@@ -104,7 +93,7 @@ def choose(
     request: Request,
     found: CandidateArrays,
     alignment: Alignment,
-    tables: TableArrays,
+    tables: SurvivalTables,
     settings: StepSettings,
 ) -> Choice:
     """The candidate with the most expected accepted drafts, the lower lane of two; num is 0 where none has any.
@@ -112,18 +101,18 @@ def choose(
     An exact prefix goes before all. Writes the margins and classes of the candidates.
     """
     kind = request.prediction.kind
-    num_output = max(request.total - request.output_start, 0) + prior_of(kind)
+    num_output = max(request.total - request.output_start, 0) + c.prior_of(kind)
     classes(found, alignment, num_output)
     best, best_num, best_expected = 0, 0, 0
-    if is_exact_prefix(alignment, num_output) and found.remaining[AT_CURSOR] > 0:
-        best, best_num, best_expected = AT_CURSOR, tables.expected_accepted.shape[1] - 1, EXACT_PREFIX
-    for lane in range(NUM_CANDIDATES):
-        if found.remaining[lane] > 0 and best_expected < EXACT_PREFIX:
-            row = found.class_id[lane] + limits_of(kind)
+    if c.is_exact_prefix(alignment, num_output) and found.remaining[c.AT_CURSOR] > 0:
+        best, best_num, best_expected = c.AT_CURSOR, tables.expected_accepted.shape[1] - 1, c.EXACT_PREFIX
+    for lane in range(c.NUM_CANDIDATES):
+        if found.remaining[lane] > 0 and best_expected < c.EXACT_PREFIX:
+            row = found.class_id[lane] + c.limits_of(kind)
             num, expected = worth(found.matched[lane], row, tables, settings.length_quarters)
             if expected > best_expected:
                 best, best_num, best_expected = lane, num, expected
     return Choice(
         best, to_int(found.kind[best]), to_int(found.position[best]), to_int(found.matched[best]),
-        to_int(found.class_id[best] + request.meta[IS_HOT] * NUM_CLASSES), best_num, best_expected,
+        to_int(found.class_id[best] + request.meta[c.IS_HOT] * c.NUM_CLASSES), best_num, best_expected,
     )  # fmt: skip

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...files import Domain, Offset, checked, expect, json_of, read_text
-from ..match import MAX_MATCH
+from ...files import NUM_BINS, Calibration, Domain, checked, expect, json_of, read_text
 from . import (
     ADHERENCE_LOST,
     ALIGNMENT_CONTEXT,
@@ -39,8 +38,6 @@ def length_quarters(length_factor: float) -> int:
 
 #: Numbers of drafts that the file holds survival for; in between it is interpolated.
 KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-#: Confidences are calibrated in so many equal bins.
-NUM_BINS = 20
 #: `min_survival_lost` of earlier answers to requests like this one, where it is not smaller.
 MIN_SURVIVAL_RELATED = 0.1
 #: `min_survival` of the context beside a skeleton that the output follows, or has to follow, where it is not
@@ -56,16 +53,6 @@ FORMAT = "gpu-align-survival/2"
 IntArray = npt.NDArray[np.int32]
 
 
-def length_buckets() -> IntArray:
-    """[MAX_MATCH + 1] int32: matched length -> bucket, ``0 <= bucket < NUM_LENGTHS``."""
-    return np.searchsorted(LENGTH_EDGES, np.arange(MAX_MATCH + 1), side="right").astype(np.int32)
-
-
-def margin_buckets() -> IntArray:
-    """[2 * MAX_MATCH + 1] int32: margin + MAX_MATCH -> bucket, ``0 <= bucket < NUM_MARGINS``."""
-    return np.searchsorted(MARGIN_EDGES, np.arange(-MAX_MATCH, MAX_MATCH + 1), side="right").astype(np.int32)
-
-
 def lost_classes() -> npt.NDArray[np.bool_]:
     """[NUM_CLASSES]: candidates in a prediction that the output hardly adheres to."""
     _, _, alignment, adherence = unpack_class(np.arange(NUM_CLASSES))
@@ -76,10 +63,6 @@ def lost_classes() -> npt.NDArray[np.bool_]:
 def survival_units(probability: float) -> int:
     """A probability as the tables hold it."""
     return round(probability * SURVIVAL_ONE)
-
-
-#: `SurvivalTables` of NumPy arrays.
-TableArrays = Any
 
 
 class SurvivalTables(NamedTuple):
@@ -94,10 +77,6 @@ class SurvivalTables(NamedTuple):
     #: [2 * NUM_CLASSES, K] float32: P(draft k is accepted | the ones before it are), 0 < p <= 1; the second half
     #: is that at `HIGH_TEMPERATURE` and above.
     confidence: torch.Tensor
-
-    def numpy(self) -> TableArrays:
-        """The same memory as arrays; on the CPU only."""
-        return SurvivalTables._make(tensor.numpy() for tensor in self)
 
     @classmethod
     def load(
@@ -114,10 +93,10 @@ class SurvivalTables(NamedTuple):
             num_draft_tokens: K >= 1.
             device: where the tensors live.
             path: a JSON file as ``gpu-align tune`` writes it; None is the shipped one.
-            min_survival, min_survival_lost: as in `DrafterConfig`.
+            min_survival, min_survival_lost: as in `DrafterConfig`, which checks them.
 
         Raises:
-            ValueError: a threshold outside its domain, or the file is no table: see `read_table`.
+            ValueError: the file is no table: see `read_table`.
         """
         curves, calibration = read_survival(SHIPPED if path is None else Path(path))
         survival = fit_curves(curves, num_draft_tokens)
@@ -136,9 +115,6 @@ class SurvivalTables(NamedTuple):
 
         calibration: [NUM_BINS], added to a confidence by where from 0 to 1 it is; in between interpolated.
         """
-        for name, value in (("min_survival", min_survival), ("min_survival_lost", min_survival_lost)):
-            if not 0 <= value <= 1:
-                raise ValueError(f"{name}: expected 0 <= p <= 1, found {value}")
         threshold = np.full(NUM_CLASSES, survival_units(min_survival))
         threshold[lost_classes()] = survival_units(max(min_survival, min_survival_lost))
         related = np.minimum(threshold, survival_units(max(min_survival, MIN_SURVIVAL_RELATED)))
@@ -190,7 +166,6 @@ _Curve = Annotated[
     ),
 ]  # fmt: skip
 _Curves = Annotated[list[_Curve], Domain(f"{NUM_CLASSES} curves", lambda rows: len(rows) == NUM_CLASSES)]
-_Calibration = Annotated[list[Offset], Domain(f"{NUM_BINS} numbers", lambda found: len(found) == NUM_BINS)]
 _Format = Annotated[str, Domain(repr(FORMAT), FORMAT.__eq__)]
 
 
@@ -209,7 +184,7 @@ class TableFile:
 
     knots: _Knots
     survival: _Curves
-    calibration: _Calibration | None = None
+    calibration: Calibration | None = None
     format: _Format | None = None
     length_edges: _LengthEdges | None = None
     margin_edges: _MarginEdges | None = None

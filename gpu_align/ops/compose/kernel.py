@@ -3,40 +3,27 @@
 import triton
 import triton.language as tl
 
-from ..align.kernel import have_keys
-from ..device import (
-    EDIT_LOOKUPS,
-    LINE_END,
-    MAX_EDITS,
-    MAX_MATCH,
-    MAX_REPLAYS,
-    MAX_TOKENS,
-    NO_EDIT,
-    NOWHERE,
-    NUM_RUNS,
-    TEXT_CONTEXT,
-    TEXT_RECIPE,
-    wraps_around,
-)
+from ..align.kernel import EDIT_LOOKUPS, have_keys
+from ..device import c
 
 
 @triton.jit
 def _trusts_edits(edits):
-    m_valid = edits.b_at != NO_EDIT
-    invalid = tl.minimum(edits.count, MAX_EDITS) - tl.sum(m_valid.to(tl.int32), axis=0)
+    m_valid = edits.b_at != c.NO_EDIT
+    invalid = tl.minimum(edits.count, c.MAX_EDITS) - tl.sum(m_valid.to(tl.int32), axis=0)
     return tl.sum(tl.where(m_valid, edits.b_seen_before, 0), axis=0) >= invalid
 
 
 @triton.jit
 def _next_edit(prediction, edits, b_age, m_trusted, o_position, o_look, num):
-    """``look * MAX_EDITS + age`` of the first position with the key of an edit, and of its edits the latest one.
+    """``look * c.MAX_EDITS + age`` of the first position with the key of an edit, and of its edits the latest one.
 
     `NOWHERE` where no position has one. o_look: [EDIT_LOOKUPS], the draft at each position, below `num`.
     """
     m_edit = have_keys(prediction, edits, o_position, o_look < num)
     m_edit = m_edit & (o_position[:, None] + edits.b_old[None, :] <= prediction.length)
     m_edit = m_edit & m_trusted[None, :]
-    b_key = tl.where(m_edit, (o_look * MAX_EDITS)[:, None] + b_age[None, :], NOWHERE)
+    b_key = tl.where(m_edit, (o_look * c.MAX_EDITS)[:, None] + b_age[None, :], c.NOWHERE)
     return tl.min(tl.min(b_key, axis=0), axis=0)
 
 
@@ -46,25 +33,25 @@ def _replay_edits(request, edits, position, num, BLOCK_K: tl.constexpr):
     edit, in the context, and how many there are."""
     prediction = request.prediction
     o_k = tl.arange(0, BLOCK_K)
-    o_way = tl.arange(0, MAX_EDITS)
+    o_way = tl.arange(0, c.MAX_EDITS)
     o_source = position + o_k
     b_is_edit = tl.zeros([BLOCK_K], tl.int32)
     # From draft `since` on the prediction is read on from `position`; edits are looked for from `clear` on.
     since = 0
     clear = 0
-    replays = tl.where(edits.count > 0, 0, MAX_REPLAYS)
+    replays = tl.where(edits.count > 0, 0, c.MAX_REPLAYS)
     m_trusted = (edits.b_seen_before > 0) | _trusts_edits(edits)
-    while (replays < MAX_REPLAYS) & (clear < num):
+    while (replays < c.MAX_REPLAYS) & (clear < num):
         o_look = clear + tl.arange(0, EDIT_LOOKUPS)
         o_position = position + o_look - since
         # `age` 0 is that of the last lane written.
-        b_age = (edits.count - 1 - o_way) & (MAX_EDITS - 1)
+        b_age = (edits.count - 1 - o_way) & (c.MAX_EDITS - 1)
         key = _next_edit(prediction, edits, b_age, m_trusted, o_position, o_look, num)
         clear += EDIT_LOOKUPS
-        if key != NOWHERE:
+        if key != c.NOWHERE:
             replays += 1
-            k = key // MAX_EDITS
-            m_way = b_age == key % MAX_EDITS
+            k = key // c.MAX_EDITS
+            m_way = b_age == key % c.MAX_EDITS
             position += k - since + tl.sum(tl.where(m_way, edits.b_old, 0), axis=0)
             since = k + tl.sum(tl.where(m_way, edits.b_new, 0), axis=0)
             clear = since + 1
@@ -78,14 +65,14 @@ def _replay_edits(request, edits, position, num, BLOCK_K: tl.constexpr):
 @triton.jit
 def _tokens_of(request, recipes, kind):
     """The text of this kind; of recipes those of all, `MAX_TOKENS` each."""
-    p_text = tl.where(kind == TEXT_CONTEXT, request.tokens, request.prediction.tokens)
-    return tl.where(kind == TEXT_RECIPE, recipes.token_ids, p_text)
+    p_text = tl.where(kind == c.TEXT_CONTEXT, request.tokens, request.prediction.tokens)
+    return tl.where(kind == c.TEXT_RECIPE, recipes.token_ids, p_text)
 
 
 @triton.jit
 def line_layout(recipes, token):
     """A token's effect on a line: `LINE_END`, the number of a run, or 0. The table must not be empty."""
-    return tl.load(recipes.indents + NUM_RUNS + tl.minimum(tl.maximum(token, 0), recipes.num_indents - 1))
+    return tl.load(recipes.indents + c.NUM_RUNS + tl.minimum(tl.maximum(token, 0), recipes.num_indents - 1))
 
 
 @triton.jit
@@ -95,14 +82,14 @@ def indentation_shift(request, recipes, choice):
     i = choice.position - matched - 1
     j = request.total - matched - 1
     shift = 0
-    is_copied = (recipes.num_indents > 0) & (choice.kind != TEXT_RECIPE) & (matched < MAX_MATCH)
+    is_copied = (recipes.num_indents > 0) & (choice.kind != c.TEXT_RECIPE) & (matched < c.MAX_MATCH)
     if is_copied & (i >= 1) & (j > request.output_start):
         p_text = _tokens_of(request, recipes, choice.kind) + i
         p_output = request.tokens + j
         run = line_layout(recipes, tl.load(p_text))
         run_output = line_layout(recipes, tl.load(p_output))
-        is_line = line_layout(recipes, tl.load(p_text - 1)) == LINE_END
-        is_line = is_line & (line_layout(recipes, tl.load(p_output - 1)) == LINE_END)
+        is_line = line_layout(recipes, tl.load(p_text - 1)) == c.LINE_END
+        is_line = is_line & (line_layout(recipes, tl.load(p_output - 1)) == c.LINE_END)
         wider = run_output - run
         shift = tl.where(is_line & (run > 0) & (run_output > 0) & (wider % 2 == 0), wider, 0)
     return shift
@@ -114,9 +101,9 @@ def _shift_lanes(recipes, p_source, o_source, b_tokens, shift, m_copied):
     m_inside = m_copied & (o_source > 0)
     b_before = tl.load(p_source - 1, mask=m_inside, other=0)
     b_run = line_layout(recipes, b_tokens)
-    m_run = m_inside & (b_run > 0) & (line_layout(recipes, b_before) == LINE_END)
+    m_run = m_inside & (b_run > 0) & (line_layout(recipes, b_before) == c.LINE_END)
     b_wider = b_run + shift
-    m_there = m_run & (b_wider >= 2) & (b_wider < NUM_RUNS)
+    m_there = m_run & (b_wider >= 2) & (b_wider < c.NUM_RUNS)
     return tl.where(m_run, tl.load(recipes.indents + b_wider, mask=m_there, other=-1), b_tokens)
 
 
@@ -134,17 +121,17 @@ def _remainder(o_k, period, BLOCK_K: tl.constexpr):
 def write_draft(request, edits, recipes, choice, max_context_len, o_k, BLOCK_K: tl.constexpr):
     """``(tokens [BLOCK_K] int32, length)``."""
     position = choice.position
-    is_context = choice.kind == TEXT_CONTEXT
-    is_recipe = choice.kind == TEXT_RECIPE
+    is_context = choice.kind == c.TEXT_CONTEXT
+    is_recipe = choice.kind == c.TEXT_RECIPE
     indent_shift = indentation_shift(request, recipes, choice)
     num_prediction = tl.where(is_context | is_recipe, 0, choice.num)
     o_source, b_is_edit, length = _replay_edits(request, edits, position, num_prediction, BLOCK_K)
     period = request.total - position
-    in_period = tl.where(wraps_around(choice.matched, period), choice.num, tl.minimum(choice.num, period))
+    in_period = tl.where(c.wraps_around(choice.matched, period), choice.num, tl.minimum(choice.num, period))
     length = tl.where(is_context, in_period, tl.where(is_recipe, choice.num, length))
     if is_context & (length > period):
         o_source = position + _remainder(o_k, period, BLOCK_K)
-    o_source = tl.where(is_recipe, position * MAX_TOKENS + o_k, o_source)
+    o_source = tl.where(is_recipe, position * c.MAX_TOKENS + o_k, o_source)
     # A draft ends where the engine's row ends.
     length = tl.maximum(tl.minimum(length, max_context_len - request.total), 0)
     p_text = _tokens_of(request, recipes, choice.kind)

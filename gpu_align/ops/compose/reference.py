@@ -2,44 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
-
-from ..align import NO_EDIT
 from ..align.reference import EditRows, has_key
-from ..host import wraps_around
+from ..host import c
 from ..jit import njit
-from ..layout import (
-    EDIT_AT,
-    EDIT_NEW,
-    EDIT_OLD,
-    EDIT_SEEN_BEFORE,
-    EDIT_START,
-    MAX_EDITS,
-    TEXT_CONTEXT,
-    TEXT_RECIPE,
-    Choice,
-    Request,
-    SourceText,
-)
-from ..match import MAX_MATCH
-from ..recipes import MAX_TOKENS
-from ..recipes.table import RecipeArrays
-from . import LINE_END, MAX_REPLAYS, NUM_RUNS
-
-IntArray = npt.NDArray[np.signedinteger[Any]]
+from ..layout import Choice, IntArray, Request, SourceText
+from ..recipes.table import RecipeTable
 
 
 @njit
 def _trusts_edits(edits: EditRows) -> bool:
     """Whether of the remembered edits at least as many were seen before as have become invalid."""
     seen_before, invalid = 0, 0
-    for number in range(min(edits.count, MAX_EDITS)):
-        if edits.rows[number, EDIT_AT] == NO_EDIT:
+    for number in range(min(edits.count, c.MAX_EDITS)):
+        if edits.rows[number, c.EDIT_AT] == c.NO_EDIT:
             invalid += 1
-        elif edits.rows[number, EDIT_SEEN_BEFORE] > 0:
+        elif edits.rows[number, c.EDIT_SEEN_BEFORE] > 0:
             seen_before += 1
     return seen_before >= invalid
 
@@ -51,11 +28,11 @@ def _latest_edit(prediction: SourceText, edits: EditRows, position: int) -> int:
     An edit that was not seen before counts only where `_trusts_edits`.
     """
     trusted = _trusts_edits(edits)
-    for number in range(edits.count - 1, max(edits.count - MAX_EDITS, 0) - 1, -1):
-        edit = edits.rows[number % MAX_EDITS]
-        is_there = has_key(prediction, edit, position) and position + edit[EDIT_OLD] <= prediction.length
-        if is_there and (trusted or edit[EDIT_SEEN_BEFORE] > 0):
-            return number % MAX_EDITS
+    for number in range(edits.count - 1, max(edits.count - c.MAX_EDITS, 0) - 1, -1):
+        edit = edits.rows[number % c.MAX_EDITS]
+        is_there = has_key(prediction, edit, position) and position + edit[c.EDIT_OLD] <= prediction.length
+        if is_there and (trusted or edit[c.EDIT_SEEN_BEFORE] > 0):
+            return int(number % c.MAX_EDITS)
     return -1
 
 
@@ -66,7 +43,7 @@ def _compose(
     position: int,
     num: int,
     shift: int,
-    recipes: RecipeArrays,
+    recipes: RecipeTable,
     draft: IntArray,
 ) -> tuple[int, int]:
     """Write `num` tokens of the prediction, those indented by `shift` more, and earlier edits as they were made.
@@ -76,15 +53,15 @@ def _compose(
     prediction, output = request.prediction, request.tokens[request.output_start :]
     length, replays = 0, 0
     while length < num and position < prediction.length:
-        i = _latest_edit(prediction, edits, position) if replays < MAX_REPLAYS else -1
+        i = _latest_edit(prediction, edits, position) if replays < c.MAX_REPLAYS else -1
         if i >= 0:
             replays += 1
             edit = edits.rows[i]
-            for k in range(edit[EDIT_NEW]):
+            for k in range(edit[c.EDIT_NEW]):
                 if length < num:
-                    draft[length] = output[edit[EDIT_START] + k]
+                    draft[length] = output[edit[c.EDIT_START] + k]
                     length += 1
-            position += int(edit[EDIT_OLD])
+            position += int(edit[c.EDIT_OLD])
         # The token behind an edit is copied as it is.
         if length < num and position < prediction.length:
             draft[length] = _shifted(prediction.tokens, position, shift, recipes)
@@ -94,48 +71,48 @@ def _compose(
 
 
 @njit
-def line_layout(recipes: RecipeArrays, token: int) -> int:
+def line_layout(recipes: RecipeTable, token: int) -> int:
     """A token's effect on a line: `LINE_END`, the number of a run, or 0. The table must not be empty."""
-    return int(recipes.indents[NUM_RUNS + min(max(token, 0), len(recipes.indents) - NUM_RUNS - 1)])
+    return int(recipes.indents[c.NUM_RUNS + min(max(token, 0), len(recipes.indents) - c.NUM_RUNS - 1)])
 
 
 @njit
-def indentation_shift(request: Request, recipes: RecipeArrays, choice: Choice) -> int:
+def indentation_shift(request: Request, recipes: RecipeTable, choice: Choice) -> int:
     """How much further than the text the output is indented, in numbers of runs; 0 where nothing says so.
 
     The match before the position stopped at two runs of one character, each after a line end.
     """
     tokens, matched = request.tokens, choice.matched
     i, j = choice.position - matched - 1, request.total - matched - 1
-    if choice.kind == TEXT_RECIPE or not len(recipes.indents) or matched >= MAX_MATCH:
+    if choice.kind == c.TEXT_RECIPE or not len(recipes.indents) or matched >= c.MAX_MATCH:
         return 0
     if i < 1 or j <= request.output_start:
         return 0
-    text = tokens if choice.kind == TEXT_CONTEXT else request.prediction.tokens
+    text = tokens if choice.kind == c.TEXT_CONTEXT else request.prediction.tokens
     for here, before in ((text[i], text[i - 1]), (tokens[j], tokens[j - 1])):
-        if line_layout(recipes, here) <= 0 or line_layout(recipes, before) != LINE_END:
+        if line_layout(recipes, here) <= 0 or line_layout(recipes, before) != c.LINE_END:
             return 0
     shift = line_layout(recipes, tokens[j]) - line_layout(recipes, text[i])
     return shift if shift % 2 == 0 else 0
 
 
 @njit
-def _shifted(text: IntArray, position: int, shift: int, recipes: RecipeArrays) -> int:
+def _shifted(text: IntArray, position: int, shift: int, recipes: RecipeTable) -> int:
     """The token at a position; if it is leading whitespace, the token widened by the shift, or -1 without one."""
     token = int(text[position])
-    if shift == 0 or position == 0 or line_layout(recipes, text[position - 1]) != LINE_END:
+    if shift == 0 or position == 0 or line_layout(recipes, text[position - 1]) != c.LINE_END:
         return token
     run = line_layout(recipes, token)
     if run <= 0:
         return token
-    return int(recipes.indents[run + shift]) if 2 <= run + shift < NUM_RUNS else -1
+    return int(recipes.indents[run + shift]) if 2 <= run + shift < c.NUM_RUNS else -1
 
 
 @njit
 def write_draft(
     request: Request,
     edits: EditRows,
-    recipes: RecipeArrays,
+    recipes: RecipeTable,
     choice: Choice,
     max_context_len: int,
     draft: IntArray,
@@ -147,12 +124,12 @@ def write_draft(
     """
     position, length, replays = choice.position, choice.num, 0
     shift = indentation_shift(request, recipes, choice)
-    if choice.kind == TEXT_RECIPE:
+    if choice.kind == c.TEXT_RECIPE:
         for k in range(length):
-            draft[k] = recipes.token_ids[position * MAX_TOKENS + k]
-    elif choice.kind == TEXT_CONTEXT:
+            draft[k] = recipes.token_ids[position * c.MAX_TOKENS + k]
+    elif choice.kind == c.TEXT_CONTEXT:
         period = request.total - position
-        if not wraps_around(choice.matched, period):
+        if not c.wraps_around(choice.matched, period):
             length = min(length, period)
         for k in range(length):
             draft[k] = _shifted(request.tokens, position + k % period, shift, recipes)

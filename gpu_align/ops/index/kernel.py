@@ -3,8 +3,10 @@
 import triton
 import triton.language as tl
 
-from ..device import INSERT_LANES, NEAREST, WAYS, bucket_of, num_ways, starts_over
-from ..layout import Bucket
+from ..device import c
+
+#: Positions of a context that are entered at once.
+INSERT_LANES = tl.constexpr(128)
 
 
 @triton.jit
@@ -30,39 +32,39 @@ def _count_before(p_positions, size, anchor):
 
 @triton.jit
 def load_bucket(prediction, token, is_token):
-    """The `Bucket` of each token in the prediction, one or [buckets, 1]; an empty one where there is no token."""
+    """``(begin, end)`` of each token in the prediction, one or [buckets, 1]; an empty one where there is none."""
     # Without positions there may be no index.
     m_index = tl.where(is_token, prediction.length, 0) > 1
-    p_bucket = prediction.index.offsets + bucket_of(token, prediction.index.shift)
-    return Bucket(tl.load(p_bucket, mask=m_index, other=0), tl.load(p_bucket + 1, mask=m_index, other=0))
+    p_bucket = prediction.index.offsets + c.bucket_of(token, prediction.index.shift)
+    return tl.load(p_bucket, mask=m_index, other=0), tl.load(p_bucket + 1, mask=m_index, other=0)
 
 
 @triton.jit
 def nearest(prediction, bucket, anchor):
     """``(begin, end)`` in the prediction's positions: up to `NEAREST` of a bucket, around the anchor."""
-    begin = bucket.begin
-    size = bucket.end - begin
-    if tl.max(size) > NEAREST:
+    begin, end = bucket
+    size = end - begin
+    if tl.max(size) > c.NEAREST:
         before = _count_before(prediction.index.positions + begin, size, anchor)
-        begin += tl.minimum(tl.maximum(before - NEAREST // 2, 0), tl.maximum(size - NEAREST, 0))
-    return begin, tl.minimum(begin + NEAREST, bucket.end)
+        begin += tl.minimum(tl.maximum(before - c.NEAREST // 2, 0), tl.maximum(size - c.NEAREST, 0))
+    return begin, tl.minimum(begin + c.NEAREST, end)
 
 
 @triton.jit
-def load_back(p_last, BACK: tl.constexpr):
-    """BACK tokens from `p_last` on backwards, a tuple: each one value, or [lanes].
+def load_each(p_first, NUM: tl.constexpr, STEP: tl.constexpr = 1):
+    """NUM tokens or columns from `p_first` on, or with STEP -1 backwards, a tuple: each one value, or [lanes].
 
     With lanes in a second dimension Triton before 3.9 spreads the tokens of one lane over the warp.
     """
-    tokens = ()
-    for i in tl.static_range(BACK):
-        tokens = tokens + (tl.load(p_last - i),)  # type: ignore[assignment]
-    return tokens
+    values = ()
+    for i in tl.static_range(NUM):
+        values = values + (tl.load(p_first + i * STEP),)  # type: ignore[assignment]
+    return values
 
 
 @triton.jit
 def load_back_clamped(p_last, most, BACK: tl.constexpr):
-    """`load_back` where only `most` tokens are before `p_last`: the first in place of those beyond."""
+    """BACK tokens from `p_last` on backwards, of which only `most` are before it: the first for those beyond."""
     tokens = ()
     for i in tl.static_range(BACK):
         tokens = tokens + (tl.load(p_last - tl.minimum(most, i)),)  # type: ignore[assignment]
@@ -73,7 +75,7 @@ def load_back_clamped(p_last, most, BACK: tl.constexpr):
 def _clear_context(context):
     # Two entries at a time: buckets have an even number of ways.
     p_pairs = context.index.ways.to(tl.pointer_type(tl.int64))
-    num_pairs = num_ways(context.index.shift) // 2
+    num_pairs = c.num_ways(context.index.shift) // 2
     o_i = tl.arange(0, 512)
     for i_block in range(0, num_pairs, 512):
         tl.store(p_pairs + i_block + o_i, tl.full([512], -1, tl.int64), mask=i_block + o_i < num_pairs)
@@ -82,7 +84,7 @@ def _clear_context(context):
 @triton.jit
 def insert_context(context, seen):
     i_position = tl.maximum(seen, 1)
-    if starts_over(context.length, seen):
+    if c.starts_over(context.length, seen):
         _clear_context(context)
         tl.debug_barrier()  # other threads insert in what these have cleared
         i_position = tl.minimum(i_position, 1)
@@ -90,7 +92,9 @@ def insert_context(context, seen):
         o_position = i_position + tl.arange(0, INSERT_LANES)
         m_position = o_position < context.length
         b_token = tl.load(context.tokens + o_position - 1, mask=m_position, other=0)
-        p_way = context.index.ways + (bucket_of(b_token, context.index.shift) * WAYS + o_position % WAYS)
+        p_way = context.index.ways + (
+            c.bucket_of(b_token, context.index.shift) * c.WAYS + o_position % c.WAYS
+        )
         # Two positions of a turn may have the same way: the later one stays, in whatever order they come. No
         # thread reads them before a barrier.
         tl.atomic_max(p_way, o_position, mask=m_position, sem="relaxed", scope="cta")
@@ -113,7 +117,7 @@ def index_keys_kernel(
     o_key = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m_key = o_key < num_keys
     b_token = tl.load(prediction_tokens_ptr + base + o_key, mask=m_key, other=0)
-    tl.store(keys_ptr + o_key, bucket_of(b_token, shift).to(keys_ptr.dtype.element_ty), mask=m_key)
+    tl.store(keys_ptr + o_key, c.bucket_of(b_token, shift).to(keys_ptr.dtype.element_ty), mask=m_key)
 
 
 @triton.jit(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
 
 import torch
 
 from ..backend import Backend, check_tensor, launch, resolve_backend
+from .reference import lcs_reference
 
 #: Words (of 32 tokens) of a panel, two a lane: what a program holds at once. Wider predictions go through in
 #: several panels. With more words a code would need more than the 15 bits that it has beside its sign.
@@ -58,13 +59,9 @@ def lcs_length(
     Source: Hyyrö, "Bit-parallel LCS-length computation revisited" (2004).
     """
     inputs = context, context_len, prediction, prediction_len
-    is_reference = _check(*inputs, backend)
+    run = _implementation(*inputs, backend)
     out = _output(out, [context.shape[0]], context)
-    if is_reference:
-        from .reference import lcs_length_reference  # late: it brings Numba, where that is installed
-
-        return lcs_length_reference(*inputs, out=out)
-    _launch(*inputs, length=out)
+    run(*inputs, length=out)
     return out
 
 
@@ -96,14 +93,9 @@ def lcs_prefix_row(
         TypeError, ValueError: as `lcs_length`.
     """
     inputs = context, context_len, prediction, prediction_len
-    is_reference = _check(*inputs, backend)
+    run = _implementation(*inputs, backend)
     out = _output(out, [context.shape[0], prediction.shape[1] + 1], context)
-    if is_reference:
-        from .reference import lcs_prefix_row_reference  # late: it brings Numba, where that is installed
-
-        lcs_prefix_row_reference(*inputs, out=out)
-    else:
-        _launch(*inputs, length=torch.empty_like(context_len), row=out)
+    run(*inputs, length=torch.empty_like(context_len), row=out)
     return out
 
 
@@ -111,26 +103,23 @@ def _output(given: torch.Tensor | None, shape: list[int], context: torch.Tensor)
     """The tensor that a caller brings, checked, or a new one, on the context's device."""
     if given is None:
         return torch.empty(shape, dtype=torch.int32, device=context.device)
-    contiguous: Literal["all", "inner"] = "inner" if len(shape) > 1 else "all"
-    return check_tensor(
-        "out", given, dtype=torch.int32, shape=shape, device=context.device, contiguous=contiguous
-    )
+    return check_tensor("out", given, dtype=torch.int32, shape=shape, device=context.device)
 
 
-def _check(
+def _implementation(
     context: torch.Tensor,
     context_len: torch.Tensor,
     prediction: torch.Tensor,
     prediction_len: torch.Tensor,
     backend: Backend,
-) -> bool:
-    """Check what every operation reads. Whether the reference runs."""
-    check_tensor("context", context, dtype=torch.int32, shape=[None, None], contiguous="inner")
+) -> Callable[..., None]:
+    """Check the arguments, and choose what runs."""
+    check_tensor("context", context, dtype=torch.int32, shape=[None, None])
     B, device, int32 = context.shape[0], context.device, torch.int32
     check_tensor("context_len", context_len, dtype=int32, shape=[B], device=device)
-    check_tensor("prediction", prediction, dtype=int32, shape=[B, None], device=device, contiguous="inner")
+    check_tensor("prediction", prediction, dtype=int32, shape=[B, None], device=device)
     check_tensor("prediction_len", prediction_len, dtype=int32, shape=[B], device=device)
-    return resolve_backend(backend, context) == "reference"
+    return lcs_reference if resolve_backend(backend, context) == "reference" else _launch
 
 
 def _launch(
@@ -156,13 +145,11 @@ def _launch(
     def scratch(dtype: torch.dtype, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=context.device)
 
-    table = scratch(torch.int32, B, num_panels, 2 * 32 * num_words)  # a hash table of the tokens of a panel
-    codes = scratch(
-        torch.int64, B, num_panels, -(-M // 4)
-    )  # the numbers of the context's tokens, four in each
-    planes = scratch(
-        torch.int32, B, num_panels, num_planes, num_words
-    )  # those of the panel's tokens, bit by bit
+    # A hash table of the tokens of a panel, the numbers of the context's tokens, four in each, and those of the
+    # panel's tokens, bit by bit.
+    table = scratch(torch.int32, B, num_panels, 2 * 32 * num_words)
+    codes = scratch(torch.int64, B, num_panels, -(-M // 4))
+    planes = scratch(torch.int32, B, num_panels, num_planes, num_words)
     carry = scratch(torch.int8, B, M) if num_panels > 1 else None
     # One request a program on a GPU, a whole batch under the interpreter.
     block = 1 if context.is_cuda else min(1 << (B - 1).bit_length(), _INTERPRETER_REQUESTS)

@@ -1,15 +1,4 @@
-"""The kernels of the exact LCS.
-
-Bit j of a row V says whether the prediction token j leaves the LCS as it is (1) or makes it one longer (0). One
-token of the context turns V into the next row (Hyyrö 2004):
-
-    M = the bits j with prediction[j] == token
-    V = (V + (V & M)) | (V & ~M)          # one addition over the whole row, carries run from word to word
-
-The kernels do it for whole predictions as a wavefront, a program a request and a lane a word of 64 tokens. M is
-one logic operation a bit plane: `lcs_code_kernel` numbers the tokens, equal ones alike, and bit j of plane i is
-bit i of the number of token j.
-Bits past the end of the prediction never reach those below; they are set back to 1 at the end.
+"""The kernels of the exact LCS: a wavefront, a program a request and a lane a word of 64 tokens; see README.md.
 
 Additions that are meant to wrap, and those of every turn, are `tl.add` without overflow checks (a debug build
 would trap); inner loops call no other functions (under the interpreter calls are most of the cost).
@@ -21,7 +10,7 @@ Lanes are one flat dimension: with two, Triton lays a row out for the gather, th
 import triton
 import triton.language as tl
 
-from ..device import HASH, count_ones
+from ..device import c
 
 
 @triton.jit
@@ -42,7 +31,7 @@ def _load_clamped(ptr, o_b, m_b, limit):
 @triton.jit
 def _first_slot(b_token, PLANES: tl.constexpr):
     """The slot at which the search for a token begins, 0 ≤ slot < 2 << PLANES, int32."""
-    return (((b_token.to(tl.int64) * HASH) & 0xFFFFFFFF) >> (31 - PLANES)).to(tl.int32)
+    return (((b_token.to(tl.int64) * c.HASH) & 0xFFFFFFFF) >> (31 - PLANES)).to(tl.int32)
 
 
 @triton.jit(
@@ -246,7 +235,7 @@ def lcs_wavefront_kernel(
             tl.debug_barrier()  # the next panel reads, in other threads, the carries written here
         b_end = tl.minimum(tl.maximum(b_n - o_word * 64, 0), 64).to(tl.int64)
         b_v |= tl.where(b_end < 64, b_ones << (b_end & 63), 0)
-        b_count = count_ones(~b_v)
+        b_count = c.count_ones(~b_v)
         b_counts = tl.reshape(b_count, [BLOCK_B, BLOCK_W])
         if row_ptr is not None:
             b_row = b_length + tl.reshape(tl.cumsum(b_counts, axis=1), [BLOCK_B * BLOCK_W]) - b_count

@@ -1,4 +1,4 @@
-"""References of the LCS operations: same arguments as the launchers, CPU tensors, no copies.
+"""The reference of the LCS operations: CPU tensors, no copies.
 
 A row is one Python integer of n bits and takes a token in by Hyyrö's formula: where the kernels have words and
 carries here is one addition.
@@ -13,39 +13,26 @@ import torch
 IntArray = npt.NDArray[np.int32]
 
 
-def lcs_length_reference(
+def lcs_reference(
     context: torch.Tensor,
     context_len: torch.Tensor,
     prediction: torch.Tensor,
     prediction_len: torch.Tensor,
     *,
-    out: torch.Tensor,
-) -> torch.Tensor:
-    """Write the LCS length of every request to `out`; see `lcs_length`."""
-    lengths = out.numpy()
-    for b, (tokens, text) in enumerate(_requests(context, context_len, prediction, prediction_len)):
-        lengths[b] = len(text) - _fold(_ones(len(text)), tokens, text).bit_count()
-    return out
-
-
-def lcs_prefix_row_reference(
-    context: torch.Tensor,
-    context_len: torch.Tensor,
-    prediction: torch.Tensor,
-    prediction_len: torch.Tensor,
-    *,
-    out: torch.Tensor,
-) -> torch.Tensor:
-    """Write the prefix row of every request to `out`; see `lcs_prefix_row`."""
-    rows = out.numpy()
+    length: torch.Tensor,
+    row: torch.Tensor | None = None,
+) -> None:
+    """Write the LCS length of every request, and its prefix row; see `lcs_length` and `lcs_prefix_row`."""
+    lengths, rows = length.numpy(), None if row is None else row.numpy()
     for b, (tokens, text) in enumerate(_requests(context, context_len, prediction, prediction_len)):
         n = len(text)
-        row = _fold(_ones(n), tokens, text).to_bytes((n + 7) // 8, "little")
-        bits = np.unpackbits(np.frombuffer(row, np.uint8), count=n, bitorder="little")
-        rows[b] = 0
-        rows[b, 1 : n + 1] = bits ^ 1
-        np.cumsum(rows[b], out=rows[b])
-    return out
+        bits = _fold(tokens, text)
+        lengths[b] = n - bits.bit_count()
+        if rows is not None:
+            packed = np.frombuffer(bits.to_bytes((n + 7) // 8, "little"), np.uint8)
+            rows[b] = 0
+            rows[b, 1 : n + 1] = np.unpackbits(packed, count=n, bitorder="little") ^ 1
+            np.cumsum(rows[b], out=rows[b])
 
 
 def _requests(
@@ -58,16 +45,13 @@ def _requests(
     return [(tokens[b, : m[b]], texts[b, : n[b]]) for b in range(len(m))]
 
 
-def _ones(n: int) -> int:
-    return (1 << n) - 1
-
-
-def _fold(row: int, tokens: IntArray, text: IntArray) -> int:
-    """The row of len(text) bits after `tokens` more."""
+def _fold(tokens: IntArray, text: IntArray) -> int:
+    """The row of len(text) bits after these tokens."""
+    ones = row = (1 << len(text)) - 1
     found = np.empty(len(text), np.bool_)
     for token in tokens:
         np.equal(text, token, out=found)
         matched = row & int.from_bytes(np.packbits(found, bitorder="little").tobytes(), "little")
         # row - matched is row & ~matched. What carries past the end stays there: carries only run upwards.
         row = (row + matched) | (row - matched)
-    return row & _ones(len(text))
+    return row & ones

@@ -8,26 +8,12 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from ..device import (
-    AT_CURSOR,
-    CURSOR_AHEAD,
-    FIRST_BACK,
-    FIRST_CONTEXT,
-    LANES,
-    LOOKUP_LANES,
-    MAX_MATCH,
-    NEAREST,
-    NEXT_BACK,
-    NUM_MATCHES,
-    TEXT_CONTEXT,
-    TIE,
-    WAYS,
-    bucket_of,
-    position_of,
-    rank_of,
-)
+from ..device import c
 from ..index.kernel import load_back_clamped, nearest
-from ..layout import Bucket
+
+#: Lanes for the candidates, and for all positions that are compared; tokens that are at once, first and then.
+LANES, LOOKUP_LANES = tl.constexpr(16), tl.constexpr(64)
+FIRST_BACK, NEXT_BACK = tl.constexpr(3), tl.constexpr(8)
 
 
 @triton.jit
@@ -74,18 +60,18 @@ class Lookups(NamedTuple):
 def _lookups(request, bucket, cursor):
     prediction, context = request.prediction, request.context
     o_c = tl.arange(0, LOOKUP_LANES)
-    o_way = o_c - NEAREST
+    o_way = o_c - c.NEAREST
     token = tl.load(request.tokens + request.total - 1, mask=request.total > 0, other=0)
-    m_context = (o_way >= 0) & (o_way < tl.where(context.length > 0, WAYS, 0))
-    p_ways = context.index.ways + bucket_of(token, context.index.shift) * WAYS
+    m_context = (o_way >= 0) & (o_way < tl.where(context.length > 0, c.WAYS, 0))
+    p_ways = context.index.ways + c.bucket_of(token, context.index.shift) * c.WAYS
     b_way = tl.load(p_ways + o_way, mask=m_context, other=0)
     o_one = tl.arange(0, 1)
-    begin, end = nearest(prediction, Bucket(bucket.begin + o_one, bucket.end + o_one), cursor)
-    m_prediction = o_c < tl.minimum(end - begin, NEAREST)
+    begin, end = nearest(prediction, (bucket[0] + o_one, bucket[1] + o_one), cursor)
+    m_prediction = o_c < tl.minimum(end - begin, c.NEAREST)
     b_near = tl.load(prediction.index.positions + begin + o_c, mask=m_prediction, other=0)
-    ahead = o_way - WAYS
+    ahead = o_way - c.WAYS
     o_cursor = cursor + ahead
-    m_cursor = (ahead >= 0) & (ahead <= CURSOR_AHEAD) & (o_cursor < prediction.length)
+    m_cursor = (ahead >= 0) & (ahead <= c.CURSOR_AHEAD) & (o_cursor < prediction.length)
     m_context &= (b_way > 0) & (b_way < context.length)
     o_position = tl.where(m_cursor, o_cursor, tl.where(m_context, b_way, b_near))
     return Lookups(m_context, m_cursor, o_position, m_prediction | m_context | m_cursor)
@@ -95,7 +81,7 @@ def _lookups(request, bucket, cursor):
 def _compare(request, lookups, alignment):
     """How many of the tokens before each position are the last ones of the request, [LOOKUP_LANES] int32."""
     num_last = tl.where(lookups.m_context, request.total, request.total - request.output_start)
-    b_most = tl.where(lookups.m_live, tl.minimum(tl.minimum(lookups.position, num_last), MAX_MATCH), 0)
+    b_most = tl.where(lookups.m_live, tl.minimum(tl.minimum(lookups.position, num_last), c.MAX_MATCH), 0)
     b_most = tl.maximum(b_most, 0)
     num_common = tl.where(alignment.in_sync > 0, alignment.num_common, 0)
     m_known = (lookups.position == alignment.cursor) & ~lookups.m_context & (num_common >= b_most)
@@ -110,16 +96,16 @@ def _best_keys(lookups, b_matched, cursor, min_match):
     """The `NUM_MATCHES` largest keys of each text in its lanes, [LANES] int32; -1 for none."""
     o_lookup = tl.arange(0, LOOKUP_LANES)
     o_c = tl.arange(0, LANES)
-    b_tie = tl.where(lookups.m_context, lookups.position, -rank_of(lookups.position, cursor) + (TIE - 1))
+    b_tie = tl.where(lookups.m_context, lookups.position, -c.rank_of(lookups.position, cursor) + (c.TIE - 1))
     m_match = lookups.m_live & ~lookups.m_cursor & (b_matched >= min_match)
-    b_key = tl.where(m_match, (b_matched - 1) * TIE + b_tie, -1)
-    b_prediction = tl.where(o_lookup < NEAREST, b_key, -1)
-    b_context = tl.where(o_lookup < NEAREST, -1, b_key)
+    b_key = tl.where(m_match, (b_matched - 1) * c.TIE + b_tie, -1)
+    b_prediction = tl.where(o_lookup < c.NEAREST, b_key, -1)
+    b_context = tl.where(o_lookup < c.NEAREST, -1, b_key)
     b_best = tl.full([LANES], -1, tl.int32)
-    for i in tl.static_range(NUM_MATCHES):
+    for i in tl.static_range(c.NUM_MATCHES):
         top = tl.max(b_prediction, axis=0)
         top_context = tl.max(b_context, axis=0)
-        b_best = tl.where(o_c == i, top, tl.where(o_c == FIRST_CONTEXT + i, top_context, b_best))
+        b_best = tl.where(o_c == i, top, tl.where(o_c == c.FIRST_CONTEXT + i, top_context, b_best))
         b_prediction = tl.where(b_prediction == top, -1, b_prediction)
         b_context = tl.where(b_context == top_context, -1, b_context)
     return b_best
@@ -141,17 +127,17 @@ def candidates(request, bucket, alignment, settings):
     b_matched = _compare(request, lookups, alignment)
     b_key = _best_keys(lookups, b_matched, cursor, settings.min_match)
     o_c = tl.arange(0, LANES)
-    b_kind = tl.where(o_c < FIRST_CONTEXT, request.prediction.kind, TEXT_CONTEXT)
-    b_tie = b_key % TIE
-    b_position = tl.where(b_kind == TEXT_CONTEXT, b_tie, position_of(-b_tie + (TIE - 1), cursor))
+    b_kind = tl.where(o_c < c.FIRST_CONTEXT, request.prediction.kind, c.TEXT_CONTEXT)
+    b_tie = b_key % c.TIE
+    b_position = tl.where(b_kind == c.TEXT_CONTEXT, b_tie, c.position_of(-b_tie + (c.TIE - 1), cursor))
     b_position = tl.where(b_key >= 0, b_position, -1)
-    b_length = tl.where(b_key >= 0, b_key // TIE + 1, 0)
-    for i in tl.static_range(CURSOR_AHEAD + 1):
+    b_length = tl.where(b_key >= 0, b_key // c.TIE + 1, 0)
+    for i in tl.static_range(c.CURSOR_AHEAD + 1):
         m_lookup = lookups.m_cursor & (lookups.position == cursor + i)
         matched = tl.max(tl.where(m_lookup, b_matched, -1), axis=0)
-        m_here = (o_c == AT_CURSOR + i) & (matched >= 0)
+        m_here = (o_c == c.AT_CURSOR + i) & (matched >= 0)
         b_position = tl.where(m_here, cursor + i, b_position)
         b_length = tl.where(m_here, matched, b_length)
-    p_next = tl.where(b_kind == TEXT_CONTEXT, request.tokens, request.prediction.tokens) + b_position
+    p_next = tl.where(b_kind == c.TEXT_CONTEXT, request.tokens, request.prediction.tokens) + b_position
     b_token = tl.load(p_next, mask=b_position >= 0, other=0)
     return Candidates(b_kind, b_position, b_length, b_token)

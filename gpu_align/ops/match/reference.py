@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from ..host import bucket_of, position_of, rank_of
+from ..host import c
 from ..index.reference import nearest
 from ..jit import njit
-from ..layout import TEXT_CONTEXT, WAYS, Alignment, Bucket, Request, StepSettings
-from . import AT_CURSOR, FIRST_CONTEXT, MAX_MATCH, NUM_CANDIDATES, NUM_MATCHES, TIE
-
-IntArray = npt.NDArray[np.signedinteger[Any]]
+from ..layout import Alignment, IntArray, Request, StepSettings
 
 
 class CandidateArrays(NamedTuple):
-    """The positions to read the next tokens from, in the order that ties prefer; int64 [NUM_CANDIDATES] each."""
+    """The positions to read the next tokens from, in the order that ties prefer; int64 [c.NUM_CANDIDATES] each."""
 
     #: Of the text.
     kind: IntArray
@@ -38,7 +34,7 @@ class CandidateArrays(NamedTuple):
 
 def allocate_candidates(*batch: int) -> CandidateArrays:
     """Space for the candidates of one request, or of a batch of them."""
-    return CandidateArrays(*(np.zeros((*batch, NUM_CANDIDATES), np.int64) for _ in CandidateArrays._fields))
+    return CandidateArrays(*(np.zeros((*batch, c.NUM_CANDIDATES), np.int64) for _ in CandidateArrays._fields))
 
 
 @njit
@@ -53,7 +49,7 @@ def match_length(text: IntArray, position: int, last: IntArray, most: int) -> in
 
 @njit
 def _match_keys(
-    request: Request, bucket: Bucket, cursor: int, settings: StepSettings, keys: IntArray
+    request: Request, bucket: tuple[int, int], cursor: int, settings: StepSettings, keys: IntArray
 ) -> None:
     """Write the keys of the `NUM_MATCHES` best matches of each text, in falling order; -1 for none.
 
@@ -61,28 +57,28 @@ def _match_keys(
     """
     prediction, context = request.prediction, request.context
     tokens, total = request.tokens, request.total
-    most = min(max(total - request.output_start, 0), MAX_MATCH)
+    most = min(max(total - request.output_start, 0), c.MAX_MATCH)
     keys[:] = -1
     begin, end = nearest(prediction, bucket, cursor)
     for i in range(begin, end):
         position = int(prediction.index.positions[i])
         matched = match_length(prediction.tokens, position, tokens, most)
         if matched >= settings.min_match:
-            _enter(keys, 0, (matched - 1) * TIE + TIE - 1 - rank_of(position, cursor))
+            _enter(keys, 0, (matched - 1) * c.TIE + c.TIE - 1 - c.rank_of(position, cursor))
     if context.length > 0:
-        bucket_id = bucket_of(tokens[total - 1], context.index.shift)
-        for way in range(WAYS):
+        bucket_id = c.bucket_of(tokens[total - 1], context.index.shift)
+        for way in range(c.WAYS):
             position = int(context.index.ways[bucket_id, way])
             if 0 < position < total:
-                matched = match_length(tokens, position, tokens, MAX_MATCH)
+                matched = match_length(tokens, position, tokens, c.MAX_MATCH)
                 if matched >= settings.min_match:
-                    _enter(keys, FIRST_CONTEXT, (matched - 1) * TIE + position)
+                    _enter(keys, c.FIRST_CONTEXT, (matched - 1) * c.TIE + position)
 
 
 @njit
 def _enter(keys: IntArray, first: int, key: int) -> None:
     """Put a key in its place among the `NUM_MATCHES` lanes from `first` on, if it is among the largest."""
-    lane = first + NUM_MATCHES - 1
+    lane = first + c.NUM_MATCHES - 1
     if keys[lane] > key:
         return
     while lane > first and keys[lane - 1] < key:
@@ -93,7 +89,11 @@ def _enter(keys: IntArray, first: int, key: int) -> None:
 
 @njit
 def candidates(
-    request: Request, bucket: Bucket, alignment: Alignment, settings: StepSettings, found: CandidateArrays
+    request: Request,
+    bucket: tuple[int, int],
+    alignment: Alignment,
+    settings: StepSettings,
+    found: CandidateArrays,
 ) -> None:
     """Write all candidates of a request that stands where `alignment` says, but for their margins and classes.
 
@@ -102,17 +102,17 @@ def candidates(
     prediction, cursor = request.prediction, alignment.cursor
     tokens, total, length = request.tokens, request.total, request.prediction.length
     _match_keys(request, bucket, cursor, settings, found.key)
-    most = min(max(total - request.output_start, 0), MAX_MATCH)
-    for lane in range(NUM_CANDIDATES):
-        in_context, key = lane >= FIRST_CONTEXT, int(found.key[lane])
-        found.kind[lane] = TEXT_CONTEXT if in_context else prediction.kind
+    most = min(max(total - request.output_start, 0), c.MAX_MATCH)
+    for lane in range(c.NUM_CANDIDATES):
+        in_context, key = lane >= c.FIRST_CONTEXT, int(found.key[lane])
+        found.kind[lane] = c.TEXT_CONTEXT if in_context else prediction.kind
         position, matched = -1, 0
         if key >= 0:
-            tie = key % TIE
-            position = tie if in_context else position_of(TIE - 1 - tie, cursor)
-            matched = key // TIE + 1
-        elif NUM_MATCHES <= lane < FIRST_CONTEXT:
-            near = cursor + lane - AT_CURSOR
+            tie = key % c.TIE
+            position = tie if in_context else c.position_of(c.TIE - 1 - tie, cursor)
+            matched = key // c.TIE + 1
+        elif c.NUM_MATCHES <= lane < c.FIRST_CONTEXT:
+            near = cursor + lane - c.AT_CURSOR
             if 0 <= near < length:
                 position, matched = near, match_length(prediction.tokens, near, tokens, most)
         found.position[lane], found.matched[lane], found.remaining[lane] = position, matched, 0

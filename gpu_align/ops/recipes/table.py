@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ...files import expect
 from ..choose import SURVIVAL_ONE
 from ..choose.survival import survival_units
 from ..compose import NUM_RUNS
-from ..layout import HASH, as_arrays
+from ..layout import HASH
 from . import (
     ALL_PACKS,
     KEY_BITS,
@@ -111,20 +112,16 @@ class Recipes:
         survival = np.zeros((len(rows), MAX_TOKENS), dtype=np.float32)
         taken = set()
         for i, (before, after, alive) in enumerate(rows):
-            if not 1 <= len(before) <= MAX_CONTEXT:
-                expected = f"a context of 1 to {MAX_CONTEXT} tokens"
-                raise ValueError(f"recipe {i}: expected {expected}, found {len(before)}")
-            if len(after) > MAX_TOKENS:
-                raise ValueError(f"recipe {i}: expected at most {MAX_TOKENS} tokens, found {len(after)}")
-            ids = [t for t in before if t not in is_item]
-            if bad := [t for t in (*ids, *after) if not 0 <= t < 1 << 31]:
-                raise ValueError(f"recipe {i}: expected token ids, found {bad[0]}")
-            if tuple(before) in taken:
-                raise ValueError(f"recipe {i}: the context {list(before)} is there twice")
-            falls = all(0 <= b <= a for a, b in pairwise([1.0, *alive]))
-            if len(alive) != len(after) or not falls:
-                expected = f"{len(after)} probabilities from 1 down to 0 that never rise"
-                raise ValueError(f"recipe {i}: expected {expected}, found {list(alive)}")
+            where, ids = f"recipe {i}", (*(t for t in before if t not in is_item), *after)
+            expect(
+                1 <= len(before) <= MAX_CONTEXT, where, f"a context of 1 to {MAX_CONTEXT} tokens", len(before)
+            )
+            expect(len(after) <= MAX_TOKENS, where, f"at most {MAX_TOKENS} tokens", len(after))
+            for token in ids:
+                expect(0 <= token < 1 << 31, where, "token ids", token)
+            expect(tuple(before) not in taken, where, "each context once", list(before))
+            falls = len(alive) == len(after) and all(0 <= b <= a for a, b in pairwise([1.0, *alive]))
+            expect(falls, where, f"{len(after)} probabilities from 1 down to 0 that never rise", list(alive))
             taken.add(tuple(before))
             context[i, : len(before)] = before[::-1]
             token_ids[i, : len(after)] = after
@@ -146,6 +143,8 @@ class Recipes:
         each = list(packs.values())
         if not 1 <= len(each) <= MAX_PACKS:
             raise ValueError(f"packs: expected 1 to {MAX_PACKS}, found {len(each)}")
+        shapes = [recipes.shape_of for recipes in each if recipes.shape_of is not None]
+        indents = [recipes.indents for recipes in each if recipes.indents is not None]
         return cls(
             np.concatenate([recipes.context for recipes in each]),
             np.concatenate([recipes.token_ids for recipes in each]),
@@ -153,8 +152,10 @@ class Recipes:
             np.concatenate([recipes.is_shape for recipes in each]),
             np.concatenate([np.full(len(recipes), 1 << i, dtype=np.int32) for i, recipes in enumerate(each)]),
             tuple(packs),
-            _join_shapes([recipes.shape_of for recipes in each if recipes.shape_of is not None]),
-            _join_indents([recipes.indents for recipes in each if recipes.indents is not None]),
+            # A token that stays itself in one does so; the others are what the first that knows them says.
+            _joined(shapes[::-1], SHAPE_STRING, lambda here: here >= 0),
+            # Packs of one tokenizer differ only in the line ends that they know.
+            _joined(indents, 0, lambda here: here != 0),
         )
 
     def table(
@@ -189,30 +190,17 @@ class Recipes:
 _ITEMS = range(SHAPE_START, SHAPE_IDENTIFIER + 1)
 
 
-def _join_shapes(shapes: Sequence[IntArray]) -> IntArray | None:
-    """A token that stays itself in one stays itself; the others are what the first that knows them says."""
-    if not shapes:
+def _joined(
+    parts: Sequence[IntArray], empty: int, is_kept: Callable[[IntArray], npt.NDArray[np.bool_]]
+) -> IntArray | None:
+    """One value for each token: that of the first part, and of further ones where it is not kept."""
+    if not parts:
         return None
-    joined = np.full(max(map(len, shapes)), SHAPE_STRING, dtype=np.int32)
-    for shape_of in reversed(shapes):
-        known = joined[: len(shape_of)]
-        known[:] = np.where(known >= 0, known, shape_of)
+    joined = np.full(max(map(len, parts)), empty, dtype=np.int32)
+    for part in parts:
+        here = joined[: len(part)]
+        here[:] = np.where(is_kept(here), here, part)
     return joined
-
-
-def _join_indents(indents: Sequence[IntArray]) -> IntArray | None:
-    """Packs of one tokenizer differ only in the line ends that they know."""
-    if not indents:
-        return None
-    joined = np.zeros(max(map(len, indents)), dtype=np.int32)
-    for known in reversed(indents):
-        here = joined[: len(known)]
-        here[:] = np.where(known != 0, known, here)
-    return joined
-
-
-#: `RecipeTable` of NumPy arrays.
-RecipeArrays = Any
 
 
 class RecipeTable(NamedTuple):
@@ -239,75 +227,63 @@ class RecipeTable(NamedTuple):
     num_shapes: int
     num_indents: int
 
-    def numpy(self) -> RecipeArrays:
-        """The same memory as arrays; on the CPU only."""
-        return as_arrays(self)
-
     @classmethod
     def build(
         cls,
-        recipes: Recipes | None,
+        recipes: Recipes,
         num_draft_tokens: int,
         device: torch.device | str,
         min_survival: float = 0.0,
         vocab_size: int = 1 << 31,
     ) -> RecipeTable:
-        """The table of these recipes, or one in which nothing is found, for K and for tensors on a device.
+        """The table of these recipes for K and for tensors on a device.
 
         min_survival: drafting stops where the survival falls below this; vocab_size: and before a token that is
         not below this.
         """
-        indents = _and_beyond(None if recipes is None else recipes.indents, 0)
-        if recipes is None or not len(recipes):
-            recipes = Recipes.from_lists([((0,), (), ())])
-            held = np.zeros(0, dtype=np.int64)
-        else:
-            held = np.arange(len(recipes))
-        packs = recipes.packs[held]
-        keys, rows = _hash(keys_of(recipes.context[held], recipes.is_shape[held]), packs, held)
+        keys, rows = _hash(keys_of(recipes.context, recipes.is_shape), recipes.packs)
         units = np.rint(recipes.survival.astype(np.float64) * SURVIVAL_ONE).astype(np.int32)
         likely = (recipes.token_ids >= 0) & (recipes.token_ids < vocab_size)
         likely &= units >= max(survival_units(min_survival), 1)
-        max_draft_len = np.minimum(np.cumprod(likely, axis=1).sum(axis=1), num_draft_tokens).astype(np.int32)
+        max_draft_len = np.minimum(np.cumprod(likely, axis=1).sum(axis=1), num_draft_tokens)
         within = np.arange(MAX_TOKENS) < max_draft_len[:, None]
         before = np.concatenate([np.full((len(units), 1), SURVIVAL_ONE), units[:, :-1]], axis=1)
-        expected = np.where(within, units, 0).sum(axis=1, dtype=np.int32)
+        expected = np.where(within, units, 0).sum(axis=1)
+        # A way without a recipe, row -1, has no drafts.
+        num_drafts, accepted = (np.append(values, 0)[rows] for values in (max_draft_len, expected))
+        shape_of = _and_beyond(recipes.shape_of if recipes.is_shape.any() else None, SHAPE_STRING)
+        indents = _and_beyond(recipes.indents, 0)
         arrays = (
             keys,
-            np.stack([rows, max_draft_len[rows], expected[rows], np.zeros_like(rows)], axis=2),
+            np.stack([rows, num_drafts, accepted, np.zeros_like(rows)], axis=2).astype(np.int32),
             recipes.token_ids.reshape(-1),
             np.where(within, units / np.maximum(before, 1), 0).astype(np.float32),
-            _and_beyond(recipes.shape_of if recipes.is_shape.any() else None, SHAPE_STRING),
+            shape_of,
             indents,
         )
         tensors = (torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays)
         # A key's upper bits are its bucket.
         shift = KEY_BITS + 1 - len(keys).bit_length()
-        return cls._make([*tensors, shift, len(arrays[4]), max(len(indents) - NUM_RUNS, 0)])
+        return cls._make([*tensors, shift, len(shape_of), max(len(indents) - NUM_RUNS, 0)])
 
 
-def keys_of(context: IntArray, is_shape: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.int64]:
+def keys_of(context: IntArray, is_shape: npt.NDArray[np.bool_] | bool = False) -> npt.NDArray[np.int64]:
     """[R]: the key of each context, [R, MAX_CONTEXT] with the last token or item first; see README.md."""
-    key = np.full(len(context), KEY_SEED, dtype=np.int64)
+    key, shape = np.full(len(context), KEY_SEED, dtype=np.int64), np.zeros(len(context), dtype=np.int64)
     for column in context.T.astype(np.int64):
-        key = np.where(column == -1, key, ((key ^ column) * HASH) & 0x7FFFFFFF)
-    if is_shape is None or not is_shape.any():
-        return key
-    shape = np.zeros(len(context), dtype=np.int64)
-    for column in context.T.astype(np.int64):
-        shape = np.where(column == -1, shape, ((shape + column + KEY_SEED) * SHAPE_HASH) & 0xFFFFFFFF)
+        is_item = column != -1
+        key = np.where(is_item, ((key ^ column) * HASH) & 0x7FFFFFFF, key)
+        shape = np.where(is_item, ((shape + column + KEY_SEED) * SHAPE_HASH) & 0xFFFFFFFF, shape)
     return np.where(is_shape, shape >> 1, key)
 
 
-def _hash(
-    keys: npt.NDArray[np.int64], packs: IntArray, rows: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], IntArray]:
+def _hash(keys: npt.NDArray[np.int64], packs: IntArray) -> tuple[npt.NDArray[np.int64], IntArray]:
     """Keys with packs, and rows by bucket: as many buckets as keys at least, and more until each has its place.
 
     Of two recipes with one key the first has it, for the packs that it belongs to.
     """
-    kept, packs = _first_of_each(keys, packs)
-    keys, packs, rows = keys[kept], packs[kept], rows[kept]
+    rows, packs = _first_of_each(keys, packs)
+    keys, packs = keys[rows], packs[rows]
     bits = max(len(keys), 1).bit_length()
     while True:
         bucket = keys >> (KEY_BITS - bits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -74,18 +75,11 @@ def compile_options(K: int) -> dict[str, int]:
     return {**options, "maxnreg": 128 if K > 128 or version >= (3, 9) else 248}
 
 
-def make_step(
-    backend: str,
-    state: StepState,
-    tables: SurvivalTables,
-    recipes: RecipeTable,
-    out: Draft,
-    settings: StepSettings,
-) -> StepCall:
-    """The step of a backend, "triton" or "reference"; arguments as in `StepLaunch`."""
+def make_step(backend: str, *bound: Any, **more: Any) -> StepCall:
+    """The step of a backend, "triton" or "reference"; the other arguments as in `StepLaunch`."""
     if backend == "triton":
-        return StepLaunch(state, tables, recipes, out, settings)
+        return StepLaunch(*bound, **more)
     # Imported here: where Numba is installed it takes a while to import, and to compile what it runs.
     from .reference import StepReference
 
-    return StepReference(state, tables, recipes, out, settings)
+    return StepReference(*bound, **more)

@@ -6,30 +6,8 @@ import triton.language as tl
 from ..align.kernel import load_state, realign
 from ..choose.kernel import choose
 from ..compose.kernel import write_draft
-from ..device import (
-    ALIGN_STATE,
-    CONTEXT_START,
-    EDIT,
-    END_TOKENS,
-    MAX_EDITS,
-    MAX_END_TOKENS,
-    MAX_TOKENS,
-    OUTPUT_START,
-    PREDICTION_BASE,
-    PREDICTION_LEN,
-    PREDICTION_SHIFT,
-    RECIPE_PACKS,
-    SLOT_META,
-    SOURCE_NONE,
-    TEXT_CONTEXT,
-    TEXT_KIND,
-    TEXT_RECIPE,
-    VACANT,
-    better,
-    num_ways,
-    source_of,
-)
-from ..index.kernel import insert_context, load_bucket
+from ..device import c
+from ..index.kernel import insert_context, load_bucket, load_each
 from ..layout import ContextIndex, PredictionIndex, Request, SourceText, StepSettings
 from ..match.kernel import candidates
 from ..recipes.kernel import find_recipe
@@ -38,27 +16,22 @@ from ..recipes.table import RecipeTable
 
 @triton.jit
 def load_request(state, settings, slot, p_tokens, total):
-    p_meta = state.slot_meta + slot * SLOT_META
-    base = tl.load(p_meta + PREDICTION_BASE)
-    index = PredictionIndex(state.positions + base, state.offsets + base, tl.load(p_meta + PREDICTION_SHIFT))
-    p_ways = state.context_index + slot * num_ways(settings.context_shift)
-    context_len = tl.where(tl.load(p_meta + CONTEXT_START) != VACANT, total, 0)
+    p_meta = state.slot_meta + slot * c.SLOT_META
+    base, length, shift, output_start, context_start, packs, kind = load_each(p_meta, c.IS_HOT)
+    index = PredictionIndex(state.positions + base, state.offsets + base, shift)
+    p_ways = state.context_index + slot * c.num_ways(settings.context_shift)
+    context_index = ContextIndex(p_ways, settings.context_shift)
     return Request(
         p_tokens,
         total,
-        tl.load(p_meta + OUTPUT_START),
-        SourceText(
-            state.prediction_tokens + base,
-            tl.load(p_meta + PREDICTION_LEN),
-            index,
-            tl.load(p_meta + TEXT_KIND),
-        ),
-        SourceText(p_tokens, context_len, ContextIndex(p_ways, settings.context_shift), TEXT_CONTEXT),
-        tl.load(p_meta + RECIPE_PACKS),
+        output_start,
+        SourceText(state.prediction_tokens + base, length, index, kind),
+        SourceText(p_tokens, tl.where(context_start != c.VACANT, total, 0), context_index, c.TEXT_CONTEXT),
+        packs,
         p_meta,
-        state.align_state + slot * ALIGN_STATE,
+        state.align_state + slot * c.ALIGN_STATE,
         state.lcs_row + slot,
-        state.edits + slot * (MAX_EDITS * EDIT),
+        state.edits + slot * (c.MAX_EDITS * c.EDIT),
     )
 
 
@@ -84,15 +57,14 @@ def choose_draft(
 ):
     found = candidates(request, bucket, alignment, settings)
     recipe = find_recipe(recipes, request, HAS_SHAPES)
-    return better(choose(request, found, alignment, tables, settings, K), recipe)
+    return c.better(choose(request, found, alignment, tables, settings, K), recipe)
 
 
 @triton.jit
 def _end_of(b_tokens, length, p_meta, vocab_size, o_k, BLOCK_K: tl.constexpr):
-    m_end = b_tokens == tl.load(p_meta + END_TOKENS)
-    for i in tl.static_range(1, MAX_END_TOKENS):
-        m_end |= b_tokens == tl.load(p_meta + END_TOKENS + i)
-    b_end = tl.where(m_end, o_k + 1, BLOCK_K)
+    b_end = tl.full([BLOCK_K], BLOCK_K, tl.int32)
+    for i in tl.static_range(c.MAX_END_TOKENS):
+        b_end = tl.where(b_tokens == tl.load(p_meta + c.END_TOKENS + i), o_k + 1, b_end)
     b_end = tl.where((b_tokens < 0) | (b_tokens >= vocab_size), o_k, b_end)
     return tl.minimum(length, tl.min(b_end, axis=0))
 
@@ -100,8 +72,8 @@ def _end_of(b_tokens, length, p_meta, vocab_size, o_k, BLOCK_K: tl.constexpr):
 @triton.jit
 def _read_confidence(tables, recipes, choice, length, o_k, K: tl.constexpr):
     """[BLOCK_K] float32."""
-    p_recipe = recipes.confidence + choice.row * MAX_TOKENS
-    p_row = tl.where(choice.kind == TEXT_RECIPE, p_recipe, tables.confidence + choice.row * K)
+    p_recipe = recipes.confidence + choice.row * c.MAX_TOKENS
+    p_row = tl.where(choice.kind == c.TEXT_RECIPE, p_recipe, tables.confidence + choice.row * K)
     return tl.load(p_row + o_k, mask=o_k < length, other=0.0)
 
 
@@ -140,10 +112,7 @@ def step_kernel(
     i_b = tl.program_id(0)
     i_slot = tl.load(slots_ptr + i_b)
     settings = StepSettings(length_quarters, min_match, vocab_size, context_shift)
-    recipes = RecipeTable(
-        recipe_tensors[0], recipe_tensors[1], recipe_tensors[2], recipe_tensors[3], recipe_tensors[4],
-        recipe_tensors[5], recipe_shift, num_shapes, num_indents,
-    )  # fmt: skip
+    recipes = RecipeTable(*recipe_tensors, recipe_shift, num_shapes, num_indents)  # type: ignore[call-arg]
     # On a GPU `total_len` is not validated: no row is read beyond its end.
     total = tl.minimum(tl.maximum(tl.load(total_len_ptr + i_slot), 0), max_context_len)
     p_tokens = token_ids_ptr + i_slot * stride_token_ids_s
@@ -155,15 +124,15 @@ def step_kernel(
     b_tokens = tl.zeros([BLOCK_K], tl.int32)
     b_confidence = tl.zeros([BLOCK_K], tl.float32)
     length = 0
-    source = tl.full([], SOURCE_NONE, tl.int32)
-    if (tl.load(num_sampled_ptr + i_b) > 0) & (request.output_start != VACANT):
+    source = tl.full([], 0, tl.int32)
+    if (tl.load(num_sampled_ptr + i_b) > 0) & (request.output_start != c.VACANT):
         bucket = last_bucket(request)
         alignment, edits = update_state(request, stored)
         choice = choose_draft(request, bucket, alignment, recipes, tables, settings, K, HAS_SHAPES)
         b_tokens, length = write_draft(request, edits, recipes, choice, max_context_len, o_k, BLOCK_K)
         length = _end_of(b_tokens, length, request.meta, settings.vocab_size, o_k, BLOCK_K)
         b_confidence = _read_confidence(tables, recipes, choice, length, o_k, K)
-        source = source_of(choice.kind, length)
+        source = c.source_of(choice.kind, length)
     last = tl.where((last >= 0) & (last < settings.vocab_size), last, 0)
     m_k = o_k < K
     o_out = i_b.to(tl.int64) * K + o_k

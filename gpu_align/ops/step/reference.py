@@ -11,42 +11,28 @@ import torch
 from ..align.reference import EditRows, load_state, realign
 from ..backend import check_batch
 from ..choose.reference import choose
-from ..choose.survival import SurvivalTables, TableArrays
+from ..choose.survival import SurvivalTables
 from ..compose.reference import write_draft
-from ..host import better, source_of
+from ..host import c
 from ..index.reference import insert_context, load_bucket
 from ..jit import Entry, njit, to_int
 from ..layout import (
-    CONTEXT_START,
-    END_TOKENS,
-    OUTPUT_START,
-    PREDICTION_BASE,
-    PREDICTION_LEN,
-    PREDICTION_SHIFT,
-    RECIPE_PACKS,
-    SOURCE_NONE,
-    TEXT_CONTEXT,
-    TEXT_KIND,
-    TEXT_RECIPE,
-    VACANT,
     Alignment,
-    Bucket,
     Choice,
     ContextIndex,
     Draft,
+    IntArray,
     PredictionIndex,
     Request,
     SourceText,
-    StepArrays,
     StepSettings,
     StepState,
     as_arrays,
 )
 from ..match.reference import CandidateArrays, allocate_candidates, candidates
 from ..recipes.reference import find_recipe
-from ..recipes.table import RecipeArrays, RecipeTable
+from ..recipes.table import RecipeTable
 
-IntArray = npt.NDArray[np.signedinteger[Any]]
 BoolArray = npt.NDArray[np.bool_]
 
 
@@ -63,10 +49,7 @@ class StepReference:
         settings: StepSettings,
     ) -> None:
         self._bound = (
-            state.numpy(),
-            tables.numpy(),
-            recipes.numpy(),
-            as_arrays(out),
+            *map(as_arrays, (state, tables, recipes, out)),
             settings,
             allocate_candidates(),
             np.zeros(len(state.slot_meta), dtype=np.bool_),
@@ -86,20 +69,20 @@ class StepReference:
 
 @njit
 def load_request(
-    state: StepArrays, settings: StepSettings, slot: int, tokens: IntArray, total: int
+    state: StepState, settings: StepSettings, slot: int, tokens: IntArray, total: int
 ) -> Request:
     """The request in a slot, of whose `tokens` the first `total` are there."""
     meta, tokens = state.slot_meta[slot], tokens[:total]
-    base, length = int(meta[PREDICTION_BASE]), int(meta[PREDICTION_LEN])
-    index = PredictionIndex(state.positions[base:], state.offsets[base:], int(meta[PREDICTION_SHIFT]))
+    base, length = int(meta[c.PREDICTION_BASE]), int(meta[c.PREDICTION_LEN])
+    index = PredictionIndex(state.positions[base:], state.offsets[base:], int(meta[c.PREDICTION_SHIFT]))
     context_index = ContextIndex(state.context_index[slot], settings.context_shift)
     return Request(
         tokens,
         total,
-        int(meta[OUTPUT_START]),
-        SourceText(state.prediction_tokens[base : base + length], length, index, to_int(meta[TEXT_KIND])),
-        SourceText(tokens, total if meta[CONTEXT_START] != VACANT else 0, context_index, TEXT_CONTEXT),
-        to_int(meta[RECIPE_PACKS]),
+        int(meta[c.OUTPUT_START]),
+        SourceText(state.prediction_tokens[base : base + length], length, index, to_int(meta[c.TEXT_KIND])),
+        SourceText(tokens, total if meta[c.CONTEXT_START] != c.VACANT else 0, context_index, c.TEXT_CONTEXT),
+        to_int(meta[c.RECIPE_PACKS]),
         meta,
         state.align_state[slot],
         state.lcs_row[slot : slot + 1],
@@ -108,8 +91,8 @@ def load_request(
 
 
 @njit
-def last_bucket(request: Request) -> Bucket:
-    """The `Bucket` of the output's last token in the prediction."""
+def last_bucket(request: Request) -> tuple[int, int]:
+    """`load_bucket` of the output's last token."""
     is_token = request.total > request.output_start
     return load_bucket(request.prediction, request.tokens[request.total - 1] if is_token else 0, is_token)
 
@@ -128,10 +111,10 @@ def update_state(request: Request, state: tuple[int, Alignment, EditRows]) -> tu
 @njit
 def choose_draft(
     request: Request,
-    bucket: Bucket,
+    bucket: tuple[int, int],
     alignment: Alignment,
-    recipes: RecipeArrays,
-    tables: TableArrays,
+    recipes: RecipeTable,
+    tables: SurvivalTables,
     settings: StepSettings,
     found: CandidateArrays,
 ) -> Choice:
@@ -140,7 +123,7 @@ def choose_draft(
     bucket: `last_bucket`.
     """
     candidates(request, bucket, alignment, settings, found)
-    choice: Choice = better(
+    choice: Choice = c.better(
         choose(request, found, alignment, tables, settings), find_recipe(recipes, request)
     )
     return choice
@@ -173,7 +156,7 @@ def _end_of(tokens: IntArray, length: int, meta: IntArray, vocab_size: int) -> i
     for k in range(length):
         if not 0 <= tokens[k] < vocab_size:
             return k
-        for end in meta[END_TOKENS:]:
+        for end in meta[c.END_TOKENS :]:
             if tokens[k] == end:
                 return k + 1
     return length
@@ -181,9 +164,9 @@ def _end_of(tokens: IntArray, length: int, meta: IntArray, vocab_size: int) -> i
 
 @Entry
 def step_reference(
-    state: StepArrays,
-    tables: TableArrays,
-    recipes: RecipeArrays,
+    state: StepState,
+    tables: SurvivalTables,
+    recipes: RecipeTable,
     out: Any,
     settings: StepSettings,
     found: CandidateArrays,
@@ -200,14 +183,14 @@ def step_reference(
     for b in range(len(slots)):
         slot, total, draft = slots[b], int(total_len[slots[b]]), out.token_ids[b]
         request = load_request(state, settings, slot, token_ids[slot], total)
-        length, source, confidence = 0, SOURCE_NONE, tables.confidence[0]
-        if num_sampled[b] > 0 and request.output_start != VACANT:
+        length, source, confidence = 0, 0, tables.confidence[0]
+        if num_sampled[b] > 0 and request.output_start != c.VACANT:
             alignment, edits = update_state(request, load_state(request))
             choice = choose_draft(request, last_bucket(request), alignment, recipes, tables, settings, found)
             length, _ = write_draft(request, edits, recipes, choice, width, draft)
             length = _end_of(draft, length, request.meta, settings.vocab_size)
-            source = source_of(choice.kind, length)
-            is_recipe = choice.kind == TEXT_RECIPE
+            source = c.source_of(choice.kind, length)
+            is_recipe = choice.kind == c.TEXT_RECIPE
             confidence = recipes.confidence[choice.row] if is_recipe else tables.confidence[choice.row]
         last = int(request.tokens[total - 1]) if total > 0 else 0
         draft[length:] = last if 0 <= last < settings.vocab_size else 0

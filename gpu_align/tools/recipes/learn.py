@@ -456,7 +456,7 @@ def _chosen(candidates: Sequence[tuple[Observed, bool]], chains: Chains) -> Iter
     runs: dict[tuple[bool, tuple[int, ...]], int] = {}
     for entry, new in candidates:
         is_shape, context = entry.is_shape, entry.context
-        own = len(chains.run(is_shape, context).tokens)
+        own = len(chains.run(is_shape, context)[0])
         shorter = ((is_shape, context[i:]) for i in range(1, len(context)))
         known = next((runs[key] for key in shorter if key in runs), 0)
         if new or (own - known) * entry.seen >= LONGER:

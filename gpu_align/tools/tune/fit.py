@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...config import DrafterConfig
+from ...files import NUM_BINS
 from ...ops.choose import (
     ALIGNMENT_CONTEXT,
     NUM_ADHERENCES,
@@ -17,11 +18,11 @@ from ...ops.choose import (
     NUM_LENGTHS,
     NUM_MARGINS,
 )
-from ...ops.choose.survival import KNOTS, NUM_BINS, SurvivalTables, survival_units
+from ...ops.choose.survival import KNOTS, SurvivalTables, survival_units
 from ...ops.jit import Entry
-from ...ops.layout import PREDICTION_BASE, TEXT_CONTEXT, StepArrays
+from ...ops.layout import PREDICTION_BASE, TEXT_CONTEXT, StepState, as_arrays
 from ...ops.match.reference import CandidateArrays
-from ...ops.recipes.table import RecipeTable
+from ...ops.recipes.table import Recipes, RecipeTable
 from ..explain import StepView, View
 from ..simulate.records import Record
 
@@ -50,7 +51,7 @@ class CandidateReplay(StepView):
         self.num_output = np.array([len(r.output) for r in records])
         super().__init__(
             [r.prediction for r in records], self.num_prompt.tolist(), max_context_len, num_draft_tokens,
-            config, RecipeTable.build(None, num_draft_tokens, "cpu").numpy(), tables,
+            config, as_arrays(RecipeTable.build(Recipes.from_lists([]), num_draft_tokens, "cpu")), tables,
         )  # fmt: skip
         self._num_draft_tokens = num_draft_tokens
         for row, record in zip(self.token_ids, records, strict=True):
@@ -72,7 +73,7 @@ class CandidateReplay(StepView):
 
 @Entry
 def _count_right(
-    state: StepArrays,
+    state: StepState,
     found: CandidateArrays,
     token_ids: npt.NDArray[np.int32],
     slots: Int64,

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ...config import DrafterConfig
+from ...files import NUM_BINS
 from ...ops.choose import LENGTH_EDGES, MARGIN_EDGES, SURVIVAL_ONE
 from ...ops.choose.survival import (
     FORMAT,
     KNOTS,
-    NUM_BINS,
     SHIPPED,
     IntArray,
     content_hash,

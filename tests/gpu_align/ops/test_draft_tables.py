@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_align.ops.choose import ADHERENCE_LOST, ALIGNMENT_CONTEXT, NUM_CLASSES, SURVIVAL_ONE
+from gpu_align.ops.choose import ADHERENCE_LOST, ALIGNMENT_CONTEXT, NUM_CLASSES, SURVIVAL_ONE, limits_of
 from gpu_align.ops.choose.survival import KNOTS, SurvivalTables, fit_curves, lost_classes, read_survival
-from gpu_align.ops.host import limits_of
 from gpu_align.ops.layout import FIRST_GAP, text_kind
 
 

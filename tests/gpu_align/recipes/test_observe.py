@@ -156,11 +156,11 @@ CHAINS: dict[str, tuple[list[Observed], dict[int, int], tuple[bool, tuple[int, .
 @pytest.mark.parametrize("what", CHAINS)
 def test_a_run_is_a_chain_of(what: str) -> None:
     entries, shape_of, begin, first, length = CHAINS[what]
-    run = Chains(entries, shape_of).run(*begin)
-    assert (run.tokens[: len(first)], len(run.tokens)) == (first, length)
+    tokens, survival = Chains(entries, shape_of).run(*begin)
+    assert (tokens[: len(first)], len(tokens)) == (first, length)
     p = likely(entries[0])
-    assert run.survival == pytest.approx([p**n for n in range(1, length + 1)])
-    assert run.survival[-1] >= 0.5
+    assert survival == pytest.approx([p**n for n in range(1, length + 1)])
+    assert survival[-1] >= 0.5
 
 
 @given(st.lists(st.integers(0, 3), max_size=12), st.lists(st.integers(0, 3), max_size=15))

@@ -1,6 +1,7 @@
 """What is learned from texts, and what it becomes in tokens, is what loops over the words make of it."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -70,7 +71,7 @@ class TestTokenize:
     def test_it_is_what_the_loop_makes_of_it(self, seed, encode):
         offsets = np.linspace(-0.2, 0.1, 20)
         pack = BOTH if seed is None else learn(texts_of(seed))
-        pack = pack.calibrated(offsets.tolist())
+        pack = replace(pack, calibration=tuple(offsets.tolist()))
         rows = oracle.tokenize(
             pack.words,
             pack.recipes,
