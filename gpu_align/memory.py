@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -88,7 +88,7 @@ class ResponseMemory:
         After a TypeError or ValueError the memory is as it was.
         """
         hash(tenant)
-        tokens = _token_ids("token_ids", token_ids).astype(np.int32)
+        tokens = check_token_ids("token_ids", check_integers("token_ids", token_ids), 2**31).astype(np.int32)
         sketch = sketch_of(prompt)
         if not 0 < len(tokens) <= self.max_tokens:
             return False
@@ -135,19 +135,14 @@ class ResponseMemory:
             del self._answers[tenant]
 
 
-def _token_ids(name: str, ids: Prompt) -> npt.NDArray[Any]:
-    found = check_integers(name, ids)
-    check_token_ids(name, found, 2**31)
-    return found
-
-
 def sketch_of(prompt: Prompt) -> Sketch | None:
     """[BINS + TAIL_TOKENS - 1]: one-permutation min-hash of a prompt's pairs of neighbours; then its tail's.
 
     Each pair has a hash, whose upper bits are its bin; a bin holds the least of the lower 32 bits of its pairs.
     Two sets have the same value in a bin as often as they have elements in common.
     """
-    tokens = _token_ids("prompt", prompt[-PROMPT_TOKENS:]).astype(np.uint64)
+    ids = check_integers("prompt", prompt[-PROMPT_TOKENS:])
+    tokens = check_token_ids("prompt", ids, 2**31).astype(np.uint64)
     if len(tokens) < 2:
         return None
     key = (tokens[:-1] * _FIRST ^ tokens[1:] * _SECOND) * _MIX

@@ -44,11 +44,12 @@ def check_integers(
     return ids
 
 
-def check_token_ids(name: str, ids: npt.NDArray[Any], vocab_size: int) -> None:
-    """Raise ValueError for the first of these integers that is no token id, ``0 <= id < vocab_size``."""
+def check_token_ids(name: str, ids: npt.NDArray[Any], vocab_size: int) -> npt.NDArray[Any]:
+    """The integers; ValueError for the first of them that is no token id, ``0 <= id < vocab_size``."""
     if ids.size and (ids.min() < 0 or ids.max() >= vocab_size):
         wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))[0]
         raise ValueError(f"{name}[{wrong}]: expected 0 <= id < {vocab_size}, found {ids[wrong]}")
+    return ids
 
 
 def check_batch(

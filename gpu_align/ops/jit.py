@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from .constants import numbers
 
@@ -42,10 +42,7 @@ else:
 
 def njit(function: F) -> F:
     """For a loop that other loops call."""
-    if not COMPILED:
-        return function
-    compiled: F = numba.njit(**_INNER)(function)
-    return compiled
+    return cast(F, numba.njit(**_INNER)(function)) if COMPILED else function
 
 
 @njit

@@ -129,23 +129,19 @@ class SurvivalTables(NamedTuple):
         before = np.concatenate([zero + SURVIVAL_ONE, survival[:, :-1]], axis=1)
         confidence = survival / before
         middle = (np.arange(NUM_BINS) + 0.5) / NUM_BINS
-        offset = np.interp(confidence, middle, np.asarray(calibration, dtype=np.float64))
+        confidence = np.clip(confidence + np.interp(confidence, middle, calibration), 1e-4, 1)
+        below_one = np.minimum(confidence, 0.9999)
+        odds = (below_one / (1 - below_one)) ** HIGH_SLOPE * np.exp(HIGH_SHIFT)
+        hot = np.minimum(confidence, odds / (1 + odds))
         quarters = np.tile(survival, (4, 1))
         is_drafted = quarters >= np.concatenate([threshold, related, *beside])[:, None]
         expected = (quarters * is_drafted).cumsum(axis=1, dtype=np.int32)
         arrays = (
             is_drafted.sum(axis=1).astype(np.int32),
             np.concatenate([np.tile(zero, (4, 1)), expected], axis=1),
-            at_temperatures(np.clip(confidence + offset, 1e-4, 1)).astype(np.float32),
+            np.concatenate([confidence, hot]).astype(np.float32),
         )
         return cls(*(torch.from_numpy(array).to(device) for array in arrays))
-
-
-def at_temperatures(confidence: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Confidences of tokens that are sampled below `HIGH_TEMPERATURE`, then those from there on."""
-    below_one = np.minimum(confidence, 0.9999)
-    odds = (below_one / (1 - below_one)) ** HIGH_SLOPE * np.exp(HIGH_SHIFT)
-    return np.concatenate([confidence, np.minimum(confidence, odds / (1 + odds))])
 
 
 @lru_cache(maxsize=4)
