@@ -202,7 +202,7 @@ def _record_edit(edits, prediction, position, p_output, done, old, new):
     if m_key & (old <= c.MAX_EDIT_LEN) & (new <= c.MAX_EDIT_LEN):
         at, after = tl.load(prediction.tokens + position), tl.load(prediction.tokens + position + 1)
         m_same = (edits.b_at == at) & (edits.b_after == after) & (edits.b_old == old) & (edits.b_new == new)
-        b_first = tl.load(p_output + edits.b_start, mask=m_same & (new > 0), other=0)
+        b_first = tl.load(p_output + edits.b_start, mask=m_same & (edits.b_new > 0), other=0)
         first = tl.load(p_output + done, mask=new > 0, other=0)
         seen_before = tl.max((m_same & (b_first == first)).to(tl.int32), axis=0)
         m_way = tl.arange(0, c.MAX_EDITS) == edits.count % c.MAX_EDITS
