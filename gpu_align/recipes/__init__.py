@@ -1,11 +1,9 @@
 """Recipe packs: continuations that are likely in any text of a kind, or certain in a task; see README.md here.
 
 `learn`, `observe`, `merge`, `shapes_only` and `report` are names of `gpu_align.tools.recipes`, which is imported
-when one is used. As methods the functions are deprecated.
+when one is used.
 """
 
-import warnings
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .pack import PackError, RecipePack
@@ -40,20 +38,3 @@ def __getattr__(name: str) -> Any:
     from ..tools.recipes import learn, merge, report
 
     return getattr({"learn": learn, "merge": merge, "report": report}[_TOOLS[name]], name)
-
-
-def _deprecated(name: str) -> Callable[..., Any]:
-    """The method that was here before the function."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        message = f"RecipePack.{name}: use gpu_align.recipes.{name}"
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        found = __getattr__(name)
-        return found(args, **kwargs) if name == "merge" else found(*args, **kwargs)
-
-    return call
-
-
-for _name in _TOOLS:
-    _call = _deprecated(_name)
-    setattr(RecipePack, _name, staticmethod(_call) if _name in ("learn", "observe") else _call)

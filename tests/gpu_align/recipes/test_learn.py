@@ -1,9 +1,10 @@
-"""What is observed in samples: columns, shapes, counts and entries, beside the same as loops."""
+"""What is learned from texts, observed in samples, and merged: beside the same as loops."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -11,12 +12,98 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpu_align import RecipePack
 from gpu_align.ops.recipes import SHAPE_IDENTIFIER
-from gpu_align.recipes import Observed, observe
+from gpu_align.recipes import Observed, PackError, Recipe, learn, merge, observe, shapes_only
 from gpu_align.recipes.tokenize import Chains, likely
 from gpu_align.tools.recipes.learn import CERTAIN, Positions, agreed, columns, follow, matched
 from tests.gpu_align.recipes import oracle
 from tests.gpu_align.recipes.oracle import Words
+
+#: Few words, so that contexts come again and ties are frequent.
+WORDS = ("a", " b", " c", " self", "(", ")", "\n", "   ", " 7", "_x")
+
+
+def texts_of(seed, sources="pqr"):
+    """Phrases that come again among random words, in texts some of which are empty."""
+    rng = random.Random(seed)
+    phrases = [rng.choices(WORDS, k=rng.randint(2, 6)) for _ in range(6)]
+
+    def text():
+        return "".join(
+            "".join(rng.choice([*phrases, rng.choices(WORDS, k=3)])) for _ in range(rng.randint(0, 25))
+        )
+
+    return [(rng.choice(sources), text()) for _ in range(rng.randint(1, 8))]
+
+
+def characters(text):
+    return list(map(ord, text))
+
+
+def joined(text):
+    """A tokenizer that joins some neighbours over the ends of words; ids are halves of UTF-16 pairs."""
+    ids, i = [], 0
+    while i < len(text):
+        pair = text[i : i + 2] in ("a ", " s", "el", "((", ")\n")
+        ids.append(0xD700 + sum(map(ord, text[i : i + 1 + pair])) * (1 + pair))
+        i += 1 + pair
+    return ids
+
+
+#: Behind " c" the likeliest word is exactly as likely as a recipe must be, and "b c" contradicts it.
+AT_LEAST = [
+    (
+        name,
+        "".join(f"b c {w}\n" for w in ["d", *rest[:3]]) + "".join(f"m c {w}\n" for w in [*"aaa", *rest[3:]]),
+    )
+    for name, rest in (("p", "efgkln"), ("q", "hijors"))
+]
+#: Behind "ac" the rest of "cd" came 3 times, an "x" twice of 5 times that "c" was the word; "a" has a low count.
+BOTH = RecipePack(
+    {"a": 2, "cd": 3, "c": 5, "x": 2}, [Recipe(("a",), "cd", 3, 4), Recipe(("a", "c"), "x", 2, 5)]
+)
+
+
+class TestLearn:
+    @pytest.mark.parametrize("seed", [*range(12), None])
+    def test_it_is_what_the_loop_finds(self, seed):
+        texts = AT_LEAST if seed is None else texts_of(seed, sources="p" if seed % 5 == 0 else "pqr")
+        pack = learn(texts)
+        expected_words, expected = oracle.learn(texts)
+        assert pack.recipes == expected
+        assert list(pack.words.items()) == list(expected_words.items())
+
+
+class TestTokenize:
+    @pytest.mark.parametrize("encode", [characters, joined])
+    @pytest.mark.parametrize("seed", [*range(5), None])
+    def test_it_is_what_the_loop_makes_of_it(self, seed, encode):
+        offsets = np.linspace(-0.2, 0.1, 20)
+        pack = BOTH if seed is None else learn(texts_of(seed))
+        pack = replace(pack, calibration=tuple(offsets.tolist()))
+        rows = oracle.tokenize(
+            pack.words,
+            pack.recipes,
+            lambda p: float(np.interp(p, (np.arange(20) + 0.5) / 20, offsets)),
+            encode,
+        )
+        found = pack.tokenize(lambda texts: list(map(encode, texts)))
+        assert [tuple(c[::-1][c[::-1] >= 0].tolist()) for c in found.context] == sorted(
+            rows, key=lambda context: (len(context), context)
+        )
+        for context, tokens, alive in zip(found.context, found.token_ids, found.survival, strict=True):
+            expected, survival = rows[tuple(context[::-1][context[::-1] >= 0].tolist())]
+            assert tokens[tokens >= 0].tolist() == expected
+            assert alive[: len(expected)] == pytest.approx(survival, rel=1e-6)
+            assert not alive[len(expected) :].any()
+
+    @pytest.mark.parametrize("token", [-1, 1 << 21])
+    def test_an_id_that_no_vocabulary_has(self, token):
+        pack = learn([(name, "k b\n" * 3) for name in "pq"])
+        with pytest.raises(ValueError, match=f"encode: expected token ids of 0 to 1114111, found {token}"):
+            pack.tokenize(lambda texts: [[token] * len(text) for text in texts])
+
 
 LCSseq = pytest.importorskip("rapidfuzz.distance").LCSseq
 RECORD = '{{\n  "name": "{name}",\n  "size": {size},\n  "kind": "{kind}"\n}}'
@@ -175,3 +262,52 @@ def test_matched_positions_are_a_longest_common_subsequence(tokens: list[int], t
 def test_of_several_subsequences_the_earliest_in_the_text_is_taken() -> None:
     assert matched(np.array([1, 2]), np.array([1, 1, 2, 2])) == [(1, 2), (0, 0)]
     assert matched(np.array([7, 5, 9]), np.array([7, 8, 9])) == [(2, 2), (0, 0)]
+
+
+def pack_of(
+    *observed: Observed, kept: tuple[int, ...] = (), task: str = "t", tokenizer: str = "x"
+) -> RecipePack:
+    return RecipePack({}, [], task=task, tokenizer=tokenizer, observed=observed, kept=kept)
+
+
+class TestPacks:
+    def test_counts_add_up(self) -> None:
+        one = pack_of(Observed(True, (7, -2), 3, 29, 30, 4), Observed(False, (1,), 2, 5, 5, 2), kept=(3, 7))
+        two = pack_of(Observed(True, (7, -2), 3, 5, 5, 3), kept=(1, 7), task="u")
+        merged = merge([one, two])
+        assert merged.observed == (Observed(True, (7, -2), 3, 34, 35, 7), Observed(False, (1,), 2, 5, 5, 2))
+        assert (merged.kept, merged.task, merged.tokenizer) == ((1, 3, 7), "t+u", "x")
+        assert merge([merged, pack_of(task="u")]).task == "t+u"
+
+    def test_where_they_contradict_each_other_nothing_is_said(self) -> None:
+        one, two = pack_of(Observed(False, (1,), 2, 9, 9, 2)), pack_of(Observed(False, (1,), 3, 8, 8, 2))
+        assert merge([one, two]).observed == (Observed(False, (1,), -1, 0, 17, 0),)
+        few = pack_of(Observed(False, (1,), 3, 1, 1, 2))
+        one = pack_of(Observed(False, (1,), 2, 19, 19, 2))
+        assert merge([one, few]).observed == (Observed(False, (1,), 2, 19, 20, 2),)
+
+    def test_words(self) -> None:
+        one = RecipePack({"a": 4, "b": 2}, [Recipe(("a",), "b", 3, 4)], calibration=[0.1] * 20, made_by="one")
+        two = RecipePack({"a": 1, "c": 9}, [Recipe(("a",), "c", 9, 9), Recipe(("c",), "a", 3, 4)])
+        merged = merge([one, two])
+        assert dict(merged.words) == {"c": 9, "a": 5, "b": 2}
+        assert merged.recipes == [Recipe(("a",), "c", 9, 13), Recipe(("c",), "a", 3, 4)]
+        assert (merged.calibration, merged.made_by) == (one.calibration, "one")
+        as_often = RecipePack({}, [Recipe(("c",), "b", 3, 4)])
+        assert merge([two, as_often]).recipes[1] == Recipe(("c",), "a", 3, 8)
+
+    def test_of_other_tokenizers(self) -> None:
+        with pytest.raises(PackError, match="tokenizer: expected token ids of one, found those of x and y"):
+            merge([pack_of(), pack_of(tokenizer="y")])
+
+    def test_shapes_only(self) -> None:
+        observed = (
+            Observed(True, (7, -2), 3, 9, 10, 4), Observed(True, (7,), 3, 9, 10, 1),
+            Observed(True, (8,), -1, 0, 10, 0), Observed(False, (7,), 3, 9, 10, 4),
+        )  # fmt: skip
+        pack = merge([pack_of(*observed, kept=(3, 7, 8, 9)), RecipePack({"secret": 3}, [])])
+        shared = shapes_only(pack)
+        assert {entry.context for entry in shared.observed} == {(7, -2), (8,)}
+        assert all(entry.is_shape for entry in shared.observed)
+        assert (shared.kept, dict(shared.words)) == ((7, 8), {})
+        assert len(shapes_only(pack, 1).observed) == 3
