@@ -90,7 +90,7 @@ oldest-transformers: $(VENV)/.plain  ## gpu_align.hf and the predictors with tra
 	@test -d .cache/transformers-4.56/transformers || $(BIN)/python -m pip --disable-pip-version-check -q install \
 	  --target .cache/transformers-4.56 --no-deps "transformers==4.56.*" "huggingface_hub>=0.34,<1" "tokenizers>=0.22,<0.23"
 	@PYTHONPATH=.cache/transformers-4.56 $(BIN)/python -m pytest -q tests/gpu_align/test_hf.py tests/gpu_align/predictors \
-	  tests/gpu_align/test_simulate_policies.py tests/gpu_align/test_example_engine.py
+	  tests/gpu_align/test_policies.py tests/gpu_align/test_example_engine.py
 
 lint: $(VENV)/.dev  ## what pre-commit and CI check
 	@$(BIN)/ruff check .

@@ -6,7 +6,6 @@ and, where it belongs to a request, tried.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import Counter
 from pathlib import Path
@@ -113,30 +112,16 @@ OTHERS = {
 
 
 def variables_read() -> set[str]:
-    """Literal names, and constants of the same module, that are looked up in `os.environ`."""
+    """Names that are looked up in `os.environ`: literals, and constants of the same module."""
+    lookup = re.compile(r'os\.environ(?:\.get)?[\[(]"?(\w+)|"?(\w+)"? (?:not )?in os\.environ')
     found: set[str] = set()
-    for package in ("gpu_align", "vllm_integration"):
-        for path in (ROOT / package).rglob("*.py"):
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            constants = {
-                target.id: node.value.value
-                for node in tree.body
-                if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-                for target in node.targets
-                if isinstance(target, ast.Name)
-            }
-            for node in ast.walk(tree):
-                key: ast.expr | None = None
-                if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "os.environ":
-                    key = node.slice
-                elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("os.environ.get", "os.getenv"):
-                    key = node.args[0]
-                elif isinstance(node, ast.Compare) and ast.unparse(node.comparators[0]) == "os.environ":
-                    key = node.left
-                value = constants.get(key.id) if isinstance(key, ast.Name) else getattr(key, "value", None)
-                if isinstance(value, str):
-                    found.add(value)
-    return found
+    for path in (
+        path for package in ("gpu_align", "vllm_integration") for path in (ROOT / package).rglob("*.py")
+    ):
+        source = path.read_text(encoding="utf-8")
+        constants = dict(re.findall(r'^(\w+) = "(\w+)"$', source, re.MULTILINE))
+        found |= {constants.get(name, name) for names in lookup.findall(source) for name in names}
+    return {name for name in found if name.isupper()}
 
 
 def test_environment_variables_are_those_of_the_documentation() -> None:

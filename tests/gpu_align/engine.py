@@ -1,9 +1,57 @@
-"""The smallest engine, for tests of a `Drafter`."""
+"""The smallest engine around a `Drafter`; backends, devices, poisoned memory, curves and edits to try one on."""
 
+from __future__ import annotations
+
+import random
+
+import numpy as np
 import torch
 
 from gpu_align import Drafter
-from tests.gpu_align.step_harness import device_of, poison, use_curves
+from gpu_align.ops import layout
+from gpu_align.ops.choose import NUM_CLASSES
+from gpu_align.ops.choose.survival import SurvivalTables
+from gpu_align.ops.step import make_step
+
+#: Every test of a step runs on both; kernels are interpreted where there is no GPU.
+BACKENDS = ["reference", "triton"]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+#: Whether the triton backend takes seconds where the reference takes milliseconds.
+INTERPRETED = DEVICE == "cpu"
+POISON = -123
+
+
+def distinct(n: int, start: int = 0) -> list[int]:
+    return list(range(start, start + n))
+
+
+def device_of(backend: str) -> str:
+    return "cpu" if backend == "reference" else DEVICE
+
+
+def poison(drafter: Drafter) -> None:
+    """Garbage in all that a vacant drafter holds, but for what says that its slots are vacant."""
+    state = drafter._state
+    for name, tensor in state._asdict().items():
+        if name not in ("slot_meta", "align_state"):
+            tensor.fill_(POISON)
+    state.align_state[:, layout.SEEN + 1 :] = POISON
+    for tensor in drafter._draft:
+        tensor.fill_(77)
+
+
+def use_curves(drafter: Drafter, curves: np.ndarray, backend: str) -> None:
+    """Another step for a drafter: with these curves, [NUM_CLASSES, K] in units of 1/SURVIVAL_ONE."""
+    floors = drafter.config.min_survival, drafter.config.min_survival_lost
+    drafter._tables = SurvivalTables.from_survival(curves.astype(np.int32), drafter.device, *floors)
+    drafter._step = make_step(
+        backend, drafter._state, drafter._tables, drafter._recipes, drafter._draft, drafter._settings
+    )
+
+
+def flat_curves(value, K=8):
+    """Every class alike: the longest draft is worth the most."""
+    return np.full((NUM_CLASSES, K), value)
 
 
 class Engine:
@@ -76,3 +124,36 @@ def snapshot(drafter):
 def same(before, drafter):
     """Whether a drafter holds what it held."""
     return all(torch.equal(a, b) for a, b in zip(before, drafter._state, strict=True))
+
+
+def edited(generator: random.Random, prediction: list[int], alphabet: int, length: int) -> list[int]:
+    """An output of `length` tokens as edits leave it: runs of the prediction, jumps, repetitions, renamings."""
+    output: list[int] = []
+    at = 0
+    while len(output) < length:
+        kind = generator.random()
+        if kind < 0.6 and prediction:
+            run = generator.randint(1, 40)
+            output += prediction[at : at + run]
+            at += run
+            if at >= len(prediction):
+                at = generator.randrange(len(prediction))
+        elif kind < 0.7:
+            output += [generator.randrange(alphabet) for _ in range(generator.randint(1, 6))]
+        elif kind < 0.8:
+            at += generator.randint(1, 8)
+        elif kind < 0.85 and prediction:
+            at = generator.randrange(len(prediction))
+        elif kind < 0.9 and output:
+            start = generator.randrange(len(output))
+            output += output[start : start + generator.randint(1, 20)]
+        else:
+            output.append(generator.randrange(alphabet))
+            at += 1
+    if generator.random() < 0.4:
+        old, new = (
+            generator.randrange(alphabet),
+            [generator.randrange(alphabet) for _ in range(generator.randint(0, 3))],
+        )
+        output = [token for word in output for token in (new if word == old else [word])] or output
+    return output[:length]

@@ -8,27 +8,17 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from gpu_align import Drafter, DrafterConfig, Recipes
 from gpu_align.ops import layout as c
 from gpu_align.ops.align import NO_EDIT
-from gpu_align.ops.choose import SURVIVAL_ONE
+from gpu_align.ops.choose import NUM_CLASSES, SURVIVAL_ONE
+from gpu_align.ops.compose import LINE_END, NUM_RUNS
 from gpu_align.ops.layout import SEEN, WAYS
 from gpu_align.ops.step import StepLaunch
-from tests.gpu_align.step_harness import (
-    BACKENDS,
-    device_of,
-    edited,
-    flat_curves,
-    indents_of,
-    poison,
-    random_curves,
-    recipes_of,
-    reindented,
-    shapes_of,
-    use_curves,
-)
+from tests.gpu_align.engine import BACKENDS, device_of, edited, flat_curves, poison, use_curves
 from tests.gpu_align.step_oracle import Oracle
 
 SOURCES = ("nothing", "prediction", "context", "recipe", "memory")
@@ -88,7 +78,7 @@ class Running:
     packs: Sequence[str] | None = None
     end_tokens: Sequence[int] = ()
     temperature: float = 0.0
-    oracle: Any = None
+    oracle: Any = field(default=None, repr=False)
     draft: list[int] = field(default_factory=list)
     splits: list[int] = field(default_factory=list)
 
@@ -267,11 +257,8 @@ class StepBatch:
         of: dict[str, Any] = {"slot": slot, "tokens": tokens, "num_sampled": num, "expected": expected}
         if request is not None:
             request.draft = draft
-            of |= {
-                "prediction": request.prediction, "prompt_len": request.prompt_len, "K": self.K,
-                "vocab_size": self.vocab_size, "capacity": self.capacity, "config": vars(self.config),
-                "known": self.known._asdict(), "splits (-1: a new slot)": list(request.splits),
-            }  # fmt: skip
+            of |= {"request": replace(request, splits=[*request.splits]), "K": self.K, "config": self.config}
+            of |= {"vocab_size": self.vocab_size, "capacity": self.capacity, "known": self.known}
             if num:
                 wrong += self._remembered_wrongly(slot, total)
         return StepRow(SOURCES[source], wrong, of, expected, request if num else None)
@@ -333,10 +320,15 @@ class StepBatch:
         known = Known.draw(rng, alphabet, vocab_size) if rng.random() < 0.7 and len(backends) > 1 else None
         while knows and not knows(known or Known()):
             known = Known.draw(rng, alphabet, vocab_size)
+        config = DrafterConfig(
+            length_factor=rng.choice([0, 0.5, 8, 64]), min_survival=rng.choice([0, 0.05, 0.3]),
+            min_survival_lost=rng.choice([0, 0.35]), min_survival_recipe=rng.choice([0, 0.3, 0.5]),
+            min_match=rng.choice([1, 1, 2, 3]), use_context=rng.random() < 0.85,
+        )  # fmt: skip
         batch = cls(
             rng, backends=backends, K=K, vocab_size=vocab_size, alphabet=alphabet,
             capacity=capacity or rng.choice([64, 100, 180, 300, 512]), max_slots=max_slots,
-            longest=rng.choice([2, 40, 120, 300, 500]), config=config_of(rng),
+            longest=rng.choice([2, 40, 120, 300, 500]), config=config,
             curves=None if kind < 0.5 else drawn if kind < 0.8 else flat,
             known=known,
         )  # fmt: skip
@@ -422,10 +414,70 @@ class StepBatch:
         return {"in sync": in_sync, "diverged": len(oracles) - in_sync, "edits": edits}
 
 
-def config_of(rng: random.Random) -> DrafterConfig:
-    return DrafterConfig(
-        length_factor=rng.choice([0, 0.5, 8, 64]), min_survival=rng.choice([0, 0.05, 0.3]),
-        min_survival_lost=rng.choice([0, 0.35]), min_survival_recipe=rng.choice([0, 0.3, 0.5]),
-        min_match=rng.choice([1, 1, 2, 3]),
-        use_context=rng.random() < 0.85,
-    )  # fmt: skip
+def random_curves(seed, K):
+    """[NUM_CLASSES, K], never rising and 1 or more, some steep and some flat."""
+    generator = np.random.default_rng(seed)
+    top = SURVIVAL_ONE * generator.random((NUM_CLASSES, 1))
+    rate = generator.choice([0.3, 0.8, 0.99, 1.0], (NUM_CLASSES, 1))
+    return np.maximum(np.floor(top * rate ** np.arange(K)), 1).astype(np.int64)
+
+
+def recipes_of(rng: random.Random, alphabet: int, num: int):
+    """Contexts of 1 to 8 tokens, many of them ends of others; a few say that nothing is likely."""
+    recipes = {}
+    for _ in range(num):
+        context = tuple(rng.randrange(alphabet) for _ in range(rng.choice([1, 1, 2, 2, 3, 5, 8])))
+        length = rng.choice([0, 1, 2, 5, 8, 16])
+        alive = [1.0]
+        for _ in range(length):
+            alive.append(alive[-1] * rng.choice([0.3, 0.8, 0.95, 1.0]))
+        for start in range(rng.randint(1, len(context))):
+            continuation = tuple(rng.randrange(alphabet) for _ in range(length))
+            recipes[context[start:]] = continuation, tuple(alive[1:])
+    return tuple((context, *rest) for context, rest in recipes.items())
+
+
+def shapes_of(rng: random.Random, alphabet: int, num: int):
+    """``(recipes, shape_of)``: shapes as contexts, and what each token is in one; some tokens are beyond it."""
+    shape_of = np.array(
+        [rng.choice([t, t, -2, -3, -4, -5]) for t in range(max(alphabet - 1, 1))], dtype=np.int32
+    )
+    recipes = {}
+    for context, *rest in recipes_of(rng, alphabet, num):
+        items = [int(shape_of[t]) if t < len(shape_of) else -5 for t in context]
+        shape = tuple([-6, *items][:8] if rng.random() < 0.2 else items)
+        recipes.setdefault(shape, rest)
+    return tuple((shape, *rest) for shape, rest in recipes.items()), shape_of
+
+
+def indents_of(rng: random.Random, alphabet: int):
+    """``(indents, line_ends, runs)``: what some tokens do to lines, as a step and as the oracle read it."""
+    tokens = rng.sample(range(alphabet), min(alphabet - 1, 12))
+    line_ends = tokens[: len(tokens) // 3]
+    runs = {}
+    for token in tokens[len(line_ends) :]:
+        runs.setdefault((rng.choice([1, 2, 2, 3, 3, 4, 5, 127]), rng.choice([0, 0, 1])), token)
+    indents = np.zeros(NUM_RUNS + rng.choice([alphabet, max(tokens) + 1]), dtype=np.int32)
+    indents[:NUM_RUNS] = -1
+    for (width, character), token in runs.items():
+        indents[2 * width + character] = token
+        indents[NUM_RUNS + token] = 2 * width + character
+    indents[[NUM_RUNS + token for token in line_ends]] = LINE_END
+    return indents, line_ends, runs
+
+
+def reindented(rng: random.Random, alphabet: int, line_ends, runs) -> tuple[list[int], list[int]]:
+    """``(prediction, output)``: the same lines with other indentations, here and there with another word."""
+    texts: tuple[list[int], list[int]] = [], []
+    by = rng.choice([-1, 1, 1, 2])
+    for _ in range(rng.randint(2, 25)):
+        (width, character), run = rng.choice(list(runs.items()))
+        words = [rng.randrange(alphabet) for _ in range(rng.randint(0, 12))]
+        end = rng.choice(line_ends)
+        if rng.random() < 0.1:
+            by = rng.choice([-1, 0, 1])
+        texts[0].extend([run, *words, end])
+        if rng.random() < 0.1:
+            words = [*words[:3], rng.randrange(alphabet), *words[4:]]
+        texts[1].extend([runs.get((width + by, character), run), *words, rng.choice([end, end, *line_ends])])
+    return texts

@@ -15,8 +15,7 @@ import torch
 
 from gpu_align.ops import jit as _jit
 from gpu_align.ops.step.reference import StepReference
-from tests.gpu_align.engine import Engine
-from tests.gpu_align.step_harness import edited
+from tests.gpu_align.engine import Engine, edited
 
 ROOT = Path(__file__).parents[2]
 compiled_only = pytest.mark.skipif(not _jit.COMPILED, reason="needs Numba")

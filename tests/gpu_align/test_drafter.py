@@ -1,12 +1,10 @@
 """`Drafter`: its contract, on references and kernels; what requests share never shows; bad input costs nothing."""
 
 import contextlib
-import gc
 import math
 import random
 import re
 import warnings
-import weakref
 from typing import Any
 
 import numpy as np
@@ -15,11 +13,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpu_align
-from gpu_align import Drafter, DrafterConfig, RecipePack, Recipes, Source
+from gpu_align import Drafter, DrafterConfig, RecipePack, Source
 from gpu_align.ops.index.kernel import index_kernel, index_keys_kernel
 from gpu_align.ops.layout import PAGE
-from tests.gpu_align.engine import Engine, same, snapshot
-from tests.gpu_align.step_harness import BACKENDS, device_of, distinct
+from tests.gpu_align.engine import BACKENDS, Engine, device_of, distinct, same, snapshot
 
 
 @pytest.mark.parametrize("K", [16, 64])
@@ -462,13 +459,3 @@ def test_predictions_may_be_arrays_and_tensors(dtype):
         engine.write(0, [0])
         assert engine.propose([0])[0][0] == distinct(16, 1)
         array[:] = np.arange(20)
-
-
-def test_drafters_of_the_same_recipes_share_one_table_and_it_goes_with_them():
-    recipes = Recipes.from_lists([((5, 6), (7, 8, 9), (0.9, 0.8, 0.7))])
-    first, again, shorter = (Engine("reference", K=K, recipes=recipes).drafter for K in (4, 4, 2))
-    assert first._recipes.keys is again._recipes.keys is not shorter._recipes.keys
-    keys = weakref.ref(first._recipes.keys)
-    del first, again, shorter, recipes
-    gc.collect()
-    assert keys() is None

@@ -12,8 +12,9 @@ pytest.importorskip("transformers")
 pytest.importorskip("numba")  # plain Python is a hundred times slower
 
 from gpu_align.predictors import TokenPredictor
-from tests.gpu_align.test_simulate_policies import after_pair
-from tests.gpu_align.tiny_models import edited, text, trained
+from tests.gpu_align.engine import edited
+from tests.gpu_align.test_policies import after_pair
+from tests.gpu_align.tiny_models import VOCAB, text, trained
 from tests.modules import load
 
 __all__ = ["after_pair"]  # the fixture
@@ -31,7 +32,7 @@ class Job:
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False
         )
         self.expected: list[int] = done[0, len(self.prompt) :].tolist()
-        self.edited = edited(self.expected[:32], rng) + edited(self.expected[32:], rng)
+        self.edited = edited(rng, self.expected, VOCAB, new)
 
     def request(self, **more: Any) -> Any:
         return example.Request(self.prompt, self.new, **more)

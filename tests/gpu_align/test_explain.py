@@ -8,9 +8,8 @@ import pytest
 
 from gpu_align import DrafterConfig
 from gpu_align.tools.explain import Explainer
-from tests.gpu_align.engine import Engine
+from tests.gpu_align.engine import Engine, edited
 from tests.gpu_align.step_batch import standing_of
-from tests.gpu_align.step_harness import edited
 
 K, WIDTH, VOCABULARY = 8, 300, 50
 SOURCES = {1: "prediction", 2: "context"}

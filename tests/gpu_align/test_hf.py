@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -20,8 +19,6 @@ from gpu_align import hf
 from gpu_align.predictors import PredictedOutputTokenPredictor
 from tests.gpu_align.tiny_models import MODELS, VOCAB, encoder_decoder, predictions, text, trained, untrained
 
-NEW = 32
-
 
 def reference(model: Any, prompt: list[int], **options: Any) -> torch.Tensor:
     ids = torch.tensor([prompt])
@@ -32,28 +29,6 @@ def ours(model: Any, prompt: list[int], prediction: Any, **options: Any) -> Any:
     ids = torch.tensor([prompt])
     settings = {"do_sample": False, "strict": True, "return_dict_in_generate": True, **options}
     return hf.generate(model, ids, prediction=prediction, attention_mask=torch.ones_like(ids), **settings)
-
-
-@pytest.mark.parametrize("kind", MODELS)
-def test_greedy_output_is_that_of_the_model(kind: str) -> None:
-    model, rng = trained(kind), random.Random(f"{kind} None")
-    steps: Counter[str] = Counter()
-    num_prompts = 6
-    for _ in range(num_prompts):
-        prompt = text(rng, rng.randrange(1, 40))
-        options = {"max_new_tokens": NEW}
-        expected = reference(model, prompt, **options)
-        output = expected[0, len(prompt) :].tolist()
-        for name, prediction in predictions(output, rng).items():
-            found = ours(model, prompt, prediction, **options)
-            assert found.sequences.tolist() == expected.tolist(), (name, prompt)
-            counts = found.predicted_outputs
-            assert counts.failure is None
-            assert counts.steps + counts.accepted >= NEW
-            steps[name] += counts.steps
-    assert steps["edited"] < steps["unrelated"]
-    assert steps["verbatim"] <= num_prompts * 4
-    assert steps["edited"] < 0.5 * num_prompts * NEW
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -75,6 +50,7 @@ def test_a_verbatim_prediction_takes_as_few_passes_as_can_be(kind: str) -> None:
 SAMPLED = {"do_sample": True, "temperature": 1.3, "top_p": 0.9}
 #: Options of `generate`, of what the model writes without them.
 OPTIONS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
+    "greedy": lambda _: {},
     "sampling": lambda _: SAMPLED,
     "an end token": lambda output: {"eos_token_id": output[7]},
     "a later end token": lambda output: {"min_new_tokens": 9, "eos_token_id": output[4]},
@@ -165,18 +141,6 @@ def test_padding() -> None:
     assert found[0, 3:].equal(expected[0])
 
 
-def test_a_cache_of_ones_own_is_continued() -> None:
-    model, prompt = trained("llama"), text(random.Random(12), 20)
-    expected = reference(model, prompt, max_new_tokens=16)
-    cache = transformers.DynamicCache()
-    with torch.no_grad():
-        model(torch.tensor([prompt[:12]]), past_key_values=cache, use_cache=True)
-    found = ours(model, prompt, expected[0, 20:], max_new_tokens=16, past_key_values=cache)
-    assert found.sequences.tolist() == expected.tolist()
-    with pytest.raises(ValueError, match="more tokens than the"):
-        ours(model, prompt[:5], [], max_new_tokens=4, past_key_values=cache)
-
-
 class Odd(transformers.cache_utils.DynamicLayer):
     """A layer that stores in a way of its own, which the `crop` that it inherits does not know."""
 
@@ -184,23 +148,10 @@ class Odd(transformers.cache_utils.DynamicLayer):
         return super().update(*args, **kwargs)
 
 
-def cache_of(layer: type[Any]) -> Any:
-    made = transformers.DynamicCache(config=trained("llama").config)
-    made.layers = [layer() for _ in range(2)]
+def odd_cache() -> Any:
+    made = transformers.DynamicCache()
+    made.layers = [Odd() for _ in range(2)]
     return made
-
-
-def test_a_cache_that_cannot_forget_drafts_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    model, prompt = trained("llama"), text(random.Random(14), 8)
-    expected = reference(model, prompt, max_new_tokens=10)
-    options = {"max_new_tokens": 10, "past_key_values": cache_of(Odd)}
-    found = ours(model, prompt, expected[0, 8:], strict=False, **options)
-    assert found.sequences.equal(expected)
-    assert found.predicted_outputs.steps == 10
-    assert "Odd of the cache cannot forget" in found.predicted_outputs.failure
-    assert len(caplog.records) == 1
-    with pytest.raises(ValueError, match="Odd of the cache"):
-        ours(model, prompt, [], max_new_tokens=10, past_key_values=cache_of(Odd))
 
 
 def cached(model: Any, kind: type[Any] = transformers.DynamicCache, tokens: int = 3, **settings: Any) -> Any:
@@ -246,6 +197,7 @@ SAME: dict[str, tuple[str, Callable[[Any, list[int]], dict[str, Any]], bool]] = 
     "static caches by name": ("llama", lambda m, _: {"cache_implementation": "static"}, False),
     "a cache class of one's own": ("llama", lambda m, _: {"past_key_values": cached(m, Noted)}, True),
     "state beside the layers": ("llama", lambda m, _: {"past_key_values": cached(m, Beside)}, False),
+    "layers of one's own": ("llama", lambda _, __: {"past_key_values": odd_cache()}, False),
     "an encoding": ("llama", lambda _, __: {"input_ids": transformers.BatchEncoding({"input_ids": PROMPT})}, True),
     "an encoding of lists, with its mask": (
         "llama",
@@ -288,7 +240,7 @@ def gpt2() -> Any:
 
 
 @pytest.mark.parametrize("what", SAME)
-def test_inputs_and_caches_as_people_have_them(what: str) -> None:
+def test_inputs_and_caches_as_people_have_them(what: str, caplog: pytest.LogCaptureFixture) -> None:
     kind, options, drafts = SAME[what]
     model = gpt2() if kind == "gpt2" else trained(kind)
     plain = {"input_ids": PROMPT, "attention_mask": ONES, "max_new_tokens": 24, "do_sample": False}
@@ -309,6 +261,8 @@ def test_inputs_and_caches_as_people_have_them(what: str) -> None:
         assert found.sequences.tolist() == expected.tolist()
         assert (found.predicted_outputs.accepted > 0) is drafts
         assert (found.predicted_outputs.failure is None) is drafts
+    told = [record for record in caplog.records if record.name.startswith("gpu_align")]
+    assert len(told) == (0 if drafts else 2)
 
 
 class Port(transformers.PreTrainedModel, transformers.GenerationMixin):  # type: ignore[misc]
@@ -441,6 +395,12 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "chunks in the configuration": (
         {"generation_config": transformers.GenerationConfig(prefill_chunk_size=2)},
         ValueError, "prefill_chunk_size: not together",
+    ),
+    "layers of one's own": (
+        {"past_key_values": odd_cache(), "strict": True}, ValueError, "Odd of the cache cannot forget"
+    ),
+    "a longer cache": (
+        {"past_key_values": cached(untrained("llama", 0), tokens=5)}, ValueError, "more tokens than the"
     ),
     "paged": ({"cache_implementation": "paged"}, ValueError, "cache_implementation: expected one for"),
     "last logits": ({"model": port(all_logits=False)}, ValueError, "found Port, which computes the logits of 1"),

@@ -42,21 +42,6 @@ def test_data_files_are_packaged():
     assert any(path.name == "survival.json" for path in read)
 
 
-def test_the_core_drafts_without_the_tools():
-    code = """
-import sys
-sys.modules["gpu_align.tools"] = None
-from gpu_align import RecipePack
-from gpu_align.predictors import PredictedOutputTokenPredictor, PredictorOptions
-RecipePack.load()
-drafter = PredictedOutputTokenPredictor([5, 6, 7])
-drafter.reset([1], PredictorOptions(num_draft_tokens=2))
-drafter.push_tokens([5])
-assert drafter.predict_tokens() == [6, 7]
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
-
-
 #: In one process, which prints a line for each part.
 CODE = """
 import importlib, json, os, pkgutil, sys, torch

@@ -14,8 +14,7 @@ import torch
 from gpu_align.ops import layout as c
 from gpu_align.ops.layout import Draft
 from gpu_align.steps import Preparation
-from tests.gpu_align.engine import Engine, same, snapshot
-from tests.gpu_align.step_harness import BACKENDS, distinct
+from tests.gpu_align.engine import BACKENDS, Engine, distinct, same, snapshot
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

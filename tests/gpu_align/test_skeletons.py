@@ -14,7 +14,7 @@ import torch
 from gpu_align import Drafter, DrafterConfig, skeletons
 from gpu_align.ops.layout import FIRST_GAP
 from gpu_align.skeletons import COMPACT, LINES, SPACED, Calls, SkeletonError, of_schema
-from tests.gpu_align.step_harness import BACKENDS, device_of
+from tests.gpu_align.engine import BACKENDS, device_of
 
 jinja2 = pytest.importorskip("jinja2.sandbox")
 
@@ -23,11 +23,8 @@ _CHATML = (
     "<|im_end|>\n",
     "<|im_start|>assistant\n",
 )
-_LLAMA = (
-    "<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content or '' }}",
-    "<|eot_id|>",
-    "<|start_header_id|>assistant<|end_header_id|>\n\n",
-)
+_HEADER = "<|start_header_id|>{}<|end_header_id|>\n\n"
+_LLAMA = _HEADER.format("{{ m.role }}") + "{{ m.content or '' }}", "<|eot_id|>", _HEADER.format("assistant")
 _JSON = '{"name": "{{ c.name }}", "arguments": {{ c.arguments | tojson }}}'
 _EACH, _TEXT = "{% for k, v in c.arguments | items %}", "{{ v if v is string else v | tojson }}"
 #: A family → its chat template in words of our own, after the published one: a turn, its end, the beginning of the
@@ -36,83 +33,58 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
     "Qwen 2.5, Hermes": (*_CHATML, f"\n<tool_call>\n{_JSON}\n</tool_call>"),
     "Qwen 3 Coder": (
         *_CHATML,
-        "\n<tool_call>\n<function={{ c.name }}>\n"
-        + (_EACH + "<parameter={{ k }}>\n{{ v }}\n</parameter>\n{% endfor %}</function>\n</tool_call>"),
+        "\n<tool_call>\n<function={{ c.name }}>\n" + _EACH
+        + "<parameter={{ k }}>\n{{ v }}\n</parameter>\n{% endfor %}</function>\n</tool_call>",
     ),
     "Llama 3.1": (*_LLAMA, '{"name": "{{ c.name }}", "parameters": {{ c.arguments | tojson }}}'),
     "Llama 3.2, Python": (
         *_LLAMA,
-        (
-            "[{{ c.name }}({% for k in c.arguments %}{{ k }}={{ c.arguments[k] }}"
-            "{% if not loop.last %}, {% endif %}{% endfor %})]"
-        ),
+        ("[{{ c.name }}({% for k in c.arguments %}{{ k }}={{ c.arguments[k] }}"
+        "{% if not loop.last %}, {% endif %}{% endfor %})]"),
     ),
     "Mistral Small 3.1": (
-        "{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]{% endif %}",
-        "{% if calls %}</s>{% endif %}",
-        "",
-        (
-            "{% if call.id | length != 9 %}{{ raise_exception('id') }}{% endif %}"
-            f'[TOOL_CALLS] [{_JSON[:-1]}, "id": "{{{{ call.id }}}}"}}]'
-        ),
+        "{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]{% endif %}", "{% if calls %}</s>{% endif %}", "",
+        ("{% if call.id | length != 9 %}{{ raise_exception('id') }}{% endif %}"
+        f'[TOOL_CALLS] [{_JSON[:-1]}, "id": "{{{{ call.id }}}}"}}]'),
     ),
     "DeepSeek V3.1": (
         "{% if m.role == 'user' %}<｜User｜>{% else %}<｜Assistant｜></think>{% endif %}{{ m.content }}",
-        "{% if calls %}<｜end▁of▁sentence｜>{% endif %}",
-        "<｜Assistant｜></think>",
+        "{% if calls %}<｜end▁of▁sentence｜>{% endif %}", "<｜Assistant｜></think>",
         "{{ '<｜tool▁call▁begin｜>' + c.name + '<｜tool▁sep｜>' + c.arguments + '<｜tool▁call▁end｜>' }}",
     ),
     "GLM 4.6": (
         "<|{{ m.role }}|>{% if m.role == 'assistant' %}\n<think></think>{% endif %}\n{{ m.content }}",
-        "",
-        "<|assistant|>",
-        "\n<tool_call>{{ c.name }}\n"
-        + (
-            _EACH
-            + "<arg_key>{{ k }}</arg_key>\n<arg_value>"
-            + _TEXT
-            + "</arg_value>\n{% endfor %}</tool_call>"
-        ),
+        "", "<|assistant|>",
+        (f"\n<tool_call>{{{{ c.name }}}}\n{_EACH}<arg_key>{{{{ k }}}}</arg_key>\n<arg_value>{_TEXT}"
+        "</arg_value>\n{% endfor %}</tool_call>"),
     ),
     "MiniMax M2": (
-        "]~b]{{ 'ai' if m.role == 'assistant' else m.role }}\n{{ m.content }}",
-        "[e~[\n",
-        "]~b]ai\n<think>\n",
-        '\n<minimax:tool_call>\n<invoke name="{{ c.name }}">\n'
-        + (_EACH + '<parameter name="{{ k }}">' + _TEXT + "</parameter>\n{% endfor %}</invoke>\n")
-        + "</minimax:tool_call>",
+        "]~b]{{ 'ai' if m.role == 'assistant' else m.role }}\n{{ m.content }}", "[e~[\n", "]~b]ai\n<think>\n",
+        ('\n<minimax:tool_call>\n<invoke name="{{ c.name }}">\n'
+        f'{_EACH}<parameter name="{{{{ k }}}}">{_TEXT}</parameter>\n'
+        "{% endfor %}</invoke>\n</minimax:tool_call>"),
     ),
     "Phi 4 mini": (
-        "<|{{ m.role }}|>{{ m.content or '' }}",
-        "<|end|>",
-        "<|assistant|>",
+        "<|{{ m.role }}|>{{ m.content or '' }}", "<|end|>", "<|assistant|>",
         "<|tool_call|>{{ c | tojson }}<|/tool_call|>",
     ),
     "Command R7B": (
         "<|START_OF_TURN_TOKEN|><|{{ 'CHATBOT' if m.role == 'assistant' else 'USER' }}_TOKEN|>{{ m.content }}",
-        "<|END_OF_TURN_TOKEN|>",
-        "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
-        (
-            '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "{{ c.name }}", '
-            '"parameters": {{ c.arguments | tojson }}}\n]<|END_ACTION|>'
-        ),
+        "<|END_OF_TURN_TOKEN|>", "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
+        ('<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "{{ c.name }}", '
+        '"parameters": {{ c.arguments | tojson }}}\n]<|END_ACTION|>'),
     ),
     "Granite 3.3": (
-        "<|start_of_role|>{{ m.role }}<|end_of_role|>{{ m.content or '' }}",
-        "<|end_of_text|>\n",
-        "<|start_of_role|>assistant<|end_of_role|>",
-        f"<|tool_call|>[{_JSON}]",
+        "<|start_of_role|>{{ m.role }}<|end_of_role|>{{ m.content or '' }}", "<|end_of_text|>\n",
+        "<|start_of_role|>assistant<|end_of_role|>", f"<|tool_call|>[{_JSON}]",
     ),
     "gpt-oss": (
-        "{% if m.role == 'user' %}<|start|>user<|message|>{{ m.content }}<|end|>{% endif %}",
-        "",
+        "{% if m.role == 'user' %}<|start|>user<|message|>{{ m.content }}<|end|>{% endif %}", "",
         "<|start|>assistant",
-        (
-            "<|start|>assistant to=functions.{{ c.name }}<|channel|>commentary json<|message|>"
-            "{{ c.arguments | tojson }}<|call|>"
-        ),
+        ("<|start|>assistant to=functions.{{ c.name }}<|channel|>commentary json<|message|>"
+        "{{ c.arguments | tojson }}<|call|>"),
     ),
-}
+}  # fmt: skip
 
 
 def renderer(turn: str, end: str, opened: str, call: str) -> Callable[[list[dict[str, Any]], bool], str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from dataclasses import replace
@@ -19,7 +18,7 @@ import yaml
 from typer.testing import CliRunner
 
 from gpu_align import Source
-from gpu_align.tools import report, step_log
+from gpu_align.tools import report
 from gpu_align.tools.cli import app
 from gpu_align.tools.html import Origin
 from gpu_align.tools.step_log import (
@@ -109,33 +108,6 @@ def run(*arguments: object) -> Any:
     return CliRunner().invoke(app, ["report", *map(str, arguments)])
 
 
-def step_of(step: int, position: int, new: list[int], **more: Any) -> dict[str, Any]:
-    empty = {"source": "none", "proposed": [], "confidence": []} | dict.fromkeys(
-        ("duration_us", "verified", "accepted"), 0
-    )
-    return {"step": step, "position": position, "new": new, **empty, **more}
-
-
-def log_of(steps: list[Any], name: str = "chatcmpl-1", k: int = 8) -> dict[str, Any]:
-    return {
-        "format": step_log.FORMAT, "request_id": name, "num_draft_tokens": k, "prompt_tokens": 5,
-        "prediction_tokens": 4, "usage": {}, "steps": steps,
-    }  # fmt: skip
-
-
-def document() -> dict[str, Any]:
-    candidate = {"source": "prediction", "position": 1, "matched": 1, "expected": 2.5, "why": "because <b>"}
-    texts = {"proposed_text": " b c d", "accepted_text": " b c", "own_text": " <x>"}
-    more = {"cursor_before": 1, "cursor_after": 3, "candidate": candidate, "others": 2, **texts}
-    proposed = {"proposed": [2, 3, 4], "confidence": [0.9, 0.8, 0.7]}
-    drafted = {"source": "prediction", "duration_us": 12, **proposed}
-    return log_of([
-        step_of(0, 5, [1], proposed_text="", accepted_text="", own_text="a"),
-        step_of(1, 6, [2, 3, 9], **drafted, verified=3, accepted=2, **more),
-        step_of(2, 9, [5], proposed_text="", accepted_text="", own_text=" e"),
-    ])  # fmt: skip
-
-
 def written(tmp_path: Path, content: Any) -> Path:
     file = tmp_path / "log.yaml"
     file.write_text(content if isinstance(content, str) else yaml.safe_dump(content, sort_keys=False))
@@ -144,21 +116,24 @@ def written(tmp_path: Path, content: Any) -> Path:
 
 def test_the_table_and_the_page_show_every_step(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    result = run(written(tmp_path, document()), "--html", page)
+    document = changed("steps.1.candidate.why", "because <b>")
+    document["steps"].insert(1, {**document["steps"][0], "own_text": " <x>"})
+    result = run(written(tmp_path, document), "--html", page)
     assert result.exit_code == 0, result.output
     told = " ".join(result.output.split())
     for words in (
-        "5 tokens in 3 steps, 1.7 a step; 2 drafts accepted, 1 rejected", "1 → 3", "because <b> (expected 2.5)",
+        "8 tokens in 4 steps, 2.0 a step; 4 drafts accepted, 1 rejected", "1 → 3", "because <b> (expected 2.5)",
     ):  # fmt: skip
         assert words in told
     text = page.read_text()
-    assert f'<span class="o o{Origin.PREDICTION:d}" title="step 2"> b c</span>' in text
-    assert " &lt;x&gt; e</span>" in text  # the model's own tokens of neighbouring steps share a colour
+    assert f'<span class="o o{Origin.PREDICTION:d}" title="step 3"> b c</span>' in text
+    assert "a &lt;x&gt;</span>" in text  # the model's own tokens of neighbouring steps share a colour
     assert "<b>" not in text
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
-    whole = copy.deepcopy(document())
+    """The file, with another value in one place."""
+    whole = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     target: Any = whole
     *way, last = path.split(".")
     for name in way:
@@ -189,12 +164,13 @@ def test_a_bad_file_is_refused_with_its_place(tmp_path: Path, content: Any, plac
         read_step_log(written(tmp_path, content))
 
 
-def step(new: int, source: str = "none", counts: tuple[int, int, int] = (0, 0, 0), why: str = "") -> Any:
+def step(new: int, source: str = "none", counts: tuple[int, int, int] = (0, 0, 0), why: str = "") -> Step:
     """counts: of tokens that were proposed, verified and accepted."""
     proposed, verified, accepted = counts
-    drafted = {"source": source, "proposed": [7] * proposed, "confidence": [0.5] * proposed}
-    candidate = {"why": why} if why else None
-    return step_of(0, 5, [7] * new, **drafted, verified=verified, accepted=accepted, candidate=candidate)
+    reason = {**candidate(source), "why": why} if why else None
+    return Step(
+        0, 5, source, [7] * proposed, [0.5] * proposed, 0, verified, accepted, [7] * new, candidate=reason
+    )
 
 
 AT_2, AT_31 = "the last 2 tokens occur in the prediction", "the last 31 tokens occur in the prediction"
@@ -209,9 +185,8 @@ def folder(tmp_path: Path) -> Path:
         step(1), step(2, "prediction", (4, 4, 1), AT_2), step(1, "prediction", (4, 3, 0), AT_31),
         step(1, "context", (2, 2, 0)), step(1),
     ]  # fmt: skip
-    logs = {"a": log_of(good, "good", 4), "day/b": log_of(bad, "bad", 4), "c": log_of([], "empty", 4)}
-    for path, content in logs.items():
-        (folder / f"{path}.yaml").write_text(yaml.safe_dump(content))
+    for path, name, steps in (("a", "good", good), ("day/b", "bad", bad), ("c", "empty", [])):
+        (folder / f"{path}.yaml").write_text(dump(StepLog(name, 4, 5, 4, steps)))
     (folder / "torn.yaml").write_text("format: gpu-align-steps/1\nsteps:\n")
     (folder / "notes.txt").write_text("not a log")
     return folder

@@ -11,8 +11,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from gpu_align.ops import slots as slots_of
 from gpu_align.ops.layout import PAGE
-from tests.gpu_align.engine import Engine, same, snapshot
-from tests.gpu_align.step_harness import BACKENDS, DEVICE, distinct
+from tests.gpu_align.engine import BACKENDS, DEVICE, Engine, distinct, same, snapshot
 from tests.gpu_align.test_preparation import Stream, Streams
 
 

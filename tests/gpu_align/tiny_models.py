@@ -9,19 +9,14 @@ from typing import Any
 import torch
 import transformers
 
+from tests.gpu_align.engine import edited
+
 VOCAB = 48
 _SIZES = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 1024,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-    "attn_implementation": "eager",
-}
+    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "max_position_embeddings": 1024, "bos_token_id": None, "eos_token_id": None,
+    "pad_token_id": 0, "attn_implementation": "eager",
+}  # fmt: skip
 #: Full attention, and a window that every output outgrows.
 MODELS = ("llama", "mistral")
 
@@ -65,20 +60,11 @@ def trained(kind: str) -> Any:
     return model.eval()
 
 
-def edited(tokens: list[int], rng: random.Random) -> list[int]:
-    """With some tokens replaced, some removed and some put in."""
-    changed = list(tokens)
-    for _ in range(max(1, len(tokens) // 16)):
-        at = rng.randrange(len(changed))
-        changed[at : at + rng.randrange(4)] = [rng.randrange(1, VOCAB) for _ in range(rng.randrange(4))]
-    return changed
-
-
 def predictions(output: list[int], rng: random.Random) -> dict[str, list[int]]:
     """What may be predicted for an output."""
     return {
         "verbatim": list(output),
-        "edited": edited(output, rng),
+        "edited": edited(rng, output, VOCAB, len(output)),
         "unrelated": [rng.randrange(1, VOCAB) for _ in output],
         "empty": [],
     }

@@ -1,15 +1,19 @@
 """An OpenAI-compatible server that counts as vLLM with the plugin does: known answers, known steps.
 
-An answer is the text after the last blank line of the prompt, in upper case, one token a word. A request without a
+An answer is the text after the last blank line of the prompt, in upper case, or what `answer` says, one token a
+word. A request without a
 prediction gets one token a step. With one whose words are those of the answer it gets `K` + 1 a step, with another
 one token a step and `WASTED` rejected draft tokens. With `ngram` every request gets two tokens a step.
 
-Run as a program, ``python fake_openai.py --port N``, it is a server to start; it has a child, as vLLM has.
+Run as a program, ``python fake_openai.py --port N``, it is a server to start; it has a child, as vLLM has, whose
+process it adds to the file `FAKE_CHILDREN`.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -48,6 +52,11 @@ def wait_until(true: Callable[[], bool], seconds: float = 20.0) -> bool:
     return true()
 
 
+def last_paragraph(body: dict[str, Any]) -> str:
+    text: str = body["messages"][0]["content"]
+    return text.rpartition("\n\n")[2].upper()
+
+
 @dataclass
 class Fake:
     """What the server does, and what it has done.
@@ -63,7 +72,9 @@ class Fake:
         others: output tokens of other clients, added to each request's.
         pause_s: a pause before each piece.
         drops: fields of requests that a gateway in front of it drops; "usage": of answers.
+        answer: the text for a body.
         max_num_seqs: a label of `gpu_align_info`.
+        bodies: requests that it has answered.
     """
 
     plugin: bool = True
@@ -78,12 +89,11 @@ class Fake:
     others: int = 0
     pause_s: float = 0.0
     drops: tuple[str, ...] = ()
+    answer: Callable[[dict[str, Any]], str] = last_paragraph
     max_num_seqs: int | None = None
     port: int = 0
     counts: Counter[str] = field(default_factory=Counter)
-    kinds: list[str] = field(default_factory=list)
-    salts: list[str | None] = field(default_factory=list)
-    xargs: list[dict[str, Any] | None] = field(default_factory=list)
+    bodies: list[dict[str, Any]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __enter__(self) -> Fake:
@@ -102,26 +112,35 @@ class Fake:
         return f"http://127.0.0.1:{self.port}/v1"
 
     def page(self) -> str:
-        """`/metrics`."""
+        """`/metrics`, of two engines. vLLM also counts draft slots, and drafts beyond an end."""
         counts = self.counts
-        found = {"vllm:generation_tokens": counts["tokens"], "vllm:request_success": counts["requests"]}
-        if self.plugin:
-            found |= {"gpu_align_steps": counts["steps"]}
-            labels = 'source="prediction",verdict="{}"'
-            found |= {
-                f"gpu_align_draft_tokens|{labels.format(v)}": counts[v] for v in ("accepted", "rejected")
-            }
-        if self.ngram:
-            found |= {
+        rows = {
+            'vllm:generation_tokens{engine="0"}': counts["tokens"] // 3,
+            'vllm:generation_tokens{engine="1"}': counts["tokens"] - counts["tokens"] // 3,
+            "vllm:request_success": counts["requests"],
+        }
+        if self.plugin or self.ngram:
+            beyond = counts["drafts"] * self.plugin
+            rows |= {
                 "vllm:spec_decode_num_drafts": counts["drafts"],
-                "vllm:spec_decode_num_draft_tokens": counts["accepted"] + counts["rejected"],
-                "vllm:spec_decode_num_accepted_tokens": counts["accepted"],
+                "vllm:spec_decode_num_draft_tokens": counts["accepted"] + counts["rejected"] + 5 * beyond,
+                "vllm:spec_decode_num_accepted_tokens": counts["accepted"] + beyond,
             }
-        labels = f',max_num_seqs="{self.max_num_seqs}",drafter="mtp, 3 tokens"' if self.max_num_seqs else ""
-        lines = [f'gpu_align_info{{version="0.1.0",k="3"{labels}}} 1'] if self.plugin else []
-        for name, value in found.items():
-            name, _, labels = name.partition("|")
-            lines += [f"# TYPE {name} counter", f"{name}_total{{{labels}}} {value}"]
+        if self.plugin:
+            drafts = 'gpu_align_draft_tokens{{source="{}",verdict="{}"}}'
+            rows |= {
+                "gpu_align_steps": counts["steps"],
+                drafts.format("prediction", "accepted"): counts["accepted"],
+                drafts.format("context", "rejected"): counts["rejected"],
+            }
+        lines = []
+        for name, value in rows.items():
+            name, _, labels = name.partition("{")
+            lines += [f"# TYPE {name} counter", f"{name}_total{'{' if labels else ''}{labels} {value}"]
+        if self.plugin:
+            more = f',max_num_seqs="{self.max_num_seqs}",drafter="mtp, 3 tokens"' if self.max_num_seqs else ""
+            lines += ["# TYPE gpu_align_acceptance_ratio summary", "gpu_align_acceptance_ratio_sum NaN"]
+            lines.append(f'gpu_align_info{{version="0.1.0",k="3"{more}}} 1')
         return "\n".join(lines) + "\n"
 
 
@@ -159,33 +178,26 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         body = {name: value for name, value in body.items() if name not in fake.drops}
         prompt, prediction = body["messages"][0]["content"], body.get("prediction") or {}
-        with fake.lock:
-            fake.salts.append(body.get("cache_salt"))
-        answer = prompt.rsplit("\n\n", 1)[1].upper().split()
-        tokens = [f"{word} " for word in answer[: body["max_tokens"]]]
+        tokens = re.findall(r"\S+\s*", fake.answer(body))[: body.get("max_tokens")]
         if fake.refuse is not None and fake.refuse in prompt:
             self._send(400, '{"error": {"message": "the prompt is too long"}}')
         elif fake.plugin and prediction.get("type", "content") != "content":
             self._send(400, '{"error": {"message": "prediction.type: expected content"}}')
         else:
-            with fake.lock:
-                fake.xargs.append(body.get("vllm_xargs"))
-            self._stream(body, tokens, prediction.get("content"))
+            self._answer(body, tokens, prediction.get("content"))
 
-    def _stream(self, body: dict[str, Any], tokens: list[str], prediction: str | None) -> None:
+    def _answer(self, body: dict[str, Any], tokens: list[str], prediction: str | None) -> None:
         fake = self.fake
-        kind = "none" if prediction is None else "unrelated"
-        known = {token.strip() for token in tokens} & set((prediction or "").upper().split())
-        if len(known) * 2 > len(tokens):
-            kind = "prediction"
-        a_step = 2 if fake.ngram else K + 1 if kind == "prediction" and fake.plugin else 1
+        known = {token.strip().upper() for token in tokens} & set((prediction or "").upper().split())
+        follows = len(known) * 2 > len(tokens)
+        a_step = 2 if fake.ngram else K + 1 if follows and fake.plugin else 1
         if prediction is not None and fake.twist is not None:
             tokens = ["TWISTED " if token.strip() == fake.twist else token for token in tokens]
         pieces = [tokens[i : i + a_step] for i in range(0, len(tokens), a_step)]
-        wasted = WASTED if kind == "unrelated" and fake.plugin else int(fake.ngram)
+        wasted = WASTED if prediction and fake.plugin and not follows else int(fake.ngram)
         accepted, rejected = len(tokens) - len(pieces), wasted * len(pieces)
         with fake.lock:
-            fake.kinds.append(kind)
+            fake.bodies.append(body)
             fake.counts["tokens"] += len(tokens) + fake.others
             fake.counts["requests"] += 1
             if prediction is not None or fake.ngram:
@@ -193,11 +205,25 @@ class _Handler(BaseHTTPRequestHandler):
                 fake.counts["drafts"] += len(pieces) - 1  # none in the prefill
                 fake.counts["accepted"] += accepted
                 fake.counts["rejected"] += rejected
+        shown = fake.plugin and "usage" not in fake.drops
+        details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
+        usage = {
+            "completion_tokens": len(tokens),
+            "completion_tokens_details": details if prediction and shown else {},
+        }
+        if body.get("stream"):
+            self._stream(body, pieces, usage)
+        else:
+            message = {"role": "assistant", "content": "".join(tokens)}
+            choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+            self._send(200, json.dumps({"id": "chatcmpl-1", "choices": choices, "usage": usage}))
+
+    def _stream(self, body: dict[str, Any], pieces: list[list[str]], usage: dict[str, Any]) -> None:
+        fake, sent = self.fake, 0
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        sent = 0
         for piece in pieces:
             time.sleep(fake.pause_s)
             sent += len(piece)
@@ -205,12 +231,6 @@ class _Handler(BaseHTTPRequestHandler):
             if fake.vllm and body["stream_options"].get("continuous_usage_stats"):
                 event["usage"] = {"completion_tokens": sent}
             self._chunk(f"data: {json.dumps(event)}\n\n")
-        shown = fake.plugin and "usage" not in fake.drops
-        details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
-        usage = {
-            "completion_tokens": sent,
-            "completion_tokens_details": details if prediction and shown else {},
-        }
         self._chunk(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\n")
         self._chunk("data: [DONE]\n\n")
         self.wfile.write(b"0\r\n\r\n")
@@ -231,7 +251,8 @@ def _main() -> None:
     if "--stubborn" in options:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     child = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"])
-    print("child", child.pid, flush=True)
+    with open(os.environ["FAKE_CHILDREN"], "a") as children:
+        print(child.pid, file=children)
     method = json.loads(options.get("--speculative-config", "{}")).get("method")
     fake = Fake(plugin=method == "custom_class", ngram=method == "ngram", healthy="--deaf" not in options)
     fake.port, fake.pause_s = int(options["--port"]), float(options.get("--pause", "0"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import gzip
 import json
 import os
@@ -12,7 +10,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +23,7 @@ from typer.testing import CliRunner
 
 from gpu_align.tools.bench import measure, servers
 from gpu_align.tools.bench.client import Counts
-from gpu_align.tools.bench.data import (
-    Pair,
-    edited,
-    make_predictions,
-    read_pairs,
-    resemblance,
-    shipped_pairs,
-)
+from gpu_align.tools.bench.data import Pair, edited, make_predictions, read_pairs, resemblance, shipped_pairs
 from gpu_align.tools.bench.measure import ASKED_FOR, MODES, turns
 from gpu_align.tools.cli import app
 from gpu_align.tools.inputs import EditError
@@ -83,10 +74,10 @@ def test_figures_are_those_of_the_server(dataset: Path) -> None:
         assert run["tokens_per_s"] == pytest.approx(tokens / seconds, rel=0.01)
         assert (run["speed_up"] is None) == (mode == "none")
     assert runs["prediction", 1]["by_source"] == {"prediction": {"accepted": tokens - 96, "rejected": 0}}
+    assert runs["unrelated", 1]["by_source"] == {"context": {"accepted": 0, "rejected": WASTED * tokens}}
     # What /metrics counted besides is the first run and the warm-ups, which are not in the figures.
     assert sum(run["output_tokens"] for run in found["runs"]) < fake.counts["tokens"]
-    assert fake.kinds[:3] == ["none"] * 3
-    assert set(fake.kinds[3 : 3 + 24]) == {"none", "prediction", "unrelated"}
+    assert [body for body in fake.bodies[:3] if "prediction" in body] == []
     server = {"modes": list(MODES[:3]), "url": fake.url, "vllm": "0.32.0"}
     assert found["servers"] == [{**server, "plugin": {"version": "0.1.0", "k": "3"}}]
     assert (found["complete"], found["model"], found["tokenizer"]) == (True, "tiny", "/models/tiny")
@@ -120,9 +111,10 @@ def test_modes_that_send_no_prediction(dataset: Path) -> None:
         ["plain"],
     ]
     asked = [{"gpu_align": "on"}, {"conversation": True}]
-    assert [xargs for xargs in fake.xargs if xargs][-6:] == [asked[0]] * 3 + [asked[1]] * 3
-    assert {None} == set(other.xargs)
-    assert len(other.xargs) > 3
+    xargs = [body["vllm_xargs"] for body in fake.bodies if "vllm_xargs" in body]
+    assert xargs[-6:] == [asked[0]] * 3 + [asked[1]] * 3
+    assert len(other.bodies) > 3
+    assert not any("vllm_xargs" in body for body in other.bodies)
 
 
 #: What the server does, options; then of the run with predictions, and words that are printed, or not (!).
@@ -155,7 +147,8 @@ def test_one_round(dataset: Path, name: str) -> None:
     assert by_key(found)["none", 2]["identical"] == "yes"
     assert (words.removeprefix("!") in found["printed"]) == (words[0] != "!")
     # Each request is prefilled anew, where the server knows how.
-    assert len({*fake.salts} - {None}) == (len(fake.salts) if fake.vllm else 0)
+    salts = {body.get("cache_salt") for body in fake.bodies} - {None}
+    assert len(salts) == (len(fake.bodies) if fake.vllm else 0)
 
 
 def test_the_page_holds_all_and_loads_nothing(dataset: Path, tmp_path: Path) -> None:
@@ -292,65 +285,15 @@ def test_an_output_that_the_model_really_edited_is_predicted_by_the_text_before(
     assert make_predictions([pair], [pair.after], "output").sources == ["output"]
 
 
-PLUGIN = """
-# TYPE vllm:generation_tokens counter
-vllm:generation_tokens_total{engine="0"} 100.0
-vllm:generation_tokens_total{engine="1"} 20.0
-# TYPE vllm:spec_decode_num_drafts counter
-vllm:spec_decode_num_drafts_total{engine="0"} 50.0
-vllm:spec_decode_num_draft_tokens_total{engine="0"} 1600.0
-# TYPE gpu_align_steps counter
-gpu_align_steps_total 40.0
-# TYPE gpu_align_draft_tokens counter
-gpu_align_draft_tokens_total{source="prediction",verdict="accepted"} 60.0
-gpu_align_draft_tokens_total{source="prediction",verdict="rejected"} 7.0
-gpu_align_draft_tokens_total{source="context",verdict="accepted"} 20.0
-gpu_align_draft_tokens_total{source="context",verdict="rejected"} 1.0
-# TYPE gpu_align_acceptance_ratio summary
-gpu_align_acceptance_ratio_sum NaN
-"""
-NGRAM = """
-# TYPE vllm:generation_tokens counter
-vllm:generation_tokens_total 120.0
-# TYPE vllm:spec_decode_num_drafts counter
-vllm:spec_decode_num_drafts_total 30.0
-# TYPE vllm:spec_decode_num_draft_tokens counter
-vllm:spec_decode_num_draft_tokens_total 150.0
-# TYPE vllm:spec_decode_num_accepted_tokens counter
-vllm:spec_decode_num_accepted_tokens_total 80.0
-"""
-
-
-def counts(text: str) -> Counts:
-    found = Counts.read(text)
-    assert found is not None
-    return found
-
-
-def test_the_plugin_counts_what_was_verified() -> None:
-    """vLLM's own counters count draft slots, not drafts."""
-    before = counts(PLUGIN)
-    found = before.since(Counts())
-    assert (found.generated, found.steps(), found.accepted, found.rejected) == (120, 40, 80, 8)
-    assert found.by_source() == {
-        "context": {"accepted": 20, "rejected": 1},
-        "prediction": {"accepted": 60, "rejected": 7},
-    }
-    # Requests without drafts get one token a step.
-    found = counts(PLUGIN.replace('{engine="1"} 20.0', '{engine="1"} 50.0')).since(before)
-    assert (found.generated, found.steps(9), found.accepted, found.rejected) == (30, 30, 0, 0)
-    assert found.by_source() == {}
-
-
-def test_ngram_is_counted_by_vllm() -> None:
-    found = counts(NGRAM)
-    assert (found.steps(), found.steps(41), found.accepted, found.rejected) == (40, 41, 80, 70)
-    assert (found.has_plugin, "vllm_drafts" in found.numbers) == (False, True)
-    # Two answers of 64 tokens: 2 prefills, and 4 steps of which the last ones accept beyond the end.
-    page = {"generation_tokens": 128, "request_success": 2, "spec_decode_num_drafts": 4}
-    page |= {"spec_decode_num_draft_tokens": 128, "spec_decode_num_accepted_tokens": 128}
-    text = "".join(f"# TYPE vllm:{name} counter\nvllm:{name}_total {n}\n" for name, n in page.items())
-    assert counts(text).steps() == 6
+@pytest.mark.parametrize(
+    ("accepted", "requests", "pieces", "steps"),
+    [(80, 2, 0, 40), (80, 2, 41, 41), (120, 2, 0, 32)],  # the last ones accept beyond the end
+)
+def test_steps_with_drafts_of_vllm_are_the_largest_of_three_bounds(
+    accepted: int, requests: int, pieces: int, steps: int
+) -> None:
+    numbers = {"generated": 120, "vllm_drafts": 30, "vllm_accepted": accepted, "requests": requests}
+    assert Counts(Counter(numbers)).steps(pieces) == steps
 
 
 @pytest.mark.parametrize("text", ["", "<html>", "a 1\n", "vllm:generation_tokens_total x\n"])
@@ -358,16 +301,13 @@ def test_what_is_no_page_of_vllm_counts_nothing(text: str) -> None:
     assert Counts.read(text) is None
 
 
-ROOT = Path(__file__).resolve().parents[3]
-
-
 class Started:
-    """Starts fake servers where vLLM would be started, and knows their processes."""
+    """Starts fake servers where vLLM would be started, and knows their children."""
 
     def __init__(self, patch: pytest.MonkeyPatch, folder: Path) -> None:
-        self.logs: list[Path] = []
         self.commands: list[list[str]] = []
-        command_line, running = servers.command_line, servers.running
+        self.processes = folder / "children"
+        command_line = servers.command_line
 
         def fake(*arguments: Any, **more: Any) -> list[str]:
             command = command_line(*arguments, **more)
@@ -376,18 +316,13 @@ class Started:
             flags = [word for word in command[after + 1 :] if word != "--enforce-eager"]
             return [sys.executable, "-I", fake_openai.__file__, *flags]
 
-        def note(command: Sequence[str], url: str, log: Path, *rest: Any) -> Any:
-            self.logs.append(folder / log.name)
-            return running(command, url, folder / log.name, *rest)
-
         patch.setattr(servers, "command_line", fake)
-        patch.setattr(servers, "running", note)
         patch.setattr(servers, "has_gpu", lambda: False)
         patch.setattr(tempfile, "tempdir", str(folder))
+        patch.setenv("FAKE_CHILDREN", str(self.processes))
 
     def children(self) -> list[int]:
-        words = [log.read_text().split() for log in self.logs if log.exists()]
-        return [int(each[each.index("child") + 1]) for each in words if "child" in each]
+        return [*map(int, self.processes.read_text().split())] if self.processes.exists() else []
 
 
 @pytest.fixture
@@ -403,10 +338,16 @@ def serve(dataset: Path, *arguments: object) -> tuple[Any, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_three_servers(dataset: Path, started: Started, together: bool) -> None:
-    done, found = serve(dataset, "-k", 9, "--vllm-args", "--seed 3", *(["--together"] if together else []))
+def test_three_servers(
+    dataset: Path, started: Started, together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other, or at once and such that do not end when they are asked to."""
+    options = ["--seed", "3", *(["--stubborn", "1"] if together else [])]
+    if together:
+        monkeypatch.setattr(servers, "STOP_GRACE_S", 0.2)
+    done, found = serve(dataset, "-k", 9, "--vllm-args", " ".join(options), *["--together"] * together)
     assert done.exit_code == 0, done.output
-    assert found["serve"] == {"num_draft_tokens": 9, "arguments": ["--seed", "3"], "together": together}
+    assert found["serve"] == {"num_draft_tokens": 9, "arguments": options, "together": together}
     modes = [["none"], ["ngram"], ["prediction", "unrelated"]]
     assert [server["modes"] for server in found["servers"]] == modes
     assert {mode for mode, _ in by_key(found)} == set(MODES) - set(ASKED_FOR)
@@ -419,7 +360,7 @@ def test_three_servers(dataset: Path, started: Started, together: bool) -> None:
     ]
     assert [config["method"] for config in configs] == ["ngram", "custom_class"]
     assert [config["num_speculative_tokens"] for config in configs] == [9, 9]
-    assert all(command[-2:] == ["--seed", "3"] for command in started.commands)
+    assert all(command[-len(options) :] == options for command in started.commands)
     children = started.children()
     assert len(children) == 3
     assert wait_until(lambda: not any(map(alive, children)))
@@ -453,35 +394,3 @@ def test_a_server_that_dies_at_its_start_shows_the_end_of_its_log(dataset: Path,
     assert len(list(dataset.parent.glob("gpu-align-bench-*"))) == 1  # the message names the log
     assert found["runs"] == []
     assert wait_until(lambda: not any(map(alive, started.children())))
-
-
-@contextlib.asynccontextmanager
-async def server(tmp_path: Path, *flags: str, timeout_s: float = 20.0) -> AsyncIterator[list[int]]:
-    """A fake server: its process and its child's."""
-    port, log = servers.free_port(), tmp_path / "log"
-    command = [sys.executable, "-I", fake_openai.__file__, "--port", str(port), *flags]
-    url = f"http://{servers.HOST}:{port}"
-    async with servers.running(command, url, log, os.environ, lambda seconds: None, timeout_s) as group:
-        yield [group, int(log.read_text().split()[1])]
-
-
-@pytest.mark.parametrize(
-    ("flags", "error"),
-    [((), RuntimeError), ((), KeyboardInterrupt), ((), asyncio.CancelledError), (("--stubborn", "1"), None)],
-)
-def test_a_server_and_its_children_are_always_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], error: type[BaseException] | None
-) -> None:
-    monkeypatch.setattr(servers, "STOP_GRACE_S", 0.2 if flags else 20.0)
-    pids: list[int] = []
-
-    async def use() -> None:
-        async with server(tmp_path, *flags) as running:
-            pids.extend(running)
-            if error is not None:
-                raise error
-
-    with pytest.raises(error) if error else contextlib.nullcontext():
-        asyncio.run(use())
-    assert len(pids) == 2
-    assert wait_until(lambda: not any(map(alive, pids)), 5)

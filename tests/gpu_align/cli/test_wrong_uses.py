@@ -1,6 +1,6 @@
 """Wrong uses of every command: one line on stderr, a non-zero exit code, no traceback, and no file written.
 
-Each line of `WRONG` is a command line in a folder with the files of `folder`.
+Each line of `WRONG` is a command line in a folder with the files of `odd`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import pytest
 pytest.importorskip("typer")
 from typer.testing import CliRunner
 
-from gpu_align import RecipePack
 from gpu_align.tools.cli import app
 from gpu_align.tools.doctor import Finding
+from tests.gpu_align.cli.test_commands import folder
+
+__all__ = ["folder"]  # the fixture
 
 #: Wrong after every command.
 ALWAYS = ("--no-such-option", "--help=3")
@@ -34,6 +36,14 @@ EACH = {
 
 #: Command lines, and behind an arrow what the one line says.
 WRONG: dict[str, str] = {
+    "": """
+        simulat → Did you mean 'simulate'?
+        recipes lern
+        recipes nothing
+        ''
+        Doctor
+        -k 3
+    """,
     "simulate": """
 
         loop
@@ -83,24 +93,24 @@ WRONG: dict[str, str] = {
     """,
     "recipes merge": """
 
-        pack.json.gz missing.json --out out.json
+        one.json.gz missing.json --out out.json
         {file} --out out.json
-        pack.json.gz --out out.txt
-        pack.json.gz --out pack.json.gz
+        one.json.gz --out out.txt
+        one.json.gz --out one.json.gz
     """,
     "recipes report": """
 
-        pack.json.gz outputs.jsonl
+        one.json.gz outputs.jsonl
         {file} outputs.jsonl {tekken}
-        pack.json.gz {file} {tekken}
-        pack.json.gz outputs.jsonl --tokenizer {tokenizer}
-        pack.json.gz outputs.jsonl {tekken} --json outputs.jsonl
+        one.json.gz {file} {tekken}
+        one.json.gz outputs.jsonl --tokenizer {tokenizer}
+        one.json.gz outputs.jsonl {tekken} --json outputs.jsonl
     """,
     "recipes show": """
 
         {file}
         text.json
-        pack.json.gz --tokenizer /no/such/folder
+        one.json.gz --tokenizer /no/such/folder
     """,
     "tune": """
 
@@ -118,7 +128,7 @@ WRONG: dict[str, str] = {
         binary.bin → expected UTF-8 text
         words.jsonl → error: words.jsonl: expected an object
         {file}
-        steps.yaml --html steps.yaml → is also the input
+        logs/chatcmpl-1.yaml --html logs/chatcmpl-1.yaml → is also the input
         logs --html logs
         ''
     """,
@@ -175,33 +185,23 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the command lines above find."""
-    folder = tmp_path_factory.mktemp("wrong")
+def odd(folder: Path) -> Path:
+    """The folder of the examples, and what some of the command lines above find beside it."""
     texts = {
-        "pairs.jsonl": json.dumps({"id": "a", "prediction": [1, 2], "output": [1, 3]}),
         "text.jsonl": json.dumps({"id": "a", "prediction_text": "a b", "output_text": "a c"}),
-        "samples.jsonl": json.dumps({"samples": ["a b c", "a b c"]}),
-        "outputs.jsonl": json.dumps({"output": "a b c"}),
         "words.jsonl": "not JSON",
         "list.jsonl": "[1, 2]",
         "empty.jsonl": "",
         "text.json": '"text"',
-        "old.py": "a = 1\n",
+        "deep.yaml": "[" * 30_000,
     }
     for name, text in texts.items():
         (folder / name).write_text(text)
-    (folder / "deep.yaml").write_text("[" * 30_000)
     (folder / "loop").symlink_to("loop")
     (folder / "binary.bin").write_bytes(b"\xff\xfe\x00\x01" * 8)
     (folder / "broken.gz").write_bytes(gzip.compress(b"{}\n" * 100)[:-12])
     (folder / "folder").mkdir()
     (folder / "folder.json").mkdir()
-    (folder / "logs").mkdir()
-    log = (Path(__file__).parents[1] / "step_log.yaml").read_text(encoding="utf-8")
-    for name in ("steps.yaml", "logs/steps.yaml"):
-        (folder / name).write_text(log, encoding="utf-8")
-    RecipePack({}, []).save(folder / "pack.json.gz")
     return folder
 
 
@@ -222,7 +222,7 @@ def check(command: str, line: str, expected_code: tuple[int, ...] = (1, 2)) -> s
 
 @pytest.mark.parametrize(("command", "line", "words"), CASES, ids=[" ".join(case[:2]) for case in CASES])
 def test_a_wrong_use_is_one_line(
-    command: str, line: str, words: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, line: str, words: str, odd: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def examined(deep: bool) -> list[Finding]:
         raise AssertionError("the machine is examined")
@@ -233,18 +233,8 @@ def test_a_wrong_use_is_one_line(
     monkeypatch.setattr("gpu_align.tools.doctor.examine", examined)
     monkeypatch.setattr("vllm_integration.demo.run.run_demo", begun)
     monkeypatch.delenv("MODEL", raising=False)
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", os.fspath(folder.parent))
-    monkeypatch.chdir(folder)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", os.fspath(odd.parent))
+    monkeypatch.chdir(odd)
     if "tekken" in line:
         pytest.importorskip("mistral_common")
     assert words in check(command, line)
-
-
-@pytest.mark.parametrize(
-    "line", ["simulat", "recipes lern", "recipes nothing", "--bogus", "''", "Doctor", "-k 3"]
-)
-def test_a_command_that_there_is_not(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    told = check("", line)
-    if line == "simulat":
-        assert "Did you mean 'simulate'?" in told

@@ -71,30 +71,19 @@ def test_curves_go_through_the_knots_and_on_at_their_last_rate():
     assert (np.diff(fitted, axis=1) <= 0).all()
 
 
+ROWS = [*[5] * 11, 6], [SURVIVAL_ONE + 1] * 12, [*[5] * 11, -1], [5] * 11, [float("nan")] * 12
+
+
 @pytest.mark.parametrize(
     ("change", "place"),
     [
-        ({"knots": [1, 2]}, "knots: "),
-        ({"knots": None}, "knots: "),
-        ({"survival": [[5] * 12]}, "survival: "),
+        ({"knots": [1, 2]}, "knots: "), ({"knots": None}, "knots: "), ({"survival": [[5] * 12]}, "survival: "),
         ({"survival": None}, "survival: "),
-        *(
-            ({"survival": [row] * NUM_CLASSES}, "survival[0]: ")
-            for row in (
-                [*[5] * 11, 6],
-                [SURVIVAL_ONE + 1] * 12,
-                [*[5] * 11, -1],
-                [5] * 11,
-                [float("nan")] * 12,
-            )
-        ),
-        ({"calibration": [0.1]}, "calibration: "),
-        ({"calibration": [2.0] * 20}, "calibration[0]: "),
-        ({"format": "another"}, "format: "),
-        ({"settings": []}, "settings: "),
-        ({"sha256": "0"}, "sha256: "),
+        *(({"survival": [row] * NUM_CLASSES}, "survival[0]: ") for row in ROWS),
+        ({"calibration": [0.1]}, "calibration: "), ({"calibration": [2.0] * 20}, "calibration[0]: "),
+        ({"format": "another"}, "format: "), ({"settings": []}, "settings: "), ({"sha256": "0"}, "sha256: "),
     ],
-)
+)  # fmt: skip
 def test_a_bad_file_is_named(tmp_path, change, place):
     good = {"knots": KNOTS, "survival": [[5] * 12] * NUM_CLASSES}
     path = tmp_path / "table.json"

@@ -14,7 +14,7 @@ import torch
 
 from gpu_align.ops import lcs
 from gpu_align.ops.layout import HASH
-from tests.gpu_align.step_harness import BACKENDS, device_of
+from tests.gpu_align.engine import BACKENDS, device_of
 
 POISON = -0x5A5A5A5B
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from gpu_align import DrafterConfig, RecipePack, Recipes, Source
 from gpu_align.ops.choose import SURVIVAL_ONE
@@ -22,9 +23,8 @@ from gpu_align.ops.recipes.reference import find_recipe
 from gpu_align.ops.recipes.table import RecipeTable, keys_of
 from gpu_align.recipes.tokenize import indents_of
 from gpu_align.tools.simulate.tokenizers import load_tokenizer
-from tests.gpu_align.engine import Engine, drafted
+from tests.gpu_align.engine import BACKENDS, Engine, drafted, flat_curves
 from tests.gpu_align.ops.test_step import END, layout
-from tests.gpu_align.step_harness import BACKENDS, flat_curves
 
 
 def request_of(tokens: list[int]) -> Request:
@@ -216,41 +216,29 @@ def rules() -> Recipes:
     return Recipes.from_lists([((5, 6), (7, 8, 9), (0.9, 0.8, 0.7))])
 
 
-def made(recipes: Recipes | None, **changed: Any) -> Engine:
-    sizes = {"max_slots": 2, "T": 32, "N": 16, "K": 4, "vocab": 50}
-    return Engine("auto", **{**sizes, "recipes": recipes, **changed})
+def made(recipes: Recipes, **changed: Any) -> Engine:
+    return Engine(
+        "auto", **{"max_slots": 2, "T": 32, "N": 16, "K": 4, "vocab": 50, "recipes": recipes, **changed}
+    )
 
 
-def tensors_of(engine: Engine) -> list[torch.Tensor]:
-    return [value for value in engine.drafter._recipes if isinstance(value, torch.Tensor)]
-
-
-def addresses(*engines: Engine) -> set[tuple[int, ...]]:
-    return {tuple(t.data_ptr() for t in tensors_of(engine) if t.numel()) for engine in engines}
-
-
-def propose(engine: Engine) -> Any:
-    engine.add(0, [], [3, 4, 5], [6])
-    return engine.drafter.propose(*engine.inputs([0]))
-
-
-def test_one_table_in_memory_and_drafts_as_from_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    built: list[Any] = []
-    build = RecipeTable.build
-    monkeypatch.setattr(RecipeTable, "build", lambda *args: built.append(args) or build(*args))
-    recipes = rules()
-    first, second, own = made(recipes), made(recipes, T=64), made(rules())
-    assert len(built) == 2
-    assert len(addresses(first, second)) == 1
-    assert len(addresses(first, own)) == 2
-    wanted = propose(own)
-    before = [tensor.clone() for tensor in tensors_of(first)]
-    for one in (first, made(recipes)):
-        draft = propose(one)
-        assert draft.source.tolist() == [Source.RECIPE]
-        assert draft.token_ids.tolist() == wanted.token_ids.tolist() == [[7, 8, 9, 6]]
-        assert torch.equal(draft.confidence, wanted.confidence)
-    assert all(map(torch.equal, before, tensors_of(first))), "no drafter writes to the table"
+def test_the_same_recipes_are_one_table_that_goes_with_its_drafters() -> None:
+    """Made at once, with other sizes, or one by one; what is drafted is as from a table of one's own."""
+    recipes, own = rules(), made(rules())
+    with ThreadPoolExecutor(8) as pool:
+        engines = [*pool.map(made, [recipes] * 8), made(recipes, T=64)]
+    tables = {engine.drafter._recipes.keys.data_ptr() for engine in engines}
+    assert len(tables) == 1
+    assert own.drafter._recipes.keys.data_ptr() not in tables
+    before = engines[0].drafter._recipes.ways.clone()
+    for engine in (own, *engines):
+        engine.add(0, [], [3, 4, 5], [6])
+        assert engine.propose([0])[0][::3] == ([7, 8, 9, 6], Source.RECIPE)
+    assert before.equal(engines[0].drafter._recipes.ways), "no drafter writes to the table"
+    keys = weakref.ref(engines[0].drafter._recipes.keys)
+    del engine, engines, recipes
+    gc.collect()
+    assert keys() is None
 
 
 @pytest.mark.parametrize(
@@ -260,13 +248,6 @@ def test_one_table_in_memory_and_drafts_as_from_one_of_its_own(monkeypatch: pyte
 )
 def test_what_changes_the_table_is_not_shared(changed: dict[str, Any]) -> None:
     recipes = rules()
-    one, other = made(recipes), made(recipes, **changed)
-    assert len(addresses(one, other)) == 2
-    assert one.drafter._recipes.ways[..., RECIPE_LEN].max() == 3
-    assert other.drafter._recipes.ways[..., RECIPE_LEN].max() == 2
-
-
-def test_drafters_that_are_made_at_once_share_one_table() -> None:
-    recipes = rules()
-    with ThreadPoolExecutor(8) as pool:
-        assert len(addresses(*pool.map(made, [recipes] * 8))) == 1
+    one, other = (engine.drafter._recipes for engine in (made(recipes), made(recipes, **changed)))
+    assert one.keys is not other.keys
+    assert (one.ways[..., RECIPE_LEN].max(), other.ways[..., RECIPE_LEN].max()) == (3, 2)

@@ -9,7 +9,7 @@ import torch
 
 from gpu_align.ops.index import BLOCK, build_index
 from gpu_align.ops.layout import HASH, WAYS, context_index_bits, index_bits
-from tests.gpu_align.step_harness import BACKENDS, POISON, device_of
+from tests.gpu_align.engine import BACKENDS, POISON, device_of
 
 
 def bucket(token, bits):

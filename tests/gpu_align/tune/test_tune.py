@@ -17,7 +17,7 @@ from gpu_align.ops.choose.survival import SHIPPED, content_hash, read_survival
 from gpu_align.simulate import Record, simulate
 from gpu_align.tools.cli import app
 from gpu_align.tools.simulate.policies import our_drafter, sizes_for
-from gpu_align.tools.step_log import Line, Step, StepLog
+from gpu_align.tools.step_log import Line, Step, StepLog, dump
 from gpu_align.tools.tune import fit, tuning
 from gpu_align.tools.tune.fit import NUM_DRAFT_TOKENS, observe
 from gpu_align.tools.tune.tuning import (
@@ -54,19 +54,12 @@ def write_pairs(path: Path, records: list[Record]) -> Path:
 
 def write_logs(folder: Path, records: list[Record]) -> None:
     """Step logs as the plugin writes them: the prediction is in the file, in lines."""
-    import yaml
-
     folder.mkdir()
     for record in records:
-        none: dict[str, Any] = {"source": "none", "proposed": [], "confidence": []}
-        none |= dict.fromkeys(("duration_us", "verified", "accepted"), 0)
-        steps = [{"step": i, "position": i, "new": [token], **none} for i, token in enumerate(record.output)]
-        lines = [{"tokens": record.prediction[:9]}, {"tokens": record.prediction[9:]}]
-        log = {
-            "format": "gpu-align-steps/1", "request_id": record.id, "num_draft_tokens": 4, "prompt_tokens": 0,
-            "prediction_tokens": len(record.prediction), "prediction_lines": lines, "steps": steps,
-        }  # fmt: skip
-        (folder / f"{record.id}.yaml").write_text(yaml.safe_dump(log))
+        steps = [Step(i, i, "none", [], [], 0, 0, 0, [token]) for i, token in enumerate(record.output)]
+        lines = [Line(record.prediction[:9]), Line(record.prediction[9:])]
+        log = StepLog(record.id, 4, 0, len(record.prediction), steps, lines)
+        (folder / f"{record.id}.yaml").write_text(dump(log))
 
 
 #: Of tokens that no count can be taken for.
