@@ -127,7 +127,10 @@ def ask_all(url: str, bodies: Sequence[dict[str, Any]], path: str = "/v1/chat/co
 def scrape(url: str, *others: str) -> Counter[str]:
     """`/metrics` as sample → value: ours, and those that begin with one of `others`."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:
-        text = response.read().decode()
+        return samples_of(response.read().decode(), *others)
+
+
+def samples_of(text: str, *others: str) -> Counter[str]:
     samples: Counter[str] = Counter()
     for line in text.splitlines():
         if line.startswith(("gpu_align_", *others)):

@@ -103,13 +103,12 @@ def take_integers_as_masks() -> None:
 
 def run_mamba_as_on_a_gpu() -> None:
     """A step of Mamba layers runs vLLM's Triton kernels: the CPU's own lose the states beside drafts, so that the
-    plugin refuses them. Prefills stay the CPU's. The interpreter is told that integers are masks."""
+    plugin refuses them. Prefills stay the CPU's."""
     from vllm.model_executor.layers.mamba import abstract  # noqa: F401  # what it imports asks for the platform, too
     from vllm.platforms import current_platform
 
     from vllm_integration.config import engine_config
 
-    take_integers_as_masks()
     engine_config.has_cpu_kernels = lambda: False
     platform = type(current_platform)
     is_cpu, platform.is_cpu = platform.is_cpu, lambda self: False
@@ -150,40 +149,6 @@ def run_gdn_as_on_a_gpu() -> None:
 
     module.fla_chunk_gated_delta_rule = prefill
     module.QwenGatedDeltaNetAttention.forward_cpu = module.QwenGatedDeltaNetAttention.forward_cuda
-
-
-class _GrammarBitmask:
-    """Does what vLLM's `_apply_grammar_bitmask_kernel` does, which the interpreter refuses for its mask."""
-
-    def __getitem__(self, grid: Any) -> Any:
-        return self
-
-    def __call__(
-        self,
-        logits: Any,
-        _: int,
-        logits_indices: Any,
-        cu_num_logits: Any,
-        bitmask: Any,
-        __: int,
-        vocab_size: int,
-        **sizes: int,
-    ) -> None:
-        import torch
-
-        offsets = cu_num_logits.tolist()
-        for words, mapped in zip(bitmask, logits_indices.tolist(), strict=True):
-            request, position = divmod(mapped, sizes["MASK_STRIDE"])
-            if offsets[request] + position < offsets[request + 1]:
-                allowed = (words[:, None] >> torch.arange(32)) & 1
-                row = logits[offsets[request] + position, :vocab_size]
-                row.masked_fill_(allowed.flatten()[:vocab_size] == 0, -float("inf"))
-
-
-def stand_in_for_the_grammar_kernel() -> None:
-    from vllm.v1.worker.gpu import structured_outputs
-
-    structured_outputs._apply_grammar_bitmask_kernel = _GrammarBitmask()
 
 
 def stand_in_for_the_top_k_kernel() -> None:
@@ -248,7 +213,6 @@ class Engine:
         self.usage: dict[str, dict[str, Any]] = {}
         #: Request → what the engine core calls it.
         self.internal: dict[str, str] = {}
-        stand_in_for_the_grammar_kernel()
         stand_in_for_the_top_k_kernel()
         self._record_steps()
         self._record_usage()
@@ -559,6 +523,7 @@ def main() -> None:
     if sys.argv[-1] != "V1":
         pretend_triton_has_a_cpu_backend()
         speed_up_the_interpreter()
+        take_integers_as_masks()
     import compressed_tensors  # noqa: F401
     from vllm import LLM  # noqa: F401  # as an engine does before its plugins are loaded, and nothing more of it
 

@@ -104,8 +104,6 @@ DRAFTERS = {"draft_model": False, "eagle3": True, "mtp": False, "ngram_gpu": Tru
 def beside(start_beside: Start, method: str) -> tuple[V2Engine, dict[str, Any]]:
     """The engine, and how one without us is set up for the same drafter."""
     settings: dict[str, Any] = {"asynchronous": True} if DRAFTERS[method] else {}
-    if method == "ngram_gpu":
-        settings["before"] = "take_integers_as_masks()"
     if method == "mtp":  # that layer is part of its model
         settings["hf_overrides"] = {"num_nextn_predict_layers": 1}
     # A failure of the model's drafter is injected at the end.

@@ -19,40 +19,50 @@ import prometheus_client
 
 from tests.vllm.engines import SERVER_MAX_LEN
 from vllm_integration.frontend import middleware
-from vllm_integration.frontend.usage import Collector, HttpRequest, http_request
+from vllm_integration.frontend.usage import HttpRequest, http_request
 from vllm_integration.wire import reports
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import DraftReport, StepDrafts, survival_levels
 from vllm_integration.wire.steps import Steps, encode
 
 
-def config(**overrides: Any) -> Any:
-    """As much of a `VllmConfig` as the proposer reads."""
-    values = {
-        "K": 4,
-        "max_num_seqs": 4,
-        "max_model_len": 64,
-        "vocab_size": 100,
-        "rank": 0,
-        "tp": 1,
-        **overrides,
-    }
+def config(
+    K: int = 4,
+    *,
+    max_num_seqs: int = 4,
+    max_num_batched_tokens: int = 2048,
+    max_model_len: int = 64,
+    vocab_size: int = 100,
+    rank: int = 0,
+    tp: int = 1,
+    v2: bool = False,
+    method: str = "custom_class",
+    layers: str = "",
+    architecture: str = "",
+    **speculative: Any,
+) -> Any:
+    """As much of a `VllmConfig` as is read. layers: "is_hybrid" or "is_attention_free". speculative: more of its
+    `speculative_config`."""
     return SimpleNamespace(
         speculative_config=SimpleNamespace(
-            num_speculative_tokens=values["K"],
-            method="custom_class",
-            model="vllm_integration.PredictedOutputs",
+            num_speculative_tokens=K, method=method, model="vllm_integration.PredictedOutputs", **speculative
         ),
         model_config=SimpleNamespace(
-            max_model_len=values["max_model_len"],
-            get_vocab_size=lambda: values["vocab_size"],
+            max_model_len=max_model_len,
+            get_vocab_size=lambda: vocab_size,
             skip_tokenizer_init=True,
-            is_hybrid=False,
-            is_attention_free=False,
+            architecture=architecture,
+            **{name: name == layers for name in ("is_hybrid", "is_attention_free")},
         ),
-        scheduler_config=SimpleNamespace(max_num_seqs=values["max_num_seqs"], max_num_batched_tokens=2048),
+        scheduler_config=SimpleNamespace(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            async_scheduling=False,
+            scheduler_cls=None,
+        ),
         compilation_config=SimpleNamespace(max_cudagraph_capture_size=512),
-        parallel_config=SimpleNamespace(rank=values["rank"], tensor_parallel_size=values["tp"]),
+        parallel_config=SimpleNamespace(rank=rank, tensor_parallel_size=tp),
+        use_v2_model_runner=v2,
     )
 
 
@@ -153,15 +163,6 @@ class FakeEngine:
         return sampled
 
 
-def engine_of(K: int = 8, *, max_num_seqs: int = 4, **speculative: Any) -> Any:
-    """The configuration of a V2 engine, as far as the status shows it."""
-    return SimpleNamespace(
-        speculative_config=SimpleNamespace(num_speculative_tokens=K, **speculative),
-        use_v2_model_runner=True,
-        scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs),
-    )
-
-
 def request_of(req_id: str, *, predicted: bool = True, max_tokens: int = 100, written: int = 0) -> Any:
     """As much of a vLLM request as the draft budget reads."""
     params = SimpleNamespace(extra_args={wire.KEY: [1, 2]} if predicted else None, max_tokens=max_tokens)
@@ -207,12 +208,6 @@ def message(steps: Sequence[Step], *, own: bool = True, refused: int = 0) -> str
     return text
 
 
-def count(collector: Collector, req_id: str, text: str, tokens: int) -> None:
-    """An output of so many tokens that came with a message."""
-    output = SimpleNamespace(request_id=req_id, new_token_ids=[5] * tokens)
-    collector.count([(output, text)], collector.requests)
-
-
 def refused(reason: str, action: str = "refused") -> float:
     """Predictions of this process that were not taken whole."""
     labels = {"reason": reason, "action": action}
@@ -248,8 +243,7 @@ class Engine:
     """As much of an engine's client as the front end touches."""
 
     def __init__(self, method: str = "custom_class", limit: int = SERVER_MAX_LEN, **settings: Any) -> None:
-        self.vllm_config = config(max_model_len=limit, **settings)
-        self.vllm_config.speculative_config.method = method
+        self.vllm_config = config(max_model_len=limit, method=method, **settings)
         self.renderer = Renderer()
 
 

@@ -6,19 +6,21 @@ What responses of each endpoint then show is recounted by `tests/campaign/test_c
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import random
+import re
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from tests.vllm_integration.fakes import Step, engine_of, message
+from tests.vllm_integration.fakes import Step, config, message
 from vllm_integration.config import in_use
 from vllm_integration.config.settings import Settings
+from vllm_integration.frontend import middleware
 from vllm_integration.frontend import usage as frontend
-from vllm_integration.frontend.middleware import _completing
 from vllm_integration.scheduler.draft_budget import DraftedRequests
 from vllm_integration.scheduler.verification_ledger import VerificationLedger
 from vllm_integration.seams.install import wrapped_by
@@ -26,7 +28,7 @@ from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import DRAFT_MODEL, REFUSALS, DraftReport, StepDrafts
 from vllm_integration.wire.steps import HEADER, decode
 
-PREDICTION, CONTEXT = 1, 2
+pytestmark = pytest.mark.usefixtures("plugin_on")
 
 
 class Message(NamedTuple):
@@ -181,7 +183,7 @@ def test_a_batch_is_settled_as_each_of_its_requests_alone(seed: int) -> None:
     assert len(drafted) + len(ledger) == 0
 
 
-# --- the front end ---------------------------------------------------------------------------------------
+# --- the front end ---
 
 
 class FrontEnd:
@@ -189,91 +191,82 @@ class FrontEnd:
 
     def __init__(self) -> None:
         self.request_states: dict[str, Any] = {}
-        self.headers_seen: list[Any] = []
 
     @wrapped_by(frontend.add_request)
-    def add_request(self, request: Any) -> None:
+    def add_request(self, request: Any) -> str:
         self.request_states[request.request_id] = request
+        return "added"
 
     @wrapped_by(frontend.process_outputs)
-    def process_outputs(self, outputs: Any) -> None:
-        for output in outputs:
-            self.headers_seen.append(output.trace_headers)
-            if output.request_id not in self.request_states:
-                continue
-            if output.finished:
-                del self.request_states[output.request_id]
+    def process_outputs(self, outputs: Any) -> str:
+        return "processed"
 
     @wrapped_by(frontend.abort_requests)
     def abort_requests(self, request_ids: Any) -> list[str]:
         return [req_id for req_id in request_ids if self.request_states.pop(req_id, None)]
 
     def start(self, req_id: str, http: frontend.HttpRequest | None = None) -> None:
-        prediction = wire.Prediction(b"\1\0\0\0" * 7)
-        params = SimpleNamespace(extra_args={wire.KEY: prediction})
+        params = SimpleNamespace(extra_args={wire.KEY: wire.Prediction(b"\1\0\0\0" * 7)})
         token = frontend.http_request.set(http)
-        self.add_request(SimpleNamespace(request_id=req_id, sampling_params=params))
+        assert self.add_request(SimpleNamespace(request_id=req_id, sampling_params=params)) == "added"
         frontend.http_request.reset(token)
 
-    def output(self, req_id: str, *steps: Step, tokens: int = 1, finished: bool = False) -> None:
-        headers = {"traceparent": "t", HEADER: message(steps)}
-        self.process_outputs(
-            [
-                SimpleNamespace(
-                    request_id=req_id,
-                    new_token_ids=[5] * tokens,
-                    trace_headers=headers,
-                    finished=finished,
-                )
-            ]
-        )
+    def output(self, req_id: str, step: Step) -> None:
+        headers = {"traceparent": "t", HEADER: message([step])}
+        tokens = [5] * (step.accepted + 1)
+        output = SimpleNamespace(request_id=req_id, new_token_ids=tokens, trace_headers=headers)
+        assert self.process_outputs([output]) == "processed"
 
 
 @pytest.fixture
 def front(monkeypatch: pytest.MonkeyPatch) -> FrontEnd:
     monkeypatch.setattr(frontend, "collector", frontend.Collector())
-    monkeypatch.setattr(in_use, "_engine", engine_of())
+    monkeypatch.setattr(in_use, "_engine", config())
     monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
     monkeypatch.setattr(frontend, "_settings", Settings)
     return FrontEnd()
 
 
-def test_choices_of_one_request_are_added_up(front: FrontEnd, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted: list[int | None] = []
-    monkeypatch.setattr(frontend.metrics, "count_request", counted.append)
-    http = frontend.HttpRequest(wire.Prediction(b"\1\0\0\0" * 7))
-    for req_id in ("0_a", "1_a"):
-        front.start(req_id, http)
-        assert counted == [7]
-    front.output("0_a", Step(1, 8, 8, 5), tokens=6)
-    front.output("1_a", Step(2, 4, 4, 4), tokens=5, finished=True)
-    front.output("0_a", Step(1, 3, 3, 0), finished=True)
+@pytest.fixture
+def http(front: FrontEnd) -> frontend.HttpRequest:
+    """A request of two choices, which have accepted 5 tokens of its prediction, and rejected 3."""
+    made = frontend.HttpRequest(wire.Prediction())
+    front.start("0_a", made)
+    front.start("1_a", made)
+    for step in (Step(0, 0, 0, 0), Step(1, 8, 7, 4), Step(2, 2, 2, 1)):
+        front.output("0_a", step)
+    front.output("1_a", Step(1, 1, 1, 1))
+    return made
+
+
+DETAILS = {"reasoning_tokens": 0, "accepted_prediction_tokens": 5, "rejected_prediction_tokens": 3}
+
+
+def test_more_is_in_the_usage_where_it_is_asked_for(
+    http: frontend.HttpRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all choices together."""
     monkeypatch.setattr(frontend, "_settings", lambda: Settings(usage_details=True, bill_rejected=True))
-    usage: dict[str, Any] = {"completion_tokens": 12, "total_tokens": 20}
+    usage: dict[str, Any] = {"completion_tokens": 9, "total_tokens": 19}
     assert http.complete({"usage": usage})
-    context = {"drafted": 4, "accepted": 4}
-    details = {
-        "steps": 3,
-        "drafted": 15,
-        "by_source": {"prediction": {"drafted": 11, "accepted": 5}, "context": context},
+    by_source = {
+        "prediction": {"drafted": 8, "accepted": 5},
+        "context": {"drafted": 2, "accepted": 1},
     }
     assert usage == {
-        "completion_tokens": 18,
-        "total_tokens": 26,
+        "completion_tokens": 12,
+        "total_tokens": 22,
         "completion_tokens_details": {
-            "reasoning_tokens": 0,
-            "accepted_prediction_tokens": 5,
-            "rejected_prediction_tokens": 6,
-            "gpu_align": details,
+            **DETAILS,
+            "gpu_align": {"steps": 4, "drafted": 10, "by_source": by_source},
         },
     }
-    assert not frontend.collector.requests
 
 
-# --- responses -------------------------------------------------------------------------------------------
+# --- responses ---
 
 
-def sent(http: frontend.HttpRequest, content_type: bytes, *chunks: bytes) -> tuple[list[bytes], bytes | None]:
+def sent(http: frontend.HttpRequest, content_type: bytes, *chunks: str) -> tuple[list[str], bytes | None]:
     """What a client gets of a response whose body comes in these chunks, and its Content-Length."""
     messages: list[Any] = []
 
@@ -281,91 +274,107 @@ def sent(http: frontend.HttpRequest, content_type: bytes, *chunks: bytes) -> tup
         messages.append(message)
 
     async def run() -> None:
-        complete = _completing(send, http)
+        complete = middleware._completing(send, http)
         headers = [(b"content-type", content_type), (b"content-length", b"7")]
         await complete({"type": "http.response.start", "status": 200, "headers": headers})
         for place, chunk in enumerate(chunks, 1):
-            await complete({"type": "http.response.body", "body": chunk, "more_body": place < len(chunks)})
+            more = place < len(chunks)
+            await complete({"type": "http.response.body", "body": chunk.encode(), "more_body": more})
 
     asyncio.run(run())
-    return [message["body"] for message in messages[1:]], dict(messages[0]["headers"]).get(b"content-length")
+    bodies = [message["body"].decode() for message in messages[1:]]
+    return bodies, dict(messages[0]["headers"]).get(b"content-length")
 
 
-@pytest.fixture
-def http(front: FrontEnd) -> frontend.HttpRequest:
-    """A request that has accepted 5 tokens of its prediction, and rejected 3."""
-    made = frontend.HttpRequest(wire.Prediction())
-    front.start("a", made)
-    for step in (Step(0, 0, 0, 0), Step(1, 8, 8, 5), Step(2, 2, 2, 1)):
-        front.output("a", step, tokens=step.accepted + 1)
-    return made
-
-
-DETAILS = {"reasoning_tokens": 0, "accepted_prediction_tokens": 5, "rejected_prediction_tokens": 3}
+EVENTS, JSON = b"text/event-stream; charset=utf-8", b"application/json"
 USAGE = '"usage":{"prompt_tokens":10,"total_tokens":19,"completion_tokens":9}'
+COUNTS = (
+    '"input_tokens":10,"output_tokens":9,"output_tokens_details":{"reasoning_tokens":2},"total_tokens":19'
+)
+TOOLS = '"tools":[{"parameters":{"properties":{"usage":{"type":"string"}}}}]'
+LOOKS_LIKE_IT = r'{"content":"\"usage\":{ \"choices\":[] é \ud83d\ude00"}'
+ANSWER = f'{{"id":"é",{USAGE}}}'
+#: A response: its type, its chunks, and the one that is completed, if any.
+RESPONSES: dict[str, tuple[bytes, list[str], int | None]] = {
+    "a stream": (
+        EVENTS,
+        [
+            f'data: {{"id":"x","choices":[{{"delta":{LOOKS_LIKE_IT}}}],{USAGE}}}\n\n',
+            ": keep-alive\n\n",
+            f'data: {{"id":"x","object":"chunk","choices":[],{USAGE},"model":"é"}}\n\n',
+            "data: [DONE]\n\n",
+        ],
+        2,
+    ),
+    "a stream of responses": (
+        EVENTS,
+        [
+            f'event: response.created\ndata: {{"response":{{{TOOLS},"usage":null}}}}\n\n',
+            f'event: response.completed\ndata: {{"response":{{{TOOLS},"usage":{{{COUNTS}}}}}}}\n\n',
+        ],
+        1,
+    ),
+    "JSON": (JSON, [ANSWER], 0),
+    "JSON in parts": (JSON, [ANSWER[:8], ANSWER[8:]], None),
+    "another type": (b"text/plain", [ANSWER], None),
+    "an error": (JSON, ['{"error":{"message":"no","type":"BadRequestError","code":400}}'], None),
+}
 
 
-def test_only_the_last_usage_of_a_stream_is_completed(http: frontend.HttpRequest) -> None:
-    text = r'{"content":"\"usage\":{ \"choices\":[] é \ud83d\ude00"}'
-    chunks = [
-        f'data: {{"id":"x","choices":[{{"delta":{text}}}],{USAGE}}}\n\n',
-        ": keep-alive\n\n",
-        f'data: {{"id":"x","object":"chunk","choices":[],{USAGE},"model":"é"}}\n\n',
-        "data: [DONE]\n\n",
-    ]
-    got, length = sent(http, b"text/event-stream; charset=utf-8", *(chunk.encode() for chunk in chunks))
-    events = [chunk.decode() for chunk in got]
-    assert length == b"7", "a stream's headers go at once, as they are"
-    assert [*events[:2], events[3]] == [*chunks[:2], chunks[3]]
-    last = json.loads(events[2].removeprefix("data: "))
-    assert last["usage"].pop("completion_tokens_details") == DETAILS
-    assert last == json.loads(chunks[2].removeprefix("data: "))
-    assert events[2].endswith("}\n\n")
+@pytest.mark.parametrize("name", RESPONSES)
+def test_the_last_usage_of_a_response_is_completed(name: str, http: frontend.HttpRequest) -> None:
+    """And nothing else of it is changed; a stream's headers go at once, as they are."""
+    content_type, chunks, place = copy.deepcopy(RESPONSES[name])
+    got, length = sent(http, content_type, *chunks)
+    whole = str(len(got[0].encode())).encode() if len(got) == 1 else None
+    assert length == (whole if content_type is JSON else b"7")
+    if place is not None:
+        body, given = got.pop(place), chunks.pop(place)
+        start = given.index("{")
+        expected = json.loads(given[start:])
+        usage = expected.get("response", expected)["usage"]
+        details = "output_tokens_details" if "output_tokens" in usage else "completion_tokens_details"
+        usage[details] = {**DETAILS, **usage.get(details, {})}
+        assert json.loads(body[start:]) == expected
+        assert body[:start] == given[:start]
+        assert body.endswith("\n\n") is (content_type is EVENTS)
+    assert got == chunks
 
 
-def test_the_last_event_of_a_response_is_completed(http: frontend.HttpRequest) -> None:
-    tools = '"tools":[{"parameters":{"properties":{"usage":{"type":"string"}}}}]'
-    counts = (
-        '"input_tokens":10,"output_tokens":9,"output_tokens_details":{"reasoning_tokens":2},"total_tokens":19'
-    )
-    usage = f'"usage":{{{counts}}}'
-    chunks = [
-        f'event: response.created\ndata: {{"response":{{{tools},"usage":null}}}}\n\n',
-        f'event: response.completed\ndata: {{"response":{{{tools},{usage}}}}}\n\n',
-    ]
-    (created, completed), _ = sent(http, b"text/event-stream", *(chunk.encode() for chunk in chunks))
-    assert created.decode() == chunks[0]
-    event, data = completed.decode().split("\n", 1)
-    assert event == "event: response.completed"
-    shown = json.loads(data.removeprefix("data: "))["response"]["usage"]
-    assert shown["output_tokens_details"] == {**DETAILS, "reasoning_tokens": 2}
+def test_a_usage_of_which_the_engine_has_reported_nothing_stays_as_it_is(front: FrontEnd) -> None:
+    front.start("a", http := frontend.HttpRequest(wire.Prediction()))
+    assert sent(http, JSON, ANSWER)[0] == [ANSWER]
+    front.output("a", Step(1, 8, 8, 5))
+    assert sent(http, JSON, ANSWER)[0] != [ANSWER]
 
 
-@pytest.mark.parametrize("chunks", [1, 3])
-def test_a_response_of_json_is_completed_where_it_comes_whole(
-    http: frontend.HttpRequest, chunks: int
+# --- what fails costs counts, and no answer ---
+
+
+@pytest.mark.parametrize("name", ["Collector.follow", "Collector.count", "Collector.end", "_take_messages"])
+def test_usage_that_fails_costs_counts_alone(
+    name: str, front: FrontEnd, monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
 ) -> None:
-    body = f'{{"id":"é",{USAGE}}}'.encode()
-    parts = [body[len(body) * i // chunks : len(body) * (i + 1) // chunks] for i in range(chunks)]
-    got, length = sent(http, b"application/json", *parts)
-    if chunks > 1:
-        assert (got, length) == (parts, None)
-        return
-    assert length == str(len(got[0])).encode()
-    assert json.loads(got[0])["usage"]["completion_tokens_details"] == DETAILS
-    other, length = sent(http, b"text/plain", body)
-    assert (other, length) == ([body], b"7")
+    monkeypatch.delenv("GPU_ALIGN_STRICT")
+    monkeypatch.setattr(f"{frontend.__name__}.{name}", lambda *_, **__: 1 / 0)
+    for req_id in "abc":
+        front.start(req_id)
+        front.output(req_id, Step(1, 8, 8, 5))
+        assert front.abort_requests([req_id]) == [req_id]
+    assert 1 <= len(plugin_log) <= 2
+    assert all(re.match("gpu_align does not count .*: ZeroDivisionError at ", line) for line in plugin_log)
 
 
-@pytest.mark.parametrize("reported", [True, False])
-def test_an_error_and_what_the_engine_did_not_report_stay_as_they_are(
-    front: FrontEnd, reported: bool
+@pytest.mark.parametrize(("name", "content_type"), [("_completed", JSON), ("_completed_events", EVENTS)])
+def test_a_response_that_cannot_be_completed_stays_as_it_is(
+    name: str,
+    content_type: bytes,
+    http: frontend.HttpRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    plugin_log: list[str],
 ) -> None:
-    http = frontend.HttpRequest(wire.Prediction())
-    front.start("a", http)
-    if reported:
-        front.output("a", Step(1, 8, 8, 5), finished=True)
-    error = b'{"error":{"message":"no","type":"BadRequestError","param":null,"code":400}}'
-    body = f"{{{USAGE}}}".encode()
-    assert sent(http, b"application/json", error)[0] == [error]
-    assert (sent(http, b"application/json", body)[0] == [body]) is not reported
+    monkeypatch.delenv("GPU_ALIGN_STRICT")
+    monkeypatch.setattr(middleware, name, lambda *_: 1 / 0)
+    assert sent(http, content_type, ANSWER)[0] == [ANSWER]
+    (line,) = plugin_log
+    assert line.startswith("gpu_align does not count in this step: ZeroDivisionError at ")

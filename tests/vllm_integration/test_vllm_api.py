@@ -9,10 +9,9 @@ import pytest
 
 from tests.vllm_integration.fakes import Engine, Renderer, config, refused, taken
 from vllm_integration.config.in_use import drafts_predictions
-from vllm_integration.config.settings import Settings
-from vllm_integration.frontend import conversation
+from vllm_integration.frontend import conversation, middleware
 from vllm_integration.frontend import prediction as limits
-from vllm_integration.frontend.prediction import FieldError, Limits, parse_prediction
+from vllm_integration.frontend.prediction import Limits
 from vllm_integration.seams import install as compat
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.request import Prediction
@@ -21,54 +20,11 @@ pytest.importorskip("vllm")
 pytestmark = pytest.mark.usefixtures("plugin_on")
 
 
-GIVEN = Settings(max_prediction_chars=1000)
-LIMITS = Limits(100, GIVEN)
-STRICT = Limits(100, GIVEN.model_copy(update={"strict_limits": True}))
 PART = {"type": "text", "text": "a"}
 
 
 def content(value: Any) -> dict[str, Any]:
     return {"type": "content", "content": value}
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (content("a"), "a"),
-        (content(""), ""),
-        (content("a\r\nb\rc\r\r\n"), "a\nb\nc\n\n"),
-        (content([{"type": "text", "text": "a\r"}, {"type": "text", "text": "\nb"}]), "a\nb"),
-        ({**content([{"type": "text", "text": "a", "cache": 1}]), "extra": 1}, "a"),
-        (content("\0\ufeffé🙂"), "\0\ufeffé🙂"),
-        # What just fits.
-        (content("b" * 1000), "b" * 1000),
-        (content([PART] * 50), "a" * 50),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_the_text_of_a_prediction(value: Any, text: str) -> None:
-    assert parse_prediction(value, STRICT, plain_text=isinstance(value, str)) == text
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        content("b" * 1001),
-        content([{"type": "text", "text": "b" * 400}] * 3),
-        content("b" * 1000 + "\ud800"),  # what lies beyond the limit is not looked at
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_a_prediction_over_a_limit_is_cut_and_counted_or_refused(
-    value: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    heard: list[Any] = []
-    monkeypatch.setattr(limits.metrics, "count_refused", lambda *what: heard.append(what))
-    with pytest.raises(FieldError, match=r"^prediction.*expected at most .*, got more") as caught:
-        parse_prediction(value, STRICT)
-    assert (caught.value.reason, heard) == ("characters", [])
-    assert parse_prediction(value, LIMITS) == "b" * 1000
-    assert heard == [("characters", "truncated")]
 
 
 def test_the_limits_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,6 +70,26 @@ OFF = Prediction(memory=False, drafts=False)
 #: A server, the field, what else the request has; what vLLM then gets in `vllm_xargs`, and what its tasks know.
 SERVED: list[tuple[dict[str, Any], Any, dict[str, Any], dict[str, Any] | None, Prediction | None]] = [
     ({}, content("ab"), {"vllm_xargs": {"mine": 1}}, {"mine": 1}, ids(97, 98)),
+    ({}, content("a\r\nb\rc\r\r\n"), {}, None, ids(*b"a\nb\nc\n\n")),
+    (
+        {},
+        content([{"type": "text", "text": "a\r"}, {"type": "text", "text": "\nb", "cache": 1}]),
+        {},
+        None,
+        ids(*b"a\nb"),
+    ),
+    ({}, {**content("\0\ufeffé"), "extra": 1}, {}, None, ids(0, 0xFEFF, 0xE9)),
+    ({"characters": "3", "strict": "1"}, content("abc"), {}, None, ids(*b"abc")),
+    ({"characters": "3", "strict": "1"}, content([PART] * 3), {}, None, ids(*b"aaa")),
+    ({"characters": "3", "cut": "characters"}, content("abcd"), {}, None, ids(*b"abc")),
+    ({"characters": "3", "cut": "characters"}, content([PART] * 4), {}, None, ids(*b"aaa")),
+    (
+        {"characters": "3", "cut": "characters"},
+        content("abc\ud800"),
+        {},
+        None,
+        ids(*b"abc"),
+    ),  # what lies beyond is not looked at
     ({}, None, {}, None, None),
     ({}, content(""), {}, None, None),
     ({}, None, {"vllm_xargs": {"memory": False}, "use_beam_search": True}, {}, None),
@@ -129,9 +105,9 @@ SERVED: list[tuple[dict[str, Any], Any, dict[str, Any], dict[str, Any] | None, P
     ({}, None, {"vllm_xargs": {KEY: [0, 99], "mine": 1}}, {"mine": 1}, ids(0, 99)),
     ({}, None, {"vllm_xargs": {KEY: "a\rb", "mine": 1}}, {"mine": 1}, ids(97, 10, 98)),
     ({}, None, {"vllm_xargs": {KEY: ""}}, {}, None),
-    ({"limit": 4}, None, {"vllm_xargs": {KEY: [1, 2, 3, 4, 500]}}, {}, ids(1, 2, 3, 4)),
+    ({"limit": 4, "cut": "tokens"}, None, {"vllm_xargs": {KEY: [1, 2, 3, 4, 500]}}, {}, ids(1, 2, 3, 4)),
     ({"limit": 4, "strict": "1"}, content("abcd"), {}, None, ids(97, 98, 99, 100)),
-    ({"limit": 4}, content("abcdefgh"), {}, None, ids(97, 98, 99, 100)),
+    ({"limit": 4, "cut": "tokens"}, content("abcdefgh"), {}, None, ids(97, 98, 99, 100)),
     *[
         (server, {**content('a"'), **given}, fields, None, ids(97, 34, *view))
         for server, given, fields, view in (
@@ -177,21 +153,22 @@ def test_a_request_reaches_vllm_without_the_plugins_fields(
     monkeypatch: pytest.MonkeyPatch,
     plugin_log: list[str],
 ) -> None:
-    engine = set_up(server, monkeypatch)
+    engine, cut = set_up(server, monkeypatch), server.get("cut", "tokens")
+    before = refused(cut, "truncated")
     assert call(engine, prediction, **fields) == ("served", xargs, known)
     assert known or not engine.renderer.read
-    cut = ["A prediction is cut: prediction: expected at most 4 tokens, got more"]
-    plugin_log = [line for line in plugin_log if "does not draft" not in line]
-    assert plugin_log == cut * (prediction == content("abcdefgh")) or KEY in (fields.get("vllm_xargs") or {})
+    told = [line for line in plugin_log if "does not draft" not in line]
+    assert [f"{cut}, got more" in line for line in told] == [True] * ("cut" in server)
+    assert refused(cut, "truncated") == before + ("cut" in server)
 
 
 def set_up(server: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Engine:
-    rest = {"limit": 64, **server}
-    monkeypatch.setenv("GPU_ALIGN_STRICT_LIMITS", rest.pop("strict", "0"))
-    monkeypatch.setattr(compat, "_off_reason", rest.pop("off", None))
-    has_tokenizer = rest.pop("tokenizer", True)
-    engine = Engine(**rest)
-    if not has_tokenizer:
+    rest = {"limit": 64, "strict": "0", "characters": "", "off": None, "tokenizer": True, **server}
+    monkeypatch.setenv("GPU_ALIGN_STRICT_LIMITS", rest["strict"])
+    monkeypatch.setenv("GPU_ALIGN_MAX_PREDICTION_CHARS", rest["characters"])
+    monkeypatch.setattr(compat, "_off_reason", rest["off"])
+    engine = Engine(rest.get("method", "custom_class"), rest["limit"])
+    if not rest["tokenizer"]:
         engine.renderer.tokenizer = None
     return engine
 
@@ -207,6 +184,8 @@ XARGS = f"vllm_xargs.{KEY}"
         ({}, content("ab"), {"use_beam_search": True}, "cannot be combined with use_beam_search"),
         ({}, content("ab"), {"vllm_xargs": {KEY: [1]}}, "got both"),
         ({"limit": 4, "strict": "1"}, content("abcde"), {}, "at most 4 tokens, got more"),
+        ({"characters": "3", "strict": "1"}, content("abc\ud800"), {}, "at most 3 characters, got more"),
+        ({"characters": "3", "strict": "1"}, content([PART] * 4), {}, "at most 3 characters, got more"),
         ({"tokenizer": None}, content("ab"), {}, "expected token ids in vllm_xargs"),
         (
             {},
@@ -277,19 +256,33 @@ def test_misspelt_fields_and_an_engine_that_does_not_draft_are_told_once(plugin_
     ]
 
 
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (Renderer, "encode"),
+        (limits, "choices_of"),
+        (limits, "_prediction"),
+        (middleware, "drafts_predictions"),
+        (middleware, "take"),
+        (middleware.Settings, "here"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
 def test_an_unforeseen_error_serves_the_request_without(
-    monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
+    owner: Any, name: str, monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
 ) -> None:
     def broken(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("secret text")
+        raise RuntimeError("secret\ntext")
 
-    monkeypatch.setattr(Renderer, "encode", broken)
-    rest, known = taken(Engine(), {"prediction": content("ab")})
-    assert (rest, known) == ({"prediction": content("ab")}, None)
-    assert plugin_log == ["A request is served without its prediction: RuntimeError"]
+    monkeypatch.setattr(owner, name, broken)
+    document = {"prediction": content("ab"), "vllm_xargs": {"memory": 0, "other": 1}}
+    assert taken(Engine(), document) == (document, None)
+    (line,) = plugin_log
+    assert "RuntimeError" in line
+    assert "secret" not in line
     monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
     with pytest.raises(RuntimeError):
-        taken(Engine(), {"prediction": content("ab")})
+        taken(Engine(), document)
 
 
 @pytest.mark.parametrize(

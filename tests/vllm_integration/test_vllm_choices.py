@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +18,8 @@ from vllm_integration.config.settings import Settings
 from vllm_integration.frontend import inputs
 from vllm_integration.frontend.inputs import process_inputs
 from vllm_integration.frontend.prediction import FieldError, choices_of
+from vllm_integration.seams import install
+from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire.request import KEY, PredictedOutputParams, Prediction
 
 EMPTY = Prediction(token_ids=b"")
@@ -200,3 +204,48 @@ def test_a_bad_choice_is_the_callers_error_and_pooling_parameters_are_left_alone
         lambda *given: taken.append(given[-1]), SimpleNamespace(vllm_config=None), "r", "prompt", params
     )
     assert taken == [params]
+
+
+@pytest.mark.usefixtures("ours")
+def test_an_unforeseen_error_serves_an_offline_request_without(
+    monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
+) -> None:
+    monkeypatch.setattr(inputs.Limits, "of", lambda _: 1 / 0)
+    assert brought({KEY: PredictedOutputParams(prediction="SECRET"), "other": 1}) == {"other": 1}
+    assert plugin_log == ["Request r is served without its prediction: ZeroDivisionError"]
+
+
+@pytest.mark.usefixtures("plugin_on")
+@pytest.mark.parametrize("given", [{"min_p": 0.2}, {"logit_bias": {3: 5.0}}], ids=str)
+@pytest.mark.parametrize(
+    ("settings", "off", "served"),
+    [
+        ({}, None, False),
+        ({"v2": True}, None, True),
+        ({"v2": True, "method": "ngram"}, None, False),
+        ({"v2": True}, "a seam is missing", False),
+    ],
+    ids=["V1", "V2", "another drafter", "the plugin off"],
+)
+def test_parameters_that_vllm_refuses_are_served_where_drafts_are_verified_by_them(
+    given: dict[str, Any],
+    settings: dict[str, Any],
+    off: str | None,
+    served: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sampling_params = pytest.importorskip("vllm.sampling_params")
+    from vllm.exceptions import VLLMValidationError
+
+    monkeypatch.setattr(install, "_off_reason", off)
+    vllm_config, params = config(**settings), sampling_params.SamplingParams(**given)
+    check = wrapped_by(inputs.validate)(inspect.unwrap(type(params)._validate_spec_decode))
+
+    def original(self: Any, request_id: str, prompt: Any, params: Any) -> None:
+        check(params, self.vllm_config.speculative_config)
+
+    refused = pytest.raises(VLLMValidationError, match="min_p and logit_bias")
+    with nullcontext() if served else refused:
+        process_inputs(original, SimpleNamespace(vllm_config=vllm_config), "r", "prompt", params)
+    assert (params.min_p, params.logit_bias) == (given.get("min_p", 0.0), given.get("logit_bias"))
+    assert inputs.engine_of_request.get() is None

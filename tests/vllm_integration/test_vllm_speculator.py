@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,13 +15,18 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_align import Recipes
-from vllm_integration.seams import install as compat
+from gpu_align.ops import backend, jit
+from gpu_align.ops.step import StepLaunch
+from tests.vllm_integration.fakes import sampling
+from vllm_integration.seams import guard
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import DRAFT_MODEL, take
 from vllm_integration.worker import request_drafter
 
 pytest.importorskip("vllm")
+from vllm_integration.worker import speculator as module
+
+pytestmark = pytest.mark.usefixtures("plugin_on")
 
 ROWS, WIDTH, K, VOCABULARY = 4, 64, 4, 1000
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -36,21 +43,14 @@ class DenseTensor:
 
 @pytest.fixture
 def make_speculator(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    return speculators(monkeypatch)
-
-
-def speculators(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """`make(rank, ranks, recipes)`: a speculator over a table of 4 rows, as that rank's runner would make it."""
-    from vllm_integration.worker import speculator as module
-
+    """`make(rank, ranks)`: a speculator over a table of 4 rows, as that rank's runner would make it."""
     if DEVICE.type == "cpu":  # vLLM's wants pinned memory, which only the engine's own start-up does without
         monkeypatch.setattr(module, "StagedWriteTensor", DenseTensor)
-    monkeypatch.setattr(compat, "_off_reason", None)
+    monkeypatch.setattr(request_drafter, "load_recipes", lambda *_: None)
     for name in ("GPU_ALIGN_STRICT", "GPU_ALIGN_DEBUG_DIR"):
         monkeypatch.delenv(name, raising=False)
 
-    def make(rank: int = 0, ranks: int = 1, recipes: Recipes | None = None) -> Any:
-        monkeypatch.setattr(request_drafter, "load_recipes", lambda *_: recipes)
+    def make(rank: int = 0, ranks: int = 1) -> Any:
         states = SimpleNamespace(
             all_token_ids=SimpleNamespace(gpu=torch.zeros((ROWS, WIDTH), dtype=torch.int32)),
             total_len=SimpleNamespace(gpu=torch.zeros(ROWS, dtype=torch.int32, device=DEVICE)),
@@ -163,8 +163,6 @@ def test_long_requests_and_those_that_return_are_prepared(
     speculator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before their first step; not short ones, nor those without a prediction, for which nothing is drafted."""
-    from vllm_integration.worker import speculator as module
-
     prepared: list[list[int]] = []
     states = speculator.req_states
     monkeypatch.setattr(speculator.drafter, "prepare", lambda tokens, total, slots: prepared.append(slots))
@@ -263,3 +261,85 @@ def test_no_draft_holds_tokens_of_two_drafters(speculator: Any, monkeypatch: pyt
             expected = [k if theirs else own for theirs, own in zip(is_theirs, lengths, strict=True)]
             assert told[1].length.tolist() == expected
             assert [source == DRAFT_MODEL for source in told[1].source.tolist()] == is_theirs
+
+
+def test_drafts_again_from_what_it_held(
+    make_speculator: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
+) -> None:
+    """On ranks that draft alike the minute is counted in steps."""
+    monkeypatch.setattr(module, "PAUSE_STEPS", 5)
+    speculator = make_speculator(0, 2)
+    text = list(range(100, 130))
+    speculator.add_request("r0", 0, 2, params_of(text))
+    found = []
+    for length in range(1, 12):
+        write(speculator, 0, [7, 8, *text[:length]])
+        with monkeypatch.context() as patch:
+            if length <= 3:
+                patch.setattr(speculator.drafter, "propose", lambda *_: [].index(1))  # the same on all ranks
+            found.append(propose(speculator, [0]).tolist()[0][0] == text[length])
+        if length == 5:  # in the pause one comes and one goes
+            write(speculator, 1, [7, 8, 300])
+            speculator.add_request("r1", 1, 2, params_of([300, 301, 302]))
+            speculator.add_request("r2", 2, 2, params_of([300, 301, 302]))
+            speculator.remove_slot(2)
+    assert found == [False] * 7 + [True] * 4
+    assert propose(speculator, [1]).tolist()[0][0] == 301
+    assert guard.faults() == {}
+
+
+def out_of_memory(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize("name", ["add", "propose"])
+def test_no_rank_goes_on_alone(
+    name: str, make_speculator: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
+) -> None:
+    """Where ranks verify their own drafts, one without drafts beside others with them would write another text."""
+    speculator = make_speculator(0, 2)
+    write(speculator, 0, [7, 8, 100])
+    if name == "propose":
+        speculator.add_request("r0", 0, 2, params_of([100, 101]))
+    monkeypatch.setattr(speculator.drafter, name, out_of_memory)
+    step = {
+        "add": lambda: speculator.add_request("r0", 0, 2, params_of([100, 101])),
+        "propose": lambda: propose(speculator, [0]),
+    }[name]
+    with pytest.raises(RuntimeError, match="out of memory"):
+        step()
+    # What comes from the arguments is the same on all ranks.
+    monkeypatch.setattr(speculator.drafter, name, lambda *_, **__: [].index(1))
+    speculator.add_request("r0", 0, 2, params_of([100, 101]))
+    assert propose(speculator, [0]).shape == (1, K)
+
+
+def test_the_first_request_compiles_nothing(
+    tmp_path: Path,
+    make_speculator: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    compilations: Counter[str],
+) -> None:
+    launches: list[StepLaunch] = []
+    launch = StepLaunch.__call__
+
+    def counted(self: StepLaunch, *args: Any) -> None:
+        launches.append(self)
+        launch(self, *args)
+
+    monkeypatch.setattr(StepLaunch, "__call__", counted)
+    monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path))
+    speculator = make_speculator()
+    assert len(launches) == 2  # a step, which compiles the kernel, and a preparation
+    kernels, at_start = dict(backend._compiled), dict(compilations)
+    assert at_start == ({"_look": 1} if jit.COMPILED else {})
+    assert speculator.drafter.prediction_stats.num_predictions == 0
+    params = params_of([5, 6, 7, 8, 9])
+    vars(params).update(vars(sampling(params.extra_args)))
+    write(speculator, 0, [1, 2, 5])
+    speculator.add_request("r0", 0, 2, params)
+    assert propose(speculator, [0])[0].tolist() == [6, 7, 8, 9]
+    speculator.log.finish(["r0"])
+    assert (tmp_path / "r0.yaml").exists()
+    assert compilations == at_start
+    assert backend._compiled == kernels

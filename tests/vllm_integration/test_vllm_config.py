@@ -1,8 +1,10 @@
-"""Settings are checked where they matter: all at once, before a worker starts, and only where they are used."""
+"""Settings and the configuration of an engine: checked where they matter, all at once, before a worker starts, and
+only where they are used."""
 
 from __future__ import annotations
 
 import pickle
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +18,12 @@ from gpu_align.ops.choose import NUM_CLASSES
 from gpu_align.ops.choose.survival import KNOTS
 from gpu_align.tools.tune.tuning import make_table, write_table
 from tests.vllm_integration.fakes import config
-from vllm_integration.config import engine_config
+from vllm_integration.config import engine_config, in_use
 from vllm_integration.config.settings import Settings, warn_of_unknown_names
 from vllm_integration.worker.startup import drafter_config
+
+pytest.importorskip("vllm.config.vllm")
+pytestmark = pytest.mark.usefixtures("plugin_on")
 
 
 def test_settings_from_the_environment() -> None:
@@ -101,32 +106,29 @@ def test_all_that_cannot_be_read_is_told_in_one_line() -> None:
     ]
 
 
-def post_init(method: str) -> list[Any]:
+# --- the configuration of an engine ---
+
+
+def post_init(vllm_config: Any) -> list[Any]:
     """The configurations for which vLLM's own `__post_init__` was reached."""
     made: list[Any] = []
-    vllm_config = config()
-    vllm_config.speculative_config.method = method
-    vllm_config.use_v2_model_runner = False
-    vllm_config.scheduler_config = SimpleNamespace(async_scheduling=False, scheduler_cls=None, max_num_seqs=4)
     engine_config.post_init(made.append, vllm_config)
     return made
 
 
-@pytest.mark.usefixtures("plugin_on")
 def test_the_configuration_fails_before_a_worker_starts_and_only_with_our_drafter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert len(post_init("custom_class")) == 1
+    assert len(post_init(config())) == 1
     monkeypatch.setenv("GPU_ALIGN_MAX_BODY_BYTES", "4MB")
-    assert len(post_init("ngram")) == 1
+    assert len(post_init(config(method="ngram"))) == 1
     with pytest.raises(ValueError, match="GPU_ALIGN_MAX_BODY_BYTES: expected a positive number of bytes"):
-        post_init("custom_class")
+        post_init(config())
 
 
-@pytest.mark.usefixtures("plugin_on")
 def test_settings_travel_with_the_configuration_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPU_ALIGN_FILL_TOKENS", "7")
-    (made,) = post_init("custom_class")
+    (made,) = post_init(config())
     sent = pickle.loads(pickle.dumps(made.speculative_config))
     monkeypatch.setenv("GPU_ALIGN_FILL_TOKENS", "9")  # on another machine, or none there
     assert Settings.of(SimpleNamespace(speculative_config=sent)).fill_tokens == 7
@@ -136,21 +138,154 @@ def test_settings_travel_with_the_configuration_of_an_engine(monkeypatch: pytest
     assert Settings.of(config()).fill_tokens == 9
 
 
-@pytest.mark.usefixtures("plugin_on")
 def test_unknown_names_are_warned_of_once_with_the_nearest_known_one(
     monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
 ) -> None:
     warn_of_unknown_names.cache_clear()
     monkeypatch.setenv("GPU_ALIGN_DEBUGDIR", "/x")
     monkeypatch.setenv("GPU_ALIGN_USAGE_DETAILS", "0")
-    post_init("ngram")
+    post_init(config(method="ngram"))
     assert plugin_log == []
     for _ in range(2):
-        post_init("custom_class")
+        post_init(config())
     warn_of_unknown_names.cache_clear()
     assert plugin_log == [
         "GPU_ALIGN_DEBUGDIR is not a setting of gpu_align; the nearest one is GPU_ALIGN_DEBUG_DIR"
     ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "more", "used", "why"),
+    [
+        *((asked, {}, min(asked, 128), "V1 sampler verifies") for asked in (1, 127, 128, 129, 1000)),
+        (63, {"v2": True, "max_num_batched_tokens": 64}, 63, ""),
+        (64, {"v2": True, "max_num_batched_tokens": 64}, 63, "the most that fit"),
+        (200, {"v2": True, "max_num_batched_tokens": 64}, 63, "the most that fit"),
+        (200, {"v2": True}, 200, ""),
+        (1, {"v2": True, "max_num_batched_tokens": 1}, 1, ""),
+        (200, {"method": "ngram", "max_num_batched_tokens": 64}, 200, ""),
+    ],
+)
+def test_no_more_drafts_than_the_sampler_verifies_or_a_batch_has_room_for(
+    asked: int, more: dict[str, Any], used: int, why: str, plugin_log: list[str]
+) -> None:
+    vllm_config = config(asked, **more)
+    for _ in range(2):  # vLLM may make a configuration again
+        (made,) = post_init(vllm_config)
+        assert made.speculative_config.num_speculative_tokens == used
+    said = [line for line in plugin_log if "num_speculative_tokens" in line]
+    assert len(said) == (asked > used)
+    assert all(f"is {asked}; gpu_align uses {used}, " in line and why in line for line in said)
+
+
+NOT_RUN, ON_CPU = "only where that was run", "CPU kernels"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "layers", "runner", "why"),
+    [
+        ("FalconH1ForCausalLM", "is_hybrid", "V2", ""),
+        ("Qwen3_5MoeForConditionalGeneration", "is_hybrid", "V2", ""),
+        ("Mamba2ForCausalLM", "is_attention_free", "V2", ""),
+        ("Mamba2ForCausalLM", "is_attention_free", "V1", NOT_RUN),
+        ("Qwen3NextForCausalLM", "is_hybrid", "V1", NOT_RUN),
+        ("MambaForCausalLM", "is_attention_free", "V2", NOT_RUN),
+        ("JambaForCausalLM", "is_hybrid", "V2", NOT_RUN),
+        ("Lfm2ForCausalLM", "is_hybrid", "V2", NOT_RUN),
+        ("MiniMaxText01ForCausalLM", "is_hybrid", "V2", NOT_RUN),
+        ("FalconH1ForCausalLM", "is_hybrid", "V2", ON_CPU),
+        ("Mamba2ForCausalLM", "is_attention_free", "V1", ON_CPU),
+        ("LlamaForCausalLM", "", "V1", ""),
+    ],
+)
+def test_recurrent_layers_that_were_not_run_are_refused(
+    monkeypatch: pytest.MonkeyPatch, architecture: str, layers: str, runner: str, why: str
+) -> None:
+    monkeypatch.setattr(engine_config, "has_cpu_kernels", lambda: why == ON_CPU)
+    refused = pytest.raises(ValueError, match=rf"{why}.*start this model without speculative_config")
+    with refused if why else nullcontext():
+        post_init(config(v2=runner == "V2", layers=layers, architecture=architecture))
+
+
+def test_v1_turns_adaptive_verification_off(plugin_log: list[str]) -> None:
+    """Before vLLM's own check, which raises."""
+    asked: list[bool] = []
+    vllm_config = config(enable_adaptive_verification=True)
+    engine_config.post_init(
+        lambda made: asked.append(made.speculative_config.enable_adaptive_verification), vllm_config
+    )
+    assert asked == [False]
+    (line,) = plugin_log
+    assert "V1" in line
+
+
+class Known:
+    """As much of vLLM's `SpeculativeConfig`."""
+
+    enable_adaptive_verification = False
+
+    def __init__(self, **fields: Any) -> None:
+        self.draft_sample_method, self.model = "greedy", None
+        vars(self).update(fields)
+        if self.method == "nonsense":
+            raise ValueError("vLLM's own")
+
+
+def known(num_speculative_tokens: int = 16, *, v2: bool = True) -> Any:
+    drafts = {"num_speculative_tokens": num_speculative_tokens, "model": "vllm_integration.PredictedOutputs"}
+    speculative = Known(method="custom_class", target_model_config="m", target_parallel_config="p", **drafts)
+    return SimpleNamespace(speculative_config=speculative, use_v2_model_runner=v2)
+
+
+MTP = '{"method": "mtp", "num_speculative_tokens": 3}'
+
+
+@pytest.mark.parametrize("k", [2, 16])
+def test_vllms_own_drafter_is_configured_as_without_us(monkeypatch: pytest.MonkeyPatch, k: int) -> None:
+    """The engine has room for the longer drafts of the two."""
+    monkeypatch.setenv("GPU_ALIGN_DRAFTER", MTP)
+    config = known(k)
+    for _ in range(2):  # vLLM checks a configuration more than once
+        engine_config._take_inner_drafter(config)
+        speculative = config.speculative_config
+        assert (speculative.method, speculative.num_speculative_tokens) == ("mtp", max(k, 3))
+        assert (speculative.target_model_config, speculative.target_parallel_config) == ("m", "p")
+        assert (in_use.inner_tokens(config), in_use.drafts_predictions(config)) == (3, True)
+    inner = engine_config.inner_config(config)
+    assert (inner.speculative_config.num_speculative_tokens, in_use.drafts_predictions(inner)) == (3, False)
+    assert in_use.inner_tokens(config) == 3
+    theirs = SimpleNamespace(speculative_config=Known(method="mtp", num_speculative_tokens=3))
+    engine_config._take_inner_drafter(theirs)
+    assert not in_use.drafts_predictions(theirs)
+
+
+@pytest.mark.parametrize(
+    ("given", "v2", "message"),
+    [
+        ("mtp", True, "as JSON, .* got 'mtp'"),
+        ("[1]", True, "as JSON, .* got '\\[1\\]'"),
+        ('{"num_speculative_tokens": 3}', True, "as JSON"),
+        ('{"method": "custom_class"}', True, "as JSON"),
+        (MTP, False, "V2 model runner, the engine uses V1"),
+        (
+            MTP[:-1] + ', "draft_sample_method": "probabilistic"}',
+            True,
+            "expected draft_sample_method 'greedy'",
+        ),
+        (
+            MTP[:-1] + ', "num_speculative_tokens_per_batch_size": [[1, 8, 3], [9, 64, 0]]}',
+            True,
+            "expected a fixed num_speculative_tokens",
+        ),
+        ('{"method": "nonsense"}', True, "^vLLM's own$"),
+    ],
+)
+def test_a_drafter_that_cannot_be_had_ends_the_start(
+    monkeypatch: pytest.MonkeyPatch, given: str, v2: bool, message: str
+) -> None:
+    monkeypatch.setenv("GPU_ALIGN_DRAFTER", given)
+    with pytest.raises(ValueError, match=message):
+        engine_config._take_inner_drafter(known(v2=v2))
 
 
 # A survival table of one's own.
