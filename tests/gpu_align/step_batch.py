@@ -362,7 +362,11 @@ class StepBatch:
         if len(tokens) % 5 == 0:  # a prompt that is not all there
             done = len(prompt) // 3
         memory = rng.random() < 0.3
-        related = memory and rng.random() < 0.5
+        related = memory and rng.random() < 0.7
+        if related and rng.random() < 0.7:  # a skeleton, forced or not
+            at = range(rng.choice([0, 3]), len(prediction), rng.choice([5, 16, 40]))
+            for gap, k in enumerate(at, c.FIRST_GAP):
+                prediction[k] = gap
         known = self.known.packs
         packs = [None, None, known, known[::-1], known[:1], known[1:], []][len(tokens) % 7]
         # Ids outside of the vocabulary, and more than a slot keeps.

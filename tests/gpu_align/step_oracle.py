@@ -68,8 +68,11 @@ class Oracle:
         #: Of a memory 32 tokens count as not in sync beforehand, and its beginning is no
         #: beginning of an output.
         self.memory = memory
-        #: Related answers have limits of their own, in the second half of the table.
-        self.related = related
+        #: Related answers have limits of their own, in the second quarter of the table; a skeleton, where one of
+        #: sixteen tokens is a gap, in the third; one that begins with text in the last.
+        gaps = [token >= 2**31 - 2**16 for token in self.text]
+        is_skeleton = related and any(gaps) and 16 * sum(gaps) >= len(gaps)
+        self.limits = (3 - gaps[0]) if is_skeleton else int(related)
         #: Tokens that end the request; at a high temperature confidences are in the second half of the table.
         self.end_tokens, self.is_hot = set(end_tokens), is_hot
         self.text_bits = index_bits(-(-max(len(self.text), 1) // PAGE) * PAGE)
@@ -297,7 +300,7 @@ class Oracle:
             if c is None or c.room <= 0:
                 continue
             num = self.K if c.matched >= MAX_MATCH else min(self.quarters * (c.matched + 1) // 4, self.K)
-            row = class_id + self.related * len(self.tables.confidence) // 2
+            row = class_id + self.limits * len(self.tables.confidence) // 2
             num = min(num, int(self.tables.max_draft_len[row]))
             value = int(self.tables.expected_accepted[row, num])
             at_start = self.in_sync and cursor == self.num_in_sync == num_output <= MAX_MATCH
