@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import product
 from typing import Annotated, NamedTuple
@@ -173,44 +173,21 @@ SMALL_LCS = [lambda rng: lcs_of(rng, 8, 600, 8)]
 SMALL_STEPS = [lambda rng, K=K, s=s: steps(rng, K, s, is_small=True) for K, s in ((16, False), (256, True))]
 
 
-class Row(NamedTuple):
-    """Findings of a kernel, all its variants together.
-
-    Attributes:
-        differences: cases of it that did not end as they should.
-        instructions: that were executed, of any warp.
-        reached, code: instructions of the binaries that ran, and all that are `entered`.
-        same_value: bytes that two threads stored without an order, with one value.
-    """
-
-    kernel: str
-    variants: int
-    programs: int
-    instructions: int
-    differences: int
-    races: int
-    same_value: int
-    reached: int
-    code: int
+#: Of a kernel's row, all its variants together. differences: cases of it that did not end as they should. reached,
+#: code: instructions of the binaries that ran, and all that are `entered`. same_value: bytes that two threads
+#: stored without an order, with one value.
+COLUMNS = (
+    "variants", "programs", "instructions", "differences", "races", "same_value", "reached", "code",
+)  # fmt: skip
 
 
-class Outcome(NamedTuple):
-    """wrong: case and turn → what differs; rows: by kernel; races and unreached: where in the sources."""
-
-    wrong: dict[str, str]
-    rows: list[Row]
-    races: Counter[tuple[str, str, str]]
-    unreached: Counter[str]
-
-
-def run_cases(emulator: Emulator, names: Collection[str], turns: Sequence[int], seconds: float) -> Outcome:
+def run_cases(emulator: Emulator, turns: Sequence[int], seconds: float) -> dict[str, str]:
     """The `turns` of every case, or two at least until its share of `seconds` of the processor is over. It ends
-    when `MOST_WRONG` differ."""
+    when `MOST_WRONG` differ. Returns case and turn → what differs."""
     wrong: dict[str, str] = {}
-    variants = [(name, i) for name in names for i in range(len(CASES[name]))]
     with in_place_of_triton(emulator.target, emulator):
-        for name, i in variants:
-            share = WEIGHTS.get(name, 1) / len(CASES[name]) / sum(WEIGHTS.get(n, 1) for n in names)
+        for name, i in ((name, i) for name, cases in CASES.items() for i in range(len(cases))):
+            share = WEIGHTS.get(name, 1) / len(CASES[name]) / sum(WEIGHTS.get(n, 1) for n in CASES)
             end = time.process_time() + share * seconds
             for turn in turns:
                 of = f"0 {name} {i} {turn}"
@@ -222,29 +199,23 @@ def run_cases(emulator: Emulator, names: Collection[str], turns: Sequence[int], 
                 found = len(wrong) + any(code.findings.races for code in emulator.codes.values())
                 if found >= MOST_WRONG or (turn != turns[0] and time.process_time() > end):
                     break
-    return _outcome(emulator, wrong)
+    return wrong
 
 
-def _outcome(emulator: Emulator, wrong: dict[str, str]) -> Outcome:
-    races: Counter[tuple[str, str, str]] = Counter()
-    unreached: Counter[str] = Counter()
-    rows: dict[str, Row] = {}
-    for code in emulator.codes.values():
-        found = code.findings
-        own = sorted(entered(code.program))
-        kernel = code.kernel
-        differences = sum(text.startswith(f"{kernel}:") for text in wrong.values())
-        row = Row(
-            kernel, 1, found.programs, found.instructions, differences, len(found.races), found.same_value,
-            sum(found.reached[i] > 0 for i in own), len(own),
+def rows_of(emulator: Emulator, wrong: dict[str, str]) -> dict[str, dict[str, int]]:
+    """Kernel → its row."""
+    rows: dict[str, dict[str, int]] = {}
+    for kernel, program, found in sorted(emulator.codes.values(), key=lambda code: code.kernel):
+        own = entered(program)
+        reached = sum(found.reached[i] > 0 for i in own)
+        more = (
+            1, found.programs, found.instructions, 0, len(found.races), found.same_value, reached, len(own),
         )  # fmt: skip
-        before = rows.get(kernel, Row(kernel, *[0] * 8))
-        rows[kernel] = Row(kernel, *map(sum, zip(before[1:], row[1:], strict=True)))._replace(
-            differences=row.differences
-        )
-        races.update(found.races)
-        unreached.update(where(code.program.code[i]) for i in own if not found.reached[i])
-    return Outcome(wrong, sorted(rows.values()), races, unreached)
+        row = rows.setdefault(kernel, dict.fromkeys(COLUMNS, 0))
+        for name, number in zip(COLUMNS, more, strict=True):
+            row[name] += number
+        row["differences"] = sum(text.startswith(f"{kernel}:") for text in wrong.values())
+    return rows
 
 
 def entered(program: Program) -> set[int]:
@@ -274,7 +245,6 @@ def entered(program: Program) -> set[int]:
 def main(
     quick: Annotated[bool, typer.Option("--quick", help="few cases, sm_90")] = False,
     write: Annotated[bool, typer.Option("--write", help="put the rows into results and pages")] = False,
-    only: Annotated[list[str] | None, typer.Option(help="of the cases: step, lcs, index")] = None,
     seconds: Annotated[float, typer.Option(help="for each target")] = 450.0,
 ) -> None:
     """Execute the machine code of every kernel beside its reference, in random order, and look for races."""
@@ -288,44 +258,40 @@ def main(
     version, is_wrong = triton.__version__, False
     stored = tables.read("machine_code")
     for target in ["sm_90"] if quick else BANKS:
-        outcome = run_cases(Emulator(target), only or list(CASES), range(2 if quick else 1_000_000), seconds)
+        emulator = Emulator(target)
+        wrong = run_cases(emulator, range(2 if quick else 1_000_000), seconds)
+        rows = rows_of(emulator, wrong)
         of = stored["triton"].setdefault(version, {}).setdefault(target, {})
-        of |= {row.kernel: row._asdict() for row in outcome.rows}
+        of |= {kernel: {"kernel": kernel, **row} for kernel, row in rows.items()}
         if write:
             tables.write_json(tables.RESULTS / "machine_code.json", stored, depth=4)
-        typer.echo(f"triton {version}, {target}\n\n{markdown(outcome.rows)}\n")
-        for of, text in outcome.wrong.items():
-            typer.echo(f"{of}: {text}", err=True)
-        for race, times in outcome.races.most_common():
+        typer.echo(f"triton {version}, {target}\n\n{markdown(rows)}\n")
+        for case, text in wrong.items():
+            typer.echo(f"{case}: {text}", err=True)
+        races, unreached = Counter[tuple[str, str, str]](), Counter[str]()
+        for _, program, found in emulator.codes.values():
+            races.update(found.races)
+            unreached.update(where(program.code[i]) for i in entered(program) if not found.reached[i])
+        for race, times in races.most_common():
             typer.echo(f"race, {times} bytes: {' ← '.join(race)}", err=True)
-        few = [row.kernel for row in outcome.rows if row.reached < 0.98 * row.code]
+        few = [kernel for kernel, row in rows.items() if row["reached"] < 0.98 * row["code"]]
         if few and not quick:
-            most = dict(outcome.unreached.most_common(12))
+            most = dict(unreached.most_common(12))
             typer.echo(f"reached less than 98 %: {', '.join(few)}; most of it: {most}")
-        is_wrong = is_wrong or bool(outcome.wrong or outcome.races)
+        is_wrong = is_wrong or bool(wrong or races)
     if write:
         subprocess.run([sys.executable, tables.DOCS / "_scripts" / "fill_numbers.py"], check=True)
     if is_wrong:
         raise typer.Exit(1)
 
 
-def markdown(rows: list[Row]) -> str:
+def markdown(rows: dict[str, dict[str, int]]) -> str:
     """The table of a target."""
-    heads = "kernel", "variants", "programs", "instructions", "differences", "races", "code reached"
-    return tables.table(
-        heads,
-        [
-            (
-                *row[:2],
-                f"{row.programs:,}",
-                f"{row.instructions:,}",
-                row.differences,
-                row.races,
-                f"{100 * row.reached / max(row.code, 1):.1f} %",
-            )
-            for row in rows
-        ],
-    )
+    shown = [
+        [kernel, *(f"{row[name]:,}" for name in COLUMNS[:5]), f"{row['reached'] / max(row['code'], 1):.1%}"]
+        for kernel, row in rows.items()
+    ]
+    return tables.table(["kernel", *COLUMNS[:5], "code reached"], shown)
 
 
 if __name__ == "__main__":
