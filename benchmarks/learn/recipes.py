@@ -1,28 +1,26 @@
 """Learn the recipe pack that comes with the library: ``python -m benchmarks.learn.recipes [OUT.json.gz]``.
 
-How far the promises hold is measured on
-packages that the pack does not know: one is learned from all but one part of the packages, and the drafter replays
-the edits of that part with it. Drafts from recipes are accepted less often than the counts promise, as they are
-chosen where nothing else is likely; the calibration says by how much. It changes what is chosen, so the replay is
-repeated with it.
+How far the promises hold is measured on packages that the pack does not know. One is learned from all but a
+part of the packages, and the drafter replays the edits of that part with it. Drafts from recipes are accepted
+less often than the counts promise, as they are chosen where nothing else is likely; the calibration says by how
+much. It changes what is chosen, so the replay is repeated with it.
 """
 
 from __future__ import annotations
 
-import os
+import hashlib
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.corpus.build import DEFAULT_CACHE
-from benchmarks.corpus.files import Fetch, download
-from benchmarks.corpus.kinds import MODEL, QUALITIES
-from benchmarks.corpus.packages import package_texts
+from benchmarks.corpus.files import NPM, SETS, SORTS, Releases, fetch_all, sort_of, texts_in
+from benchmarks.corpus.kinds import MODEL, QUALITIES, RELEASES, is_written
 from benchmarks.processes import pool
-from benchmarks.quality.runs import Entry, cached_corpus, make_corpora, read_entries
+from benchmarks.quality.runs import JOBS, Entry, make_corpora, read_entries
 from benchmarks.tables import command
 from gpu_align import RecipePack, Source
 from gpu_align.files import NUM_BINS
@@ -45,6 +43,50 @@ NUM_ROUNDS = 6
 SPLITS = ("tune", "kinds-tune")
 #: Offsets are drawn towards none by so many drafts.
 PRIOR = 30
+#: Most characters of a text, and of all texts of one sort in one package.
+MAX_CHARACTERS, MAX_OF_SORT = 400_000, 3_000_000
+#: Folders of other projects' code, all that begin with one of these words. It says nothing about what this package
+#: writes, and it may be of a package of the other split: grpcio has upb, which is protobuf's.
+VENDORED = ("third_party", "vendor", "_vendor", "vendored", "node_modules", "upb")
+
+
+def releases_of(split: str) -> list[Releases]:
+    return [*RELEASES[split], *(releases for _, releases in SETS[split])]
+
+
+def package_texts(split: str) -> Iterator[tuple[str, str]]:
+    """``(package, text)`` of the first and the last release of every package of a split, sorted by package.
+
+    Every file that is of one of `SORTS`, not `VENDORED`, at most `MAX_CHARACTERS` long and with lines as short as
+    people write them; of a package each text once. Of a package and sort at most `MAX_OF_SORT` characters, in the
+    order of a hash of release and path: of a large package more files are taken than both releases of some.
+    """
+    ends = {archive for r in releases_of(split) for archive in (r.archives[0], r.archives[-1])}
+    by_package: dict[str, list[tuple[bytes, str, str]]] = defaultdict(list)
+    for (name, version, _), archive in zip(sorted(ends), fetch_all(sorted(ends)), strict=True):
+        by_package[name.removeprefix(NPM)] += [
+            (hashlib.sha256(f"{version}/{path}".encode()).digest(), path, text)
+            for path, text in texts_in(archive, SORTS).items()
+        ]
+    for package, files in sorted(by_package.items()):
+        seen: set[str] = set()
+        left = dict.fromkeys(SORTS, MAX_OF_SORT)
+        for _, path, text in sorted(files):
+            sort = sort_of(path, SORTS) or ""
+            is_whole = 0 < len(text) <= min(MAX_CHARACTERS, left[sort]) and is_written(text)
+            if text not in seen and is_whole and not is_vendored(path):
+                left[sort] -= len(text)
+                seen.add(text)
+                yield package, text
+
+
+def is_vendored(path: str) -> bool:
+    """Whether a file is in a folder of another project's code.
+
+    >>> is_vendored("core/ext/upb-generated/a.h"), is_vendored("vendor.py")
+    (True, False)
+    """
+    return any(folder.startswith(VENDORED) for folder in PurePosixPath(path).parts[:-1])
 
 
 #: ``(package, text)`` of each text.
@@ -56,10 +98,11 @@ def is_replayed(entry: Entry) -> bool:
     return entry.tokens == "tekken" and not (entry.kind == MODEL or entry.kind in QUALITIES[1:])
 
 
-def learnable_texts(cache: Path, fetch: Fetch = download) -> list[tuple[str, str]]:
+def learnable_texts() -> list[tuple[str, str]]:
     """``(package, text)`` of the tuning splits, without the texts that a package of the test splits has, too."""
-    reported = {text for _, text in package_texts("test", cache, fetch, everything=True)}
-    return [(package, text) for package, text in package_texts("tune", cache, fetch) if text not in reported]
+    archives = fetch_all({archive for r in releases_of("test") for archive in r.archives})
+    reported = {text for archive in archives for text in texts_in(archive, SORTS).values()}
+    return [(package, text) for package, text in package_texts("tune") if text not in reported]
 
 
 def without(texts: Texts, packages: Collection[str]) -> list[tuple[str, str]]:
@@ -120,19 +163,18 @@ def main() -> None:
     said = "take this pack's instead of measuring one (many minutes)"
     parser.add_argument("--calibration", type=Path, metavar="PACK", help=said)
     args = parser.parse_args()
-    texts = learnable_texts(DEFAULT_CACHE)
+    texts = learnable_texts()
     pack = learn(texts)
     print(f"{len(texts):,} texts, {sum(len(text) for _, text in texts):,} characters: {pack!r}", flush=True)
     if args.calibration:
         _save(replace(pack, calibration=RecipePack.load(args.calibration).calibration), args.out)
         return
-    corpora = {name: cached_corpus(name) for name in SPLITS}
-    if code := make_corpora(corpora):
+    if code := make_corpora(*SPLITS):
         raise SystemExit(code)
-    entries = [entry for path in corpora.values() for entry in read_entries(path) if is_replayed(entry)]
+    entries = [entry for name in SPLITS for entry in read_entries(name) if is_replayed(entry)]
     parts = list(parts_of(texts, entries))
     calibration = [0.0] * NUM_BINS
-    with pool(os.cpu_count() or 1) as workers:
+    with pool(JOBS) as workers:
         packs = workers.map(learn, [known for known, _ in parts], chunksize=1)
         for number in range(NUM_ROUNDS):
             tasks = [

@@ -7,7 +7,6 @@ are those of the drafter itself, so the replay is repeated with the table it jus
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -19,7 +18,7 @@ import numpy.typing as npt
 
 from benchmarks.corpus.kinds import MODEL
 from benchmarks.processes import pool
-from benchmarks.quality.runs import cached_corpus, make_corpora, read_entries
+from benchmarks.quality.runs import JOBS, make_corpora, read_entries
 from benchmarks.tables import command
 from gpu_align.config import DrafterConfig
 from gpu_align.ops.choose import NUM_CLASSES
@@ -37,16 +36,16 @@ KINDS = ("python", "document", "json", "config", "sql", "unrelated")
 MADE = (MODEL, "draft_20")
 
 
-def training_records(pairs: Path) -> list[Record]:
-    """The records of a corpus that a table is learned from, in the order that `learn_table` wants."""
-    entries = read_entries(pairs)
+def training_records() -> list[Record]:
+    """The records of `tune` that a table is learned from, in the order that `learn_table` wants."""
+    entries = read_entries("tune")
     return _in_order(e.record for e in entries if e.kind in KINDS and e.tokens == "tekken")
 
 
-def calibration_records(pairs: Path, kinds: Path) -> list[Record]:
+def calibration_records() -> list[Record]:
     """The records that a calibration is counted in: those of `training_records`, and of the ten kinds of text."""
-    of_kinds = [e.record for e in read_entries(kinds) if e.kind == e.text or e.kind in MADE]
-    return _in_order([*training_records(pairs), *of_kinds])
+    of_kinds = [e.record for e in read_entries("kinds-tune") if e.kind == e.text or e.kind in MADE]
+    return _in_order([*training_records(), *of_kinds])
 
 
 def _in_order(records: Iterable[Record]) -> list[Record]:
@@ -109,31 +108,25 @@ def learn_table(
     return make_table(at_knots(curves), calibrate(drafts), runs.sum(axis=1), len(records), MADE_BY)
 
 
-def recalibrated(table: Mapping[str, Any], records: Sequence[Record], jobs: int = 1) -> dict[str, Any]:
+def recalibrated(table: Mapping[str, Any], records: Sequence[Record]) -> dict[str, Any]:
     """A table of `learn_table` or `read_table` with the calibration that one replay of `calibration_records` asks
     for."""
     curves = np.array(table["survival"])
-    parts = _replayed(records, curves.astype(np.float64), DrafterConfig(), jobs)
+    parts = _replayed(records, curves.astype(np.float64), DrafterConfig(), JOBS)
     drafts = np.sum([part.drafts for part in parts], axis=0)
     return make_table(curves, calibrate(drafts), np.array(table["seen"]), int(table["records"]), MADE_BY)
 
 
-def main(argv: list[str] | None = None) -> None:
+def main() -> None:
     parser = command("benchmarks.learn.survival", __doc__)
     parser.add_argument("out", nargs="?", type=Path, default=SHIPPED, help="default: the shipped table")
-    said = "learn from this JSONL file instead of the tuning split"
-    parser.add_argument("--pairs", type=Path, default=cached_corpus("tune"), help=said)
-    said = "calibrate with this JSONL file instead of kinds-tune, too"
-    parser.add_argument("--kinds", type=Path, default=cached_corpus("kinds-tune"), help=said)
     said = "keep this table's curves, and calibrate it anew"
     parser.add_argument("--calibrate", type=Path, metavar="TABLE", help=said)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
-    args = parser.parse_args(argv)
-    if code := make_corpora({"tune": args.pairs, "kinds-tune": args.kinds}):
+    args = parser.parse_args()
+    if code := make_corpora("tune", "kinds-tune"):
         raise SystemExit(code)
-    records, to_calibrate = training_records(args.pairs), calibration_records(args.pairs, args.kinds)
-    table = read_table(args.calibrate) if args.calibrate else learn_table(records, jobs=args.jobs)
-    table = recalibrated(table, to_calibrate, args.jobs)
+    table = read_table(args.calibrate) if args.calibrate else learn_table(training_records(), jobs=JOBS)
+    table = recalibrated(table, calibration_records())
     write_table(table, args.out)
     print(f"wrote {args.out}; calibration {table['calibration']}")
 

@@ -1,5 +1,218 @@
-"""``python -m benchmarks.quality``."""
+"""Draft quality, all of it: ``python -m benchmarks.quality``.
 
-from benchmarks.quality.main import main
+Replays the test split of the corpus with every drafter at K = 64, 32 and 16, our own one all along its trade-off,
+with the recipes that it comes with; then perfect, unrelated and slightly wrong predictions, and ten kinds of text
+with predictions of every quality. Prints what has to hold; the tables are those of the pages, which
+docs/_scripts/fill_numbers.py makes from the JSON file. Nothing of it is random or depends on time.
+"""
 
-raise SystemExit(main())
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from benchmarks import tables
+from benchmarks.corpus.kinds import KINDS, MODEL, QUALITIES
+from benchmarks.quality import cases, checks, plot
+from benchmarks.quality.checks import Check, K, leads
+from benchmarks.quality.runs import (
+    CACHED,
+    CLAIRVOYANT,
+    WITHOUT_RECIPES,
+    Counts,
+    Entry,
+    Knowledge,
+    Run,
+    knowledge,
+    make_ready,
+    our_settings,
+    quality_command,
+    read_entries,
+    run_all,
+    total,
+)
+from gpu_align.simulate import load_tokenizer, runnable_policy_names
+from gpu_align.tools.simulate.policies import OURS
+from gpu_align.tools.simulate.replay import PairResult
+
+SIZES = (64, 32, 16)
+#: Far from the curve and slow, or of interest at one K only.
+ONLY_AT_64 = ("cursor", "myers", "input_lookup_node_llama_cpp", "prompt_lookup_transformers", CLAIRVOYANT)
+#: Kinds that `cases` adds to the corpus; only our drafter at K = 64 replays them, and a bound one of them.
+CASES = ("perfect", "one_line", "unrelated_case", "nothing")
+
+
+def planned_runs() -> list[Run]:
+    """Every drafter with every setting at every K."""
+    runs = []
+    for k in SIZES:
+        settings = (*our_settings(k), dict(WITHOUT_RECIPES))
+        runs += [Run(OURS, k, tuple(setting.items())) for setting in settings]
+        names = [*runnable_policy_names(with_recipes=True), *CACHED, CLAIRVOYANT]
+        runs += [Run(name, k) for name in names if name != OURS and (k == K or name not in ONLY_AT_64)]
+    return list(dict.fromkeys(runs))
+
+
+def with_cases(entries: Sequence[Entry]) -> list[Entry]:
+    """The corpus, then the cases of `CASES`."""
+    real = [entry for entry in entries if entry.is_real]
+    strangers = cases.unrelated(cases.hopeless(entries))
+    return [
+        *entries,
+        *cases.perfect(real),
+        *cases.one_line_edits(real, load_tokenizer("tekken")),
+        *strangers,
+        *cases.without_prediction(strangers),
+    ]
+
+
+def replays(run: Run, entry: Entry) -> bool:
+    """Whether a run is over an entry."""
+    if entry.kind not in CASES:
+        return True
+    return run == Run(OURS, K) or (run == Run(CLAIRVOYANT, K) and entry.kind == "one_line")
+
+
+def checks_of(
+    test: Mapping[Run, Counts],
+    five: Mapping[Run, Counts],
+    pairs_of: Callable[[Run, str], list[PairResult]],
+) -> list[Check]:
+    """All rows with a verdict."""
+    ours = Run(OURS, K)
+    unrelated, nothing = (Counts.of(pairs_of(ours, kind)) for kind in ("unrelated_case", "nothing"))
+    return [
+        *checks.peer_checks(test),
+        *checks.five_checks(five),
+        checks.perfect_check(pairs_of(ours, "perfect")),
+        *checks.one_line_checks(pairs_of(ours, "one_line"), pairs_of(Run(CLAIRVOYANT, K), "one_line")),
+        *checks.unrelated_checks(unrelated, nothing),
+        checks.reliability_check(test[ours].reliability),
+    ]
+
+
+def main() -> int:
+    """Command line; returns the exit code (0, 1: something to compare with could not be fetched)."""
+    options = quality_command("benchmarks.quality", __doc__, "quality").parse_args()
+    if code := make_ready("test", "tune", "kinds-test"):
+        return code
+    entries = with_cases(read_entries("test")[:: options.one_in])
+    known = knowledge(sorted({e.tokens for e in entries}))
+    results = run_all(planned_runs(), entries, replays, known)
+    rows = measure_kinds(read_entries("kinds-test")[:: options.one_in], known)
+    found = as_json(results, entries, rows)
+    verdicts = ([*list(c.values())[:3], tables.verdict(c["passed"])] for c in found["checks"])
+    print(tables.table(["check", "found", "wanted", ""], verdicts, "llll"))
+    tables.write_json(options.json, found)
+    if options.one_in == 1:
+        plot.draw(found)
+    holding = sum(check["passed"] for check in found["checks"])
+    print(f"{holding} of {len(found['checks'])} checks hold")
+    return 0
+
+
+def as_json(
+    results: Mapping[Run, Mapping[int, PairResult]],
+    entries: Sequence[Entry],
+    rows: Mapping[str, Mapping[Run, Counts]],
+) -> dict[str, Any]:
+    """The numbers of the documentation: integers, so that ratios are computed where they are shown."""
+    test = {run: total(found, entries, lambda e: e.kind not in CASES) for run, found in results.items()}
+    five = {run: total(found, entries, lambda e: e.in_five) for run, found in results.items()}
+
+    def pairs_of(run: Run, kind: str) -> list[PairResult]:
+        return [pair for index, pair in sorted(results[run].items()) if entries[index].kind == kind]
+
+    return {
+        "made_by": "python -m benchmarks.quality --json benchmarks/results/quality.json",
+        "runs": [
+            {
+                "policy": run.policy,
+                "setting": dict(run.setting),
+                "num_draft_tokens": run.num_draft_tokens,
+                "five": five[run].as_json(),
+                "test": test[run].as_json(),
+            }
+            for run in test
+        ],
+        "reliability": [
+            {
+                "low": d.low,
+                "drafts": d.drafts,
+                "confidence": _rounded(d.confidence),
+                "accepted": _rounded(d.accepted),
+            }
+            for d in test[Run(OURS, K)].reliability.deciles()
+        ],
+        "checks": [check._asdict() for check in checks_of(test, five, pairs_of)],
+        "rows": kinds_as_json(rows),
+    }
+
+
+def _rounded(value: float) -> float | None:
+    return None if value != value else round(value, 4)
+
+
+# Kinds of text and qualities of the prediction, of ``kinds-test``: a row each against every peer.
+
+#: Far below the others at every rejection, and slow.
+LEFT_OUT = ("myers", "cursor", "input_lookup_node_llama_cpp", "prompt_lookup_transformers", "recipe_pack")
+#: The label of all real changes together, where the rows are by quality of the prediction.
+ORIGINAL = "original"
+#: Rows, in their order.
+LABELS = (*KINDS, MODEL, ORIGINAL, *QUALITIES)
+#: The peer that comes nearest at the rejections of our default.
+NAMED_PEER = "suffix_decoding_4_deep"
+#: Runs whose counts are kept in the JSON file.
+SHOWN = (OURS, NAMED_PEER, "suffix_decoding_deep", "prompt_lookup", "openai", CLAIRVOYANT)
+
+
+def runs_of_kinds() -> list[Run]:
+    """Ours with every setting, and every peer."""
+    peers = [name for name in runnable_policy_names() if name != OURS and name not in LEFT_OUT]
+    runs = [Run(OURS, K, tuple(setting.items())) for setting in our_settings(K)]
+    return [*runs, *(Run(name, K) for name in (*peers, *CACHED, CLAIRVOYANT))]
+
+
+def labels_of(entry: Entry) -> tuple[str, ...]:
+    """The rows that a record counts in."""
+    return (entry.kind, ORIGINAL) if entry.kind == entry.text else (entry.kind,)
+
+
+def measure_kinds(entries: Sequence[Entry], known: Mapping[str, Knowledge]) -> dict[str, dict[Run, Counts]]:
+    """Label → run → its sums."""
+    results = run_all(runs_of_kinds(), entries, known=known)
+    found: dict[str, dict[Run, Counts]] = {}
+    for label in LABELS:
+        sums = {
+            run: total(pairs, entries, lambda entry, label=label: label in labels_of(entry))
+            for run, pairs in results.items()
+        }
+        found[label] = {run: counts for run, counts in sums.items() if counts.steps}
+    return {label: sums for label, sums in found.items() if sums}
+
+
+def kinds_as_json(found: Mapping[str, Mapping[Run, Counts]]) -> dict[str, Any]:
+    """The numbers of the documentation, by label: counts at the default, and the leads over every peer."""
+    return {
+        label: {
+            "runs": {name: counts[Run(name, K)].as_json() for name in SHOWN if Run(name, K) in counts},
+            "leads": [
+                {
+                    "peer": lead.peer,
+                    "tokens_per_step": round(lead.point.tokens_per_step, 3),
+                    "rejected_per_accepted": round(lead.point.rejected_per_accepted, 4),
+                    "ratio": None if lead.ratio is None else round(lead.ratio, 4),
+                }
+                # The smallest first, after those that ours has no setting for.
+                for lead in sorted(
+                    leads(counts, K), key=lambda lead: (lead.ratio is not None, lead.ratio or 0.0)
+                )
+            ],
+        }
+        for label, counts in found.items()
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

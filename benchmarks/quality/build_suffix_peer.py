@@ -18,43 +18,42 @@ import zipfile
 from pathlib import Path
 
 from benchmarks.corpus.files import download
-from benchmarks.tables import command
 
 VERSION = "0.3.0"
 NANOBIND = "2.9.2"
-DEFAULT_FOLDER = Path(".cache/suffix_peer")
+FOLDER = Path(".cache/suffix_peer")
 #: Names the versions that a finished build was made from; written last.
 STAMP = "BUILT"
 
 
-def add_to_path(folder: Path = DEFAULT_FOLDER) -> bool:
-    """Let this process import what `build` left in `folder`; False if there is nothing."""
-    if not (folder / STAMP).is_file():
+def add_to_path() -> bool:
+    """Let this process import what `build` left; False if there is nothing."""
+    if not (FOLDER / STAMP).is_file():
         return False
-    if str(folder.resolve()) not in sys.path:
-        sys.path.append(str(folder.resolve()))
+    if str(FOLDER.resolve()) not in sys.path:
+        sys.path.append(str(FOLDER.resolve()))
     return True
 
 
-def build(folder: Path = DEFAULT_FOLDER) -> None:
-    """Download and compile into `folder`; does nothing where that is done already."""
+def build() -> None:
+    """Download and compile into `FOLDER`; does nothing where that is done already. RuntimeError: no compiler."""
     # An extension belongs to one Python: another one builds again.
     stamp = f"arctic-inference {VERSION}, nanobind {NANOBIND}, {sys.implementation.cache_tag}\n"
-    if (folder / STAMP).is_file() and (folder / STAMP).read_text() == stamp:
+    if (FOLDER / STAMP).is_file() and (FOLDER / STAMP).read_text() == stamp:
         return
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
     if compiler is None:
         raise RuntimeError("no C++ compiler: install g++ or clang++, or name one in CXX")
-    shutil.rmtree(folder, ignore_errors=True)
-    work = folder / "src"
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    work = FOLDER / "src"
     work.mkdir(parents=True)
-    with zipfile.ZipFile(download("nanobind", NANOBIND, work)) as wheel:
+    with zipfile.ZipFile(download("nanobind", NANOBIND, cache=work)) as wheel:
         wheel.extractall(work)
-    sdist = download("arctic-inference", VERSION, work, sdist=True)
+    sdist = download("arctic-inference", VERSION, sdist=True, cache=work)
     with tarfile.open(sdist) as opened:
         opened.extractall(work, filter="data")
     source = work / sdist.name.removesuffix(".tar.gz")
-    package = folder / "arctic_inference" / "suffix_decoding"
+    package = FOLDER / "arctic_inference" / "suffix_decoding"
     package.mkdir(parents=True)
     # No __init__.py beside it: the real one imports the engine plugin, and a namespace package needs none.
     for name in ("__init__.py", "cache.py"):
@@ -71,22 +70,9 @@ def build(folder: Path = DEFAULT_FOLDER) -> None:
     )  # fmt: skip
     if done.returncode:
         raise RuntimeError("\n".join([f"{compiler} failed:", *done.stderr.strip().splitlines()[-5:]]))
-    (folder / STAMP).write_text(stamp)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Command line; returns the exit code (0, or 1: it could not be built)."""
-    parser = command("benchmarks.quality.build_suffix_peer", "Build Arctic's suffix decoding for comparison.")
-    parser.add_argument("folder", nargs="?", type=Path, default=DEFAULT_FOLDER, help=f"({DEFAULT_FOLDER})")
-    options = parser.parse_args(argv)
-    try:
-        build(options.folder)
-    except RuntimeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(f"suffix decoding of arctic-inference {VERSION} is in {options.folder}")
-    return 0
+    (FOLDER / STAMP).write_text(stamp)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    build()
+    print(f"suffix decoding of arctic-inference {VERSION} is in {FOLDER}")

@@ -22,14 +22,9 @@ def least_steps(num_output: int, num_draft_tokens: int) -> int:
     return 1 + -(-(num_output - 1) // (num_draft_tokens + 1))
 
 
-def real(entries: Sequence[Entry]) -> list[Entry]:
-    """Those that are changes between two releases, in the tokens of the shipped tables."""
-    return [e for e in entries if e.tokens == "tekken" and e.kind == e.text]
-
-
 def hopeless(entries: Sequence[Entry]) -> list[Entry]:
-    """Those of the `real` ones that `unrelated` predictions are tried on."""
-    return [e for e in real(entries) if len(e.record.output) <= UNRELATED_TOKENS][::UNRELATED_ONE_IN]
+    """Those of the real ones that `unrelated` predictions are tried on."""
+    return [e for e in entries if e.is_real and len(e.record.output) <= UNRELATED_TOKENS][::UNRELATED_ONE_IN]
 
 
 def perfect(entries: Sequence[Entry]) -> list[Entry]:

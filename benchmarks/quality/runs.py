@@ -12,99 +12,94 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from benchmarks.corpus import build as corpus
-from benchmarks.corpus.build import DEFAULT_CACHE
-from benchmarks.corpus.files import FIVE
-from benchmarks.corpus.mix import ByteTokenizer, trained_bpe
+from benchmarks.corpus.build import KIND_SETS
+from benchmarks.corpus.files import FIVE, SETS
+from benchmarks.corpus.mix import encoder_of
 from benchmarks.processes import pool
 from benchmarks.quality import build_suffix_peer
-from benchmarks.quality.earlier import CachedSuffixDecoding, EarlierResponses
-from benchmarks.quality.replays import OurPair, Reliability, bound, everywhere, replay_batched
+from benchmarks.quality.replays import OurPair, Reliability, bound, replay_batched
 from benchmarks.tables import command
 from gpu_align import DrafterConfig, RecipePack, Recipes, Source
 from gpu_align.policies import RECIPE_POLICIES
 from gpu_align.predictors import TokenPredictor
 from gpu_align.simulate import NO_PACK, SWEEP, Record, load_tokenizer, replay
+from gpu_align.tools.policies import REQUEST, SuffixDecoding, suffix_tree
 from gpu_align.tools.simulate.policies import OURS, make_policies, setting_name
 from gpu_align.tools.simulate.replay import PairResult
 
+#: Set of the corpus → its file.
+CORPORA = {name: Path(f".cache/corpus-{name}.jsonl.gz") for name in (*SETS, *KIND_SETS)}
+#: Processes.
+JOBS = os.cpu_count() or 1
 
-def cached_corpus(name: str) -> Path:
-    """The file of a set of the corpus."""
-    return Path(f".cache/corpus-{name}.jsonl.gz")
 
-
-def quality_command(module: str, doc: str | None, corpus: str, out: str) -> argparse.ArgumentParser:
-    """The options of all measurements: a set of the corpus, the results, how many records and processes."""
-    parser, made = command(module, doc), "made if not there"
-    parser.add_argument("--corpus", type=Path, default=cached_corpus(corpus), help=made)
-    said = f"what is learned or known beforehand; {made}"
-    parser.add_argument("--tune", type=Path, default=cached_corpus("tune"), help=said)
+def quality_command(module: str, doc: str | None, out: str) -> argparse.ArgumentParser:
+    """The options of all measurements: the results, how many records."""
+    parser = command(module, doc)
     parser.add_argument("--json", type=Path, default=Path(f".cache/{out}.json"), help="the results")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--one-in", type=int, default=1, metavar="N", help="every Nth record: a quick look")
     return parser
 
 
-def make_ready(corpora: Mapping[str, Path]) -> int:
-    """Build Arctic's suffix tree, and make the corpora (set → file) that are not there; returns an exit code."""
+def make_ready(*names: str) -> int:
+    """Build Arctic's suffix tree, and make the corpora that are not there; returns an exit code."""
     try:
         build_suffix_peer.build()
     except RuntimeError as error:
         print(f"error: suffix decoding cannot be built to compare with: {error}", file=sys.stderr)
         return 1
     build_suffix_peer.add_to_path()
-    return make_corpora(corpora)
+    return make_corpora(*names)
 
 
-def make_corpora(corpora: Mapping[str, Path]) -> int:
+def make_corpora(*names: str) -> int:
     """Make the corpora that are not there: the second half of `make_ready`."""
-    for name, path in corpora.items():
-        if not path.is_file() and (code := corpus.main([str(path), "--set", name])):
+    for name in names:
+        if not CORPORA[name].is_file() and (code := corpus.main([str(CORPORA[name]), "--set", name])):
             return code
     return 0
 
 
-class Encodes(Protocol):
-    """A tokenizer of the corpus."""
-
-    def encode(self, text: str) -> list[int]: ...
-
-
-def knowledge(tune: Path, tokens: Sequence[str], jobs: int = 1) -> dict[str, Knowledge]:
+def knowledge(tokens: Sequence[str]) -> dict[str, Knowledge]:
     """Of the names of tokens that are asked for, what there is to know in them from the tuning split."""
-    with pool(min(jobs, len(tokens)) or 1) as workers:
-        found = workers.starmap(_knowledge, [(tune, name) for name in tokens], chunksize=1)
+    with pool(min(JOBS, len(tokens)) or 1) as workers:
+        found = workers.map(_knowledge, tokens, chunksize=1)
     return dict(zip(tokens, found, strict=True))
 
 
-def tokenizer_of(tokens: str, texts: Sequence[str], cache: Path = DEFAULT_CACHE) -> Encodes:
-    """The tokenizer behind the corpus's name for its tokens; `texts` are those that its own BPE is trained on."""
-    if tokens == "bytes":
-        return ByteTokenizer()
-    return trained_bpe(texts, cache) if tokens == "bpe" else load_tokenizer(tokens)
-
-
-def texts_of(entries: Sequence[Entry]) -> list[str]:
-    """The new texts of the real files of these entries, in their order."""
-    tokenizer = load_tokenizer("tekken")
-    outputs = (e.record.output for e in entries if e.tokens == "tekken" and e.kind == e.text)
-    return [b"".join(map(tokenizer.token_bytes, output)).decode() for output in outputs]
-
-
-def _knowledge(tune: Path, tokens: str) -> Knowledge:
+def _knowledge(tokens: str) -> Knowledge:
     # The BPE is trained on just these texts, so that its cached file is found by their hash.
-    texts = texts_of(_entries(tune))
-    encode = tokenizer_of(tokens, texts).encode
+    token_bytes = load_tokenizer("tekken").token_bytes
+    outputs = (e.record.output for e in read_entries("tune") if e.is_real)
+    texts = [b"".join(map(token_bytes, output)).decode() for output in outputs]
+    encode = encoder_of(tokens, texts)
     recipes = RecipePack.load().tokenize(lambda words: [encode(word) for word in words])
     return Knowledge(recipes, [encode(text) for text in texts])
 
 
-@lru_cache(maxsize=1)
-def _entries(tune: Path) -> list[Entry]:
-    return read_entries(tune)
+class EarlierResponses:
+    """Arctic's tree of earlier responses, filled once; any number of policies may share it."""
+
+    def __init__(self, responses: Iterable[Sequence[int]], max_tree_depth: int) -> None:
+        self.max_tree_depth = max_tree_depth
+        self.cache = suffix_tree(max_tree_depth, max_cached_requests=-1)
+        for number, tokens in enumerate(responses, start=REQUEST + 1):
+            self.cache.start_request(number, [])
+            self.cache.add_active_response(number, list(tokens))
+            self.cache.stop_request(number)
+        # Whoever asks does so in the name of a request; this one has neither a prompt nor a response.
+        self.cache.start_request(REQUEST, [])
+
+
+class CachedSuffixDecoding(SuffixDecoding):
+    """The draft of higher score, of the request's own tree or that of earlier responses; if equal its own."""
+
+    def __init__(self, max_spec_factor: float, earlier: EarlierResponses) -> None:
+        super().__init__(max_spec_factor, earlier.max_tree_depth)
+        self._trees.append(earlier.cache)
 
 
 #: The bound's policy name.
@@ -134,11 +129,17 @@ class Entry:
         names = {package.name for package in FIVE}
         return self.kind == "python" and self.tokens == "tekken" and self.package in names
 
+    @property
+    def is_real(self) -> bool:
+        """Whether it is a change between two releases, in the tokens of the shipped tables."""
+        return self.kind == self.text and self.tokens == "tekken"
 
-def read_entries(path: Path) -> list[Entry]:
-    """The corpus, in its order."""
+
+@lru_cache(maxsize=1)
+def read_entries(name: str) -> list[Entry]:
+    """A set of the corpus, in its order."""
     entries = []
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
+    with gzip.open(CORPORA[name], "rt", encoding="utf-8") as lines:
         for line in lines:
             f = json.loads(line)
             record = Record(
@@ -179,16 +180,9 @@ WITHOUT_RECIPES = (("recipes", NO_PACK),)
 #: Settings with shorter drafts: sixteenths of K, `length_factor` and `min_survival`. Where few rejections are
 #: wanted, a limit for all drafts costs less than to ask for a higher survival. Chosen on `kinds-tune`.
 _SHORTER = (
-    (8, 2, 0.2),
-    (8, 1, 0.2),
-    (6, 2, 0.3),
-    (6, 1, 0.3),
-    (6, 1, 0.5),
-    (6, 0.5, 0.5),
-    (6, 0.5, 0.8),
-    (6, 0.5, 0.95),
+    (8, 2, 0.2), (8, 1, 0.2), (6, 2, 0.3), (6, 1, 0.3), (6, 1, 0.5), (6, 0.5, 0.5), (6, 0.5, 0.8), (6, 0.5, 0.95),
     (3, 4, 0.95),
-)
+)  # fmt: skip
 
 
 def our_settings(num_draft_tokens: int) -> list[dict[str, Any]]:
@@ -250,18 +244,15 @@ def run_records(run: Run, records: Sequence[Record], known: Knowledge | None = N
     k = run.num_draft_tokens
     known = known or Knowledge()
     if run.policy == CLAIRVOYANT:
-        return [bound(record, k, everywhere) for record in records]
+        return [bound(record, k) for record in records]
     if run.policy == OURS:
         setting = {name: value for name, value in run.setting if name != "recipes"}
         k = setting.pop("num_draft_tokens", k)
         config = DrafterConfig(**setting)
-        recipes = None if run.without_recipes else known.recipes
-        pairs = replay_batched(records, k, config, recipes=recipes)
+        pairs = replay_batched(records, k, config, None if run.without_recipes else known.recipes)
     else:
         policy = policy_of(run, records, known)
         pairs = [replay(policy, record, k) for record in records]
-    for pair in pairs:
-        pair.propose_ns = []  # not needed, and long
     return pairs
 
 
@@ -290,7 +281,6 @@ def _earlier_responses(known: Knowledge) -> EarlierResponses:
 def run_all(
     runs: Sequence[Run],
     entries: Sequence[Entry],
-    jobs: int,
     chosen: Callable[[Run, Entry], bool] = lambda run, entry: True,
     known: Mapping[str, Knowledge] | None = None,
 ) -> dict[Run, dict[int, PairResult]]:
@@ -299,7 +289,6 @@ def run_all(
     Args:
         runs: what to run.
         entries: the corpus.
-        jobs: processes.
         chosen: which entries a run replays; all by default.
         known: by the name of an entry's tokens, what drafters may know in them; nothing by default.
     """
@@ -316,7 +305,7 @@ def run_all(
     # responses stays together, so that no worker fills it twice.
     tasks.sort(key=lambda task: (*_when(task[0]), entries[task[1][0]].tokens, task[0].num_draft_tokens))
     results: dict[Run, dict[int, PairResult]] = {run: {} for run in runs}
-    with pool(jobs, partial(_know, entries, known or {})) as workers:
+    with pool(JOBS, partial(_know, entries, known or {})) as workers:
         for number, (run, indices, pairs) in enumerate(workers.imap_unordered(_work, tasks), 1):
             results[run].update(zip(indices, pairs, strict=True))
             if sys.stderr.isatty():
@@ -343,8 +332,8 @@ def _work(task: tuple[Run, list[int]]) -> tuple[Run, list[int], list[PairResult]
     known = _KNOWN.get(_ENTRIES[indices[0]].tokens)
     pairs = run_records(run, [_ENTRIES[index].record for index in indices], known)
     for pair in pairs:
-        # Which step gave which token is not asked for here; it would be most of what travels.
-        pair.origins, pair.step_of = pair.origins[:0], pair.step_of[:0]
+        # Times, and which step gave which token: not asked for here, and most of what would travel.
+        pair.propose_ns, pair.origins, pair.step_of = [], pair.origins[:0], pair.step_of[:0]
     return run, indices, pairs
 
 
