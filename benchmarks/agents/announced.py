@@ -15,31 +15,29 @@ import json
 import random
 import re
 import sqlite3
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks.quality.runs import cached_corpus, read_entries
-from gpu_align import Source, skeletons, views
+from benchmarks import tables
+from benchmarks.quality.runs import read_entries
+from gpu_align import skeletons, views
 from gpu_align.simulate import NO_PACK, Record, load_tokenizer, make_policies, runnable_policy_names, simulate
 from gpu_align.tools.simulate.policies import SHIPPED_PACK
 
 K, TOKENIZER, SHORT = 32, "tekken", 60
+#: Records of a set, calls of each file.
+MOST = 60
 PEER = "suffix_decoding_4_deep"
 BFCL = ("live_simple", "simple_python", "multiple", "live_multiple")
 STYLES = {"spaced": skeletons.SPACED, "compact": skeletons.COMPACT, "lines": skeletons.LINES}
-#: Styles that a server has not seen in an answer yet, and the one that it takes for likely.
-UNSEEN = (("compact", "spaced"), ("lines", "spaced"))
 _text_ids = load_tokenizer(TOKENIZER).encode
 #: A model of this format has tokens of its own for these; Tekken's control tokens stand for them.
-_SPECIAL = {
-    text: 20 + n for n, text in enumerate(("<tool_call>", "</tool_call>", "<|im_start|>", "<|im_end|>"))
-}
+_SPECIAL = {"<tool_call>": 20, "</tool_call>": 21, "<|im_start|>": 22, "<|im_end|>": 23}
 _SPLIT = re.compile("(" + "|".join(map(re.escape, _SPECIAL)) + ")")
-#: A set: row → its records.
-Rows = dict[str, list[Record]]
 
 
 def encode(text: str) -> list[int]:
@@ -71,40 +69,42 @@ def call(name: str, arguments: dict[str, Any]) -> str:
     return render([message], False).removeprefix("<|im_start|>assistant\n").rstrip()
 
 
-def joined(
-    pieces: Sequence[str], encode: Callable[[str], list[int]] = encode, forced: bool = False
-) -> list[int]:
-    return skeletons.join(pieces, lambda texts: [*map(encode, texts)], forced)
+#: Row → record, of one answer.
+Rows = dict[str, Record]
 
 
-def rows_of(answers: Sequence[tuple[str, str, list[int], str, str]]) -> Rows:
-    """answers: id, prompt, skeleton, answer, and an earlier answer of the same shape."""
-    rows: Rows = {"today": [], "an earlier one": [], "skeleton": []}
-    for name, prompt, skeleton, answer, earlier in answers:
-        asked, output = encode(prompt), encode(answer)
-        before = encode(f"<|im_start|>user\nFirst:<|im_end|>\n<|im_start|>assistant\n{earlier}\n")
-        rows["today"].append(Record(name, asked, [], output, TOKENIZER))
-        rows["an earlier one"].append(Record(name, before + asked, [], output, TOKENIZER))
-        rows["skeleton"].append(Record(name, asked, skeleton, output, TOKENIZER, memory=True, related=True))
-    return rows
+def ids_of(pieces: Sequence[str], encode: Callable[[str], list[int]], is_forced: bool = False) -> list[int]:
+    """Token ids of a skeleton; is_forced: no answer is another."""
+    return skeletons.join(pieces, lambda texts: [*map(encode, texts)], is_forced)
 
 
-def short_calls(folder: Path, most: int) -> Rows:
-    answers = []
+def rows_of(name: str, prompt: str, skeleton: list[int], answer: str, earlier: str) -> Rows:
+    """Rows without a prediction; earlier: an answer of the same shape, in the conversation before."""
+    today = Record(name, encode(prompt), [], encode(answer), TOKENIZER)
+    before = encode(f"<|im_start|>user\nFirst:<|im_end|>\n<|im_start|>assistant\n{earlier}\n")
+    return {
+        "today": today,
+        "an earlier one": replace(today, prompt=before + today.prompt),
+        "skeleton": replace(today, prediction=skeleton, memory=True, related=True),
+    }
+
+
+def short_calls(folder: Path) -> Iterator[Rows]:
     for which in BFCL:
         told = _lines(folder / f"possible_answer/BFCL_v4_{which}.json")
         accepted = {each["id"]: each["ground_truth"] for each in told}
-        for asked in islice(_lines(folder / f"BFCL_v4_{which}.json"), most):
-            tools = [{"type": "function", "function": _typed(each)} for each in asked["function"]]
-            [(name, values)] = accepted[asked["id"]][0].items()
+        for each in islice(_lines(folder / f"BFCL_v4_{which}.json"), MOST):
+            tools = [{"type": "function", "function": _typed(function)} for function in each["function"]]
+            [(name, values)] = accepted[each["id"]][0].items()
             arguments = {key: _first(value[0]) for key, value in values.items() if value and value[0] != ""}
             text = call(name.replace(".", "_"), arguments)
             if len(encode(text)) <= SHORT:
                 other = {key: "example" if isinstance(value, str) else 1 for key, value in arguments.items()}
-                prompt = render(asked["question"][0], True, tools)
-                earlier = call(name.replace(".", "_"), other)
-                answers.append((asked["id"], prompt, joined(CALLS.of_tools(tools)), text, earlier))
-    return rows_of(answers)
+                prompt, earlier = (
+                    render(each["question"][0], True, tools),
+                    call(name.replace(".", "_"), other),
+                )
+                yield rows_of(each["id"], prompt, ids_of(CALLS.of_tools(tools), encode), text, earlier)
 
 
 def _lines(path: Path) -> Iterator[Any]:
@@ -115,14 +115,14 @@ _TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": "string"
 
 
 def _typed(value: Any, key: str = "") -> Any:
-    """A function of the leaderboard with the types of JSON schemas."""
+    """A function of the leaderboard with the types of JSON schemas, and a name that a template takes."""
     if isinstance(value, list):
         return [_typed(each) for each in value]
     if isinstance(value, dict):
         return {name: _typed(each, name) for name, each in value.items()}
-    if not isinstance(value, str):
-        return value
-    return _TYPES.get(value, value) if key == "type" else value.replace(".", "_") if key == "name" else value
+    if key == "type":
+        return _TYPES.get(value, value)
+    return value.replace(".", "_") if key == "name" and isinstance(value, str) else value
 
 
 def _first(value: Any) -> Any:
@@ -132,24 +132,20 @@ def _first(value: Any) -> Any:
     return [_first(each) for each in value] if isinstance(value, list) else value
 
 
-def objects(file: Path, most: int, style: str, likely: str) -> Rows:
-    """likely: the style whose skeletons come first."""
+def objects(file: Path, style: skeletons.Style) -> Iterator[Rows]:
+    """Those of a server that has seen an answer in this style."""
     schemas, words = _schemas(file)
-    comma, colon, indent = STYLES[style]
-    given = skeletons.styles_of({}, STYLES[likely])
-    answers = []
-    for key, schema in islice(schemas.items(), most):
+    comma, colon, indent = style
+    given = skeletons.styles_of({}, style)
+    for key, schema in islice(schemas.items(), MOST):
         made = (_value(schema, schema, random.Random(key + seed), words) for seed in "01")
         text, earlier = (
             json.dumps(each, ensure_ascii=False, separators=(comma, colon), indent=indent) + "<|im_end|>"
             for each in made
         )
-        skeleton = joined(
-            [piece for each in given for piece in skeletons.of_schema(schema, each)], forced=True
-        )
+        pieces = [piece for each in given for piece in skeletons.of_schema(schema, each)]
         prompt = render([{"role": "user", "content": "Describe it as JSON."}], True)
-        answers.append((key, prompt, skeleton, text, earlier))
-    return rows_of(answers)
+        yield rows_of(key, prompt, ids_of(pieces, encode, is_forced=True), text, earlier)
 
 
 def _schemas(file: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
@@ -169,11 +165,9 @@ def _schemas(file: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
         for schema in islice(filter(_is_object, schemas), 5):
             whole = {**schema, **{key: root[key] for key in ("definitions", "$defs") if key in root}}
             key = hashlib.sha256(json.dumps(schema["properties"], sort_keys=True).encode()).hexdigest()
-            try:
+            with suppress(skeletons.SkeletonError):
                 skeletons.of_schema(whole)
-            except skeletons.SkeletonError:
-                continue
-            found.setdefault(key, whole)
+                found.setdefault(key, whole)
     return dict(sorted(found.items())), sorted(words)
 
 
@@ -213,88 +207,66 @@ def _value(schema: Any, root: Any, rng: random.Random, words: Sequence[str], dep
         return {name: _value(each, root, rng, words, depth + 1) for name, each in properties}
     if kind == "array" and "items" in schema:
         return [_value(schema["items"], root, rng, words, depth + 1) for _ in range(rng.randrange(1, 4))]
-    plain: dict[Any, Callable[[], Any]] = {
-        "object": dict,
-        "array": list,
-        "null": lambda: None,
-        "boolean": lambda: rng.random() < 0.5,
-        "integer": lambda: rng.randrange(10 ** rng.randrange(1, 4)),
-        "number": lambda: round(100 * rng.random(), 1),
-    }
-    return plain.get(str(kind), lambda: " ".join(rng.choice(words) for _ in range(rng.randrange(1, 3))))()
+    if kind in ("object", "array", "null"):
+        return {"object": {}, "array": [], "null": None}[kind]
+    if kind == "boolean":
+        return rng.random() < 0.5
+    if kind == "integer":
+        return rng.randrange(10 ** rng.randrange(1, 4))
+    if kind == "number":
+        return round(100 * rng.random(), 1)
+    return " ".join(rng.choice(words) for _ in range(rng.randrange(1, 3)))
 
 
-def files(one_in: int) -> Rows:
-    """Each new file of a model in a call of its own, whose tokens are all text."""
+def files() -> Iterator[Rows]:
+    """Each new file of a model in a call of its own, whose tokens are all text; the old one is the prediction."""
     shapes = {"read_file": ("path",), "run": ("command",), "search": ("pattern", "path")}
     shapes |= {"write_file": ("path", "content"), "str_replace": ("path", "old_str", "new_str")}
     string = {"type": "string"}
-    schemas = {
-        name: {"type": "object", "properties": dict.fromkeys(keys, string)} for name, keys in shapes.items()
-    }
-    tools = [{"name": name, "parameters": schema} for name, schema in schemas.items()]
-    skeleton = joined(CALLS.of_tools(tools), _text_ids)
+    tools = [
+        {"name": name, "parameters": {"type": "object", "properties": dict.fromkeys(keys, string)}}
+        for name, keys in shapes.items()
+    ]
+    skeleton = ids_of(CALLS.of_tools(tools), _text_ids)
     token_bytes = load_tokenizer(TOKENIZER).token_bytes
-    rows: Rows = {"today": [], "an earlier one": [], "skeleton": [], "the file alone": []}
-    entries = read_entries(cached_corpus("kinds-test"))
-    records = [each.record for each in entries if each.kind == each.text and each.tokens == TOKENIZER]
-    for record in records[::one_in]:
+    before = _text_ids(_written("import module", "tests/test_module.py") + "\n")
+    for record in (each.record for each in read_entries("kinds-test") if each.is_real):
         old, new = (b"".join(map(token_bytes, ids)).decode() for ids in (record.prediction, record.output))
         given = [token for text in (old, *views.make(old, ["json"])) for token in _text_ids(text)]
-        output = _text_ids(_written(new, "src/module.py"))
-        called = _text_ids(_written("import module", "tests/test_module.py") + "\n")
-        rows["today"].append(Record(record.id, [], given, output, TOKENIZER))
-        rows["an earlier one"].append(Record(record.id, called, given, output, TOKENIZER))
-        rows["skeleton"].append(Record(record.id, [], given + skeleton, output, TOKENIZER))
-        rows["the file alone"].append(record)
-    return rows
+        today = Record(record.id, [], given, _text_ids(_written(new, "src/module.py")), TOKENIZER)
+        announced = replace(today, prediction=given + skeleton)
+        yield {"today": today, "an earlier one": replace(today, prompt=before), "skeleton": announced}
 
 
 def _written(text: str, path: str) -> str:
     return call("write_file", {"path": path, "content": text}).removesuffix("<|im_end|>")
 
 
-def measured(rows: Rows, is_json: bool) -> dict[str, dict[str, Any]]:
+def measured(cases: Iterable[Rows], is_json: bool) -> dict[str, dict[str, Any]]:
     """Row and drafter → its counts; the peer has the skeletons, too."""
-    found = {}
-    for row, records in rows.items():
+    found, rows = {}, list(cases)
+    for row in rows[0]:
         names = ["gpu_align", *([PEER] if row == "skeleton" and PEER in runnable_policy_names() else [])]
         # As in a server: JSON by a schema is drafted without the shipped recipes.
         pack = NO_PACK if is_json and row == "skeleton" else SHIPPED_PACK
-        results = simulate(records, make_policies(names, records, K, recipes=pack), K)
-        for name, result in zip(names, results, strict=True):
-            by_source = sum((pair.rejected_from for pair in result.pairs), Counter[int]())
-            found[f"{row}, {name}"] = {
-                "tokens": result.output_tokens,
-                "steps": result.steps,
-                "accepted": result.accepted,
-                "rejected": result.rejected,
-                "rejected_from": {Source(each).name.lower(): n for each, n in sorted(by_source.items())},
-            }
+        records = [each[row] for each in rows]
+        for result in simulate(records, make_policies(names, records, K, recipes=pack), K):
+            counts = {name: getattr(result, name) for name in ("steps", "accepted", "rejected")}
+            found[f"{row}, {result.name.split()[0]}"] = {"tokens": result.output_tokens, **counts}
     return found
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--bfcl", type=Path, metavar="FOLDER", help="measure the calls")
-    parser.add_argument("--schemas", type=Path, metavar="FILE", help="measure the objects")
-    parser.add_argument("--files", type=int, metavar="N", help="measure every Nth file")
-    parser.add_argument("--most", type=int, default=10**9, help="records of a set, calls of each file (all)")
 
 
 def measure_sets(options: argparse.Namespace) -> dict[str, Any]:
     """Print the counts of the sets that were asked for, and return them."""
-    sets: dict[str, Callable[[], Rows]] = {}
-    if options.bfcl:
-        sets["calls"] = lambda: short_calls(options.bfcl, options.most)
-    for style, likely in [*((each, each) for each in STYLES), *UNSEEN] if options.schemas else ():
-        name = f"objects, {style}" + ", unseen" * (style != likely)
-        sets[name] = lambda of=(style, likely): objects(options.schemas, options.most, *of)
+    sets = {"calls": short_calls(options.bfcl)} if options.bfcl else {}
+    if options.schemas:
+        sets |= {f"objects, {name}": objects(options.schemas, style) for name, style in STYLES.items()}
     if options.files:
-        sets["files"] = lambda: files(options.files)
+        sets["files"] = files()
     found = {}
-    for name, made in sets.items():
-        found[name] = measured(made(), name.startswith("objects"))
+    for name, cases in sets.items():
+        found[name] = measured(cases, name.startswith("objects"))
         for row, counts in found[name].items():
-            speed, share = counts["tokens"] / counts["steps"], counts["rejected"] / max(counts["accepted"], 1)
-            print(f"{name:22} {row:38} {speed:6.2f} @ {share:.2f} {counts}", flush=True)
+            speed = tables.at({**counts, "output_tokens": counts["tokens"]})
+            print(f"{name:22} {row:38} {speed}", flush=True)
     return found

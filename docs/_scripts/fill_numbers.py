@@ -276,8 +276,6 @@ AGENT_COLUMNS = {
     "suffix_decoding_4_deep, views": "suffix decoding, with the forms",
     "prompt_lookup_vllm_v2": "vLLM's n-gram",
 }
-#: Of each collection the cases that the page shows: as it is, and as tool calls.
-AGENT_CALLS = tuple(f"{form}, tool call" for form in ("whole file", "old and new text", "edit by lines"))
 
 
 def _at_equal_rejections(rows: dict[str, Any], peer_views: str, ours: str = "gpu_align, views") -> float:
@@ -297,10 +295,6 @@ def agents(numbers: dict[str, Any]) -> str:
     stored = tables.read("agents")
     rows = []
     for case in stored["cases"]:
-        if case["written"] not in ("as written", *AGENT_CALLS) or case["read"] in ("raw", "JSON"):
-            continue
-        if case["collection"].endswith("no edit"):  # in the table of what was learned
-            continue
         as_read = "" if case["read"] == "as shown" else f"{case['read']} → "
         pairs = (" @ ".join(_ratios(case["rows"][name])) for name in AGENT_COLUMNS)
         cells = (pair.replace(" ", "\u00a0") for pair in pairs)
@@ -314,18 +308,8 @@ def agents(numbers: dict[str, Any]) -> str:
     )
     return tables.table(["", "read → written", *AGENT_COLUMNS.values()], rows, "llrrrr") + (
         f"\n\nTokens a step @ rejected per accepted, K = {stored['num_draft_tokens']}. At equal rejections "
-        f"`gpu_align` with the forms is behind suffix decoding without them {behind}; with them, {passed}. "
-        "benchmarks/results/agents.json has all cases."
+        f"`gpu_align` with the forms is behind suffix decoding without them {behind}; with them, {passed}."
     )
-
-
-#: What earlier answers bring: rows of `benchmarks.agents`, and their heads.
-LEARNED_COLUMNS = {
-    "gpu_align, views": "`gpu_align`, with the forms",
-    "gpu_align, views, learned": "and a pack of its answers",
-    "suffix_decoding_4_deep, views": "suffix decoding, with the forms",
-    "suffix_decoding_4_deep_cached, views": "and its answers cached",
-}
 
 
 #: Sets of `benchmarks.agents announced` that the page shows, and its columns.
@@ -350,13 +334,9 @@ def announced(numbers: dict[str, Any]) -> str:
     for name, told in ANNOUNCED.items():
         counts = [tables.read("announced")[name][column] for column in ANNOUNCED_COLUMNS]
         rows.append([told, f"{counts[0]['tokens']:,}", *map(_speed, counts)])
-    unseen = (tables.read("announced")[f"objects, {style}, unseen"] for style in ("compact", "lines"))
-    before = [_speed(each["skeleton, gpu_align"]) for each in unseen]
     return tables.table(["", "tokens", *ANNOUNCED_COLUMNS.values()], rows, "lrrrrr") + (
         "\n\nTokens a step @ rejected per accepted, K = 32 (`python -m benchmarks.agents announced`). Calls are "
-        "those that a public benchmark accepts; the objects have values of one or two words by a seed. Before a "
-        f'server has seen an answer in JSON, it takes `": "` for likely: `":"` then makes {before[0]}, lines '
-        f"{before[1]}."
+        "those that a public benchmark accepts; the objects have values of one or two words by a seed."
     )
 
 
@@ -364,24 +344,6 @@ def _speed(counts: dict[str, int]) -> str:
     """Tokens a step @ rejected per accepted."""
     pair = counts["tokens"] / counts["steps"], counts["rejected"] / counts["accepted"]
     return "{:.2f}\u00a0@\u00a0{:.2f}".format(*pair)
-
-
-def agents_learned(numbers: dict[str, Any]) -> str:
-    """The gain of earlier answers: a row a collection, and a sentence on all cases."""
-    cases = tables.read("agents")["cases"]
-    own, cached = list(LEARNED_COLUMNS)[1::2]
-    rows = []
-    for case in cases:
-        if case["written"] == "as written":
-            found = (" @ ".join(_ratios(case["rows"][name])) for name in LEARNED_COLUMNS)
-            rows.append([case["collection"], *(cell.replace(" ", "\u00a0") for cell in found)])
-    pairs = [[list(map(float, _ratios(case["rows"][name]))) for name in (own, cached)] for case in cases]
-    tokens, rejected = ([ours[i] / theirs[i] for ours, theirs in pairs] for i in (0, 1))
-    return tables.table(["", *LEARNED_COLUMNS.values()], rows, "lrrrr") + (
-        f"\n\nAll answers as written. Over all {len(cases)} cases and beside suffix decoding with the same "
-        f"answers, it makes {min(tokens):.2f} to {max(tokens):.2f} times the tokens a step at {min(rejected):.2f} "
-        f"to {max(rejected):.2f} times the rejections per accepted."
-    )
 
 
 def _us(cycles: float) -> str:
@@ -393,7 +355,7 @@ def _us(cycles: float) -> str:
 PAGES = {
     DOCS.parent / "README.md": {"headline": headline, MAIN_BLOCK: front_page},
     DOCS / "worth-it.md": {"predictions": predictions},
-    DOCS / "agents.md": {"announced": announced, "agents": agents, "agents-learned": agents_learned},
+    DOCS / "agents.md": {"announced": announced, "agents": agents},
     DOCS / "tuning.md": {"choose-k": by_num_draft_tokens},
     DOCS / "developer" / "compiled-kernels.md": {
         "latency": latency,
