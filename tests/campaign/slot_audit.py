@@ -1,6 +1,6 @@
 """Slots of an engine's drafter against the requests that hold them, after each step; run inside its process.
 
-    V2Engine(..., after=AUDIT)                      engine.audited() → {"slots": how many, "wrong": in words}
+    V2Engine(..., after=AUDIT)                      engine.ask("audited") → {"slots": how many, "wrong": in words}
 
 A request's slot has its prompt's length, its text and kind, and shares its text with equal ones of its tenant
 alone. A text of earlier answers is made of answers of its tenant. A tenant is a `cache_salt`.

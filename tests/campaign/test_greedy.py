@@ -387,9 +387,9 @@ def without_plugin(stage: Stage, model: Path, directory: Path, draw: random.Rand
 
 def looked_up(engine: V2Engine, request: Request) -> tuple[Tokens, tuple[int, int]]:
     """The output of one request alone; tokens that it looked up in the prefix cache, and those found."""
-    before = engine.prefix_cache()
+    before = engine.ask("prefix_cache")
     (output,) = engine.run([request]).outputs
-    after = engine.prefix_cache()
+    after = engine.ask("prefix_cache")
     return output, (after["queries"] - before["queries"], after["hits"] - before["hits"])
 
 
@@ -451,7 +451,7 @@ def test_greedy_answers_are_those_of_the_engine_without_the_plugin(
         requests = max(stage.requests, count(stage.requests) // len(MORE_STAGES))
         asked = asked_of(expected.cases, requests, rng)
         run = engine.run([each.request for each in asked], 600)
-        audited = engine.audited()
+        audited = engine.ask("audited")
     both = zip(asked, run.answers, strict=True)
     if parted := [(one, ours) for one, ours in both if difference(ours, one.case.answer)]:
         leads = leads_where_they_part(stage, model, tmp_path / "judge", parted[:5])

@@ -9,12 +9,14 @@ import re
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 import yaml
+
+from tests.vllm.tiny_llama import WORDS
 
 
 class Answer(NamedTuple):
@@ -43,13 +45,29 @@ class Answer(NamedTuple):
         return accepted, rejected
 
 
+def events_of(body: bytes) -> list[dict[str, Any]]:
+    """The documents of a response: those of a stream's events, as many as came, or its one."""
+    events = [json.loads(line[6:]) for line in body.splitlines() if line.startswith(b"data: {")]
+    return events or [json.loads(body)] * body.lstrip().startswith(b"{")
+
+
+def written(found: Any) -> Iterator[str]:
+    """All that a document of any endpoint holds of the answer, calls too, in its order."""
+    if isinstance(found, dict):
+        for key, value in found.items():
+            if isinstance(value, str) and key in ("content", "text", "arguments", "partial_json", "delta"):
+                yield value
+            elif isinstance(value, dict) and key == "input":  # Anthropic's arguments
+                yield json.dumps(value)
+            yield from written(value)
+    for each in found if isinstance(found, list) else ():
+        yield from written(each)
+
+
 def read_answer(body: bytes) -> Answer:
     """Of a response, streamed or not, or as much as came of a stream."""
-    events = [json.loads(line[6:]) for line in body.splitlines() if line.startswith(b"data: {")]
-    if not events and body.lstrip().startswith(b"{"):
-        events = [json.loads(body)]
     found, usage, texts = "", {}, dict[int, str]()
-    for event in events:
+    for event in events_of(body):
         whole = event.get("response", event)
         found, usage = whole.get("id") or found, whole.get("usage") or usage
         for item in event.get("output", ()):
@@ -64,7 +82,6 @@ def read_answer(body: bytes) -> Answer:
 
 # --- requests and what answers and /metrics say ---
 
-WORDS = [f"w{i}" for i in range(400)]
 CLIENTS = 32
 
 

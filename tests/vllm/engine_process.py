@@ -254,12 +254,12 @@ class Engine:
             "scheduler": type(self.scheduler).__name__,
         }
 
-    def seams(self) -> list[str]:
-        """The groups that are installed."""
+    def seams(self) -> dict[str, bool]:
+        """Whether each group is installed."""
         from vllm_integration.seams.install import is_installed
         from vllm_integration.seams.table import GROUPS
 
-        return [group for group in GROUPS if is_installed(group)]
+        return {group: is_installed(group) for group in GROUPS}
 
     def execute(self, code: str) -> Any:
         """Run code that knows this engine as `engine`; what it calls `found`."""
@@ -274,13 +274,13 @@ class Engine:
         preemptions = self.preemptions()
         answers: list[dict[str, Any]] = [{"token_ids": [], "end": "aborted"} for _ in requests]
         step = 0
-        while step <= max(r.get("arrives", 0) for r in requests) or self.engine.has_unfinished_requests():
+        while step <= max(r["arrives"] for r in requests) or self.engine.has_unfinished_requests():
             for index, request in enumerate(requests):
-                if request.get("arrives", 0) == step:
+                if request["arrives"] == step:
                     self._add(str(index), request)
-                if request.get("aborted") == step:
+                if request["aborted"] == step:
                     self.engine.abort_request([str(index)])
-                if isinstance(request.get("aborted"), list):
+                if isinstance(request["aborted"], list):
                     self._abort_in_phase(str(index), request["aborted"], answers[index])
             for output in self.engine.step():
                 self._take(answers[int(output.request_id)], output)
@@ -327,7 +327,8 @@ class Engine:
         extra: dict[str, Any] = {}
         if request.get("prediction") is not None:
             extra = PredictedOutputParams(token_ids=request["prediction"]).to_extra_args()
-        given = {"temperature": 0, "ignore_eos": True, **request["params"]}
+        given = {"temperature": 0, "ignore_eos": True, "max_tokens": request["max_tokens"]}
+        given |= request.get("params", {})
         if "structured_outputs" in given:
             given["structured_outputs"] = StructuredOutputsParams(**given["structured_outputs"])
         if "logit_bias" in given:  # JSON has names only
@@ -421,7 +422,7 @@ class Engine:
 
         names = [f"plain-{number}" for number in range(len(prompts))]
         for name, prompt in zip(names, prompts, strict=True):
-            self._add(name, {"prompt": prompt, "params": {"max_tokens": 50}})
+            self._add(name, {"prompt": prompt, "max_tokens": 50})
         for _ in range(4):
             self.engine.step()
         sys.setprofile(count)
@@ -431,33 +432,25 @@ class Engine:
         self.engine.step()
         return dict(calls)
 
-    def state(self) -> dict[str, Any]:
-        """What is left of requests that have ended."""
-        if speculator := getattr(self.runner, "speculator", None):
-            speculator = getattr(speculator, "predicted", speculator)
-            occupied, rows = int(speculator._occupied.sum()), self.runner.req_states.req_id_to_index
-        else:
-            proposer = self.runner.drafter
-            occupied, rows = len(proposer.slots) + len(proposer.requests), self.runner.requests
-        return {
-            "occupied": occupied,
-            "known": len(getattr(self.scheduler, "drafted_requests", ())),
-            "counted": len(getattr(self.scheduler, "ledger", ())) + self.followed(),
-            "rows": len(rows),
-        }
-
     def held(self) -> dict[str, int]:
-        """What requests hold: slots and rows, tokens of predictions, blocks of the KV cache."""
-        drafter = (getattr(self.runner, "speculator", None) or self.runner.drafter).drafter
-        pool = self.scheduler.kv_cache_manager.block_pool
-        blocks = pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()  # one is never given
-        return {**self.state(), "predictions": drafter.prediction_stats.used_tokens, "blocks": blocks}
-
-    @staticmethod
-    def followed() -> int:
+        """What requests hold: slots and rows, tokens of predictions, counts, blocks of the KV cache."""
         from vllm_integration.frontend.usage import collector
 
-        return len(collector.requests)
+        if speculator := getattr(self.runner, "speculator", None):
+            ours = getattr(speculator, "predicted", speculator)
+            slots, rows = int(ours._occupied.sum()), self.runner.req_states.req_id_to_index
+        else:
+            ours, rows = self.runner.drafter, self.runner.requests
+            slots = len(ours.slots) + len(ours.requests)
+        pool = self.scheduler.kv_cache_manager.block_pool
+        return {
+            "slots": slots,
+            "rows": len(rows),
+            "known": len(getattr(self.scheduler, "drafted_requests", ())),
+            "counted": len(getattr(self.scheduler, "ledger", ())) + len(collector.requests),
+            "predictions": ours.drafter.prediction_stats.used_tokens,
+            "blocks": pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(),  # one is never given
+        }
 
 
 def serve(settings: dict[str, Any]) -> None:

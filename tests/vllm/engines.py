@@ -20,7 +20,7 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from subprocess import Popen
@@ -73,20 +73,6 @@ class Request:
     salt: str | None = None
     params: dict[str, Any] = field(default_factory=dict)
 
-    def as_json(self) -> dict[str, Any]:
-        command: dict[str, Any] = {
-            "prompt": self.prompt,
-            "prediction": self.prediction,
-            "arrives": self.arrives,
-            "adapter": self.adapter,
-            "extra": self.extra,
-            "salt": self.salt,
-            "params": {"max_tokens": self.max_tokens, **self.params},
-        }
-        if self.aborted is not None:
-            command["aborted"] = self.aborted
-        return command
-
 
 @dataclass
 class Run:
@@ -114,12 +100,6 @@ class Run:
     def verification_steps(self, index: int) -> int:
         """Steps of one request that sampled tokens, after the one that ended its prefill."""
         return sum(1 for _, _, sampled in self.of(index) if sampled) - 1
-
-
-def run_of(raw: dict[str, Any]) -> Run:
-    """From what `engine_process.Engine.run` returns."""
-    steps = [{int(index): tuple(row) for index, row in step.items()} for step in raw["steps"]]
-    return Run(raw["answers"], steps, raw["preemptions"])
 
 
 class _ForkServer:
@@ -260,34 +240,21 @@ class V2Engine:
         ]
 
     def run(self, requests: Sequence[Request], seconds: float = 240) -> Run:
-        return run_of(self._call("run", {"requests": [request.as_json() for request in requests]}, seconds))
+        raw = self._call("run", {"requests": [asdict(request) for request in requests]}, seconds)
+        steps = [{int(index): tuple(row) for index, row in step.items()} for step in raw["steps"]]
+        return Run(raw["answers"], steps, raw["preemptions"])
 
     def trim(self, price: float | None) -> list[dict[int, tuple[int, int, list[float]]]]:
         steps = self._call("trim", {"price": price}, 30)
         return [{int(index): tuple(row) for index, row in step.items()} for step in steps]
 
-    def prefix_cache(self) -> dict[str, int]:
-        return dict(self._call("prefix_cache", {}, 30))
-
-    def calls(self, prompts: list[list[int]]) -> dict[str, int]:
-        return dict(self._call("calls", {"prompts": prompts}, 60))
-
-    def state(self) -> dict[str, int]:
-        return dict(self._call("state", {}, 30))
-
     def execute(self, code: str) -> Any:
         """Run code in the engine's process; what it calls `found`."""
         return self._call("execute", {"code": code}, 60)
 
-    def seams(self) -> list[str]:
-        return list(self._call("seams", {}, 30))
-
-    def held(self) -> dict[str, int]:
-        return dict(self._call("held", {}, 30))
-
-    def audited(self) -> dict[str, Any]:
-        """What `slot_audit` of the campaign has found."""
-        return dict(self._call("audited", {}, 30))
+    def ask(self, name: str, **arguments: Any) -> dict[str, Any]:
+        """What the method of this name says of the engine; see `engine_process.Engine`."""
+        return dict(self._call(name, arguments, 60))
 
     def _call(self, name: str, arguments: dict[str, Any], seconds: float) -> Any:
         self._process.stdin.write(json.dumps([name, arguments]) + "\n")
@@ -387,11 +354,6 @@ class Server:
     def has_ended(self) -> bool:
         return not psutil.pid_exists(self.pid) or psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE
 
-    def engine_processes(self) -> list[psutil.Process]:
-        """Its engine cores and their workers."""
-        children = psutil.Process(self.pid).children(recursive=True)
-        return [child for child in children if "resource_tracker" not in "".join(child.cmdline())]
-
 
 @contextmanager
 def serve(
@@ -430,7 +392,7 @@ def serve(
     children: list[psutil.Process] = []
     try:
         _wait_until_ready(server)
-        children = server.engine_processes()
+        children = psutil.Process(process.pid).children(recursive=True)
         yield server
     finally:
         process.terminate()

@@ -32,7 +32,7 @@ def test_a_step_without_predictions_is_vllms_but_for_a_few_tests(k16: V2Engine) 
         "speculator": "PredictedOutputsSpeculator",
         "scheduler": "PredictedOutputsAsyncScheduler",
     }
-    few, many = (k16.calls([prompt_of(seed) for seed in range(size)]) for size in (2, 6))
+    few, many = (k16.ask("calls", prompts=[prompt_of(seed) for seed in range(size)]) for size in (2, 6))
     assert many == few
     assert sum(few.values()) <= 24, few
 
@@ -51,7 +51,7 @@ def test_preempted_requests_resume_where_they_were(tight: V2Engine, greedy: Gree
     assert run.preemptions > 0
     check_step_logs(requests, run, tight)
     assert run.accepted > n
-    assert tight.state() == {"occupied": 0, "known": 0, "counted": 0, "rows": 0}
+    assert not any(tight.ask("held").values())
 
 
 def forget_step_logs(engine: V2Engine) -> None:
@@ -117,7 +117,7 @@ def test_vllm_trims_by_our_confidences(k16: V2Engine, greedy: Greedy) -> None:
         sum(row[1] for row in step.values()) == 0 < sum(row[0] for row in step.values()) for step in steps
     )
     # The scheduler heard of fewer accepted drafts than it gave slots, and nothing is left over.
-    assert k16.state() == {"occupied": 0, "known": 0, "counted": 0, "rows": 0}
+    assert not any(k16.ask("held").values())
 
 
 def test_prompts_that_leave_little_or_no_room(k16: V2Engine, greedy: Greedy) -> None:

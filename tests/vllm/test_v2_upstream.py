@@ -91,7 +91,7 @@ def test_the_patched_vllm_drafts_without_a_seam(
     with start(asynchronous, GPU_ALIGN_FILL_TOKENS="20", GPU_ALIGN_MAX_PREDICTION_TOKENS="80") as engine:
         assert engine.facts["speculator"] == "HookedSpeculator"
         assert engine.facts["scheduler"] == ("AsyncScheduler" if asynchronous else "Scheduler")
-        assert engine.seams() == []
+        assert not any(engine.ask("seams").values())
         run = engine.run(requests)
         assert run.outputs == outputs
         assert run.preemptions
@@ -99,9 +99,9 @@ def test_the_patched_vllm_drafts_without_a_seam(
         assert sum(drafts for _, drafts, _ in run.of(0)) <= K * (1 + asynchronous + run.preemptions)
         largest = max(sum(drafts for _, drafts, _ in step.values()) for step in run.steps)
         assert asynchronous or largest <= 20  # asynchronous scheduling begins with whole drafts
-        assert engine.state()["occupied"] == 0
-        prompt, before = prompt_of(8, 41), engine.prefix_cache()["hits"]
+        assert engine.ask("held")["slots"] == 0
+        prompt, before = prompt_of(8, 41), engine.ask("prefix_cache")["hits"]
         answer = greedy(prompt, 24)
         engine.run([Request(prompt, answer, max_tokens=24)])
         engine.run([Request([*prompt, *answer, 5], None, max_tokens=1)])
-        assert engine.prefix_cache()["hits"] - before == 64
+        assert engine.ask("prefix_cache")["hits"] - before == 64

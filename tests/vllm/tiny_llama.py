@@ -7,25 +7,25 @@ instead of repeating one token, and the best logit leads by far: float32 roundin
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
-NUM_WORDS = 400
+WORDS = [f"w{i}" for i in range(400)]
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ m['content'] }} {% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 
 
-def build(directory: Path, *, seed: int = 0, max_len: int = 1024) -> Path:
-    """Write model and tokenizer to `directory` and return it."""
+def build(directory: Path, *, words: Sequence[str] = WORDS, seed: int = 0, max_len: int = 1024) -> Path:
+    """Write model and tokenizer to `directory` and return it. words: of its vocabulary, from token id 4 on."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = ["<unk>", "<s>", "</s>", "<assistant>", *(f"w{i}" for i in range(NUM_WORDS))]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    tokens = ["<unk>", "<s>", "</s>", "<assistant>", *words]
+    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
@@ -33,7 +33,7 @@ def build(directory: Path, *, seed: int = 0, max_len: int = 1024) -> Path:
     fast.chat_template = CHAT_TEMPLATE
     fast.save_pretrained(directory)
 
-    return _save(directory, len(words), len(words), seed, max_len, bos_token_id=1, eos_token_id=2)
+    return _save(directory, len(tokens), len(tokens), seed, max_len, bos_token_id=1, eos_token_id=2)
 
 
 def build_bytes(directory: Path) -> Path:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,24 +25,20 @@ from vllm_integration.frontend import prediction, streams
 from vllm_integration.seams import guard
 from vllm_integration.seams import install as compat
 
+if find_spec("vllm") is None:
+    collect_ignore_glob = ["test_*.py"]
+
 
 @pytest.fixture(autouse=True)
-def settings_are_those_of_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No engine whose settings this process would keep."""
+def _as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plugin and all of its parts on, no setting but that there are no recipes, nothing told."""
+    for name in [name for name in os.environ if name.startswith("GPU_ALIGN_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("GPU_ALIGN_RECIPES", "off")
+    monkeypatch.delenv(guard._TOLD, raising=False)
     monkeypatch.setattr(settings, "_here", None)
-
-
-@pytest.fixture
-def plugin_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plugin and all of its parts on before the test, and in their old state after it."""
     monkeypatch.setattr(compat, "_off_reason", None)
     monkeypatch.setattr(guard, "_faults", {})
-    monkeypatch.delenv(guard._TOLD, raising=False)
-
-
-@pytest.fixture(autouse=True)
-def _guards_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The front end's guards as in a new process."""
     for each in (prediction.reading, prediction.counting, streams._guard):
         monkeypatch.setattr(each, "_count", 0)
         monkeypatch.setattr(each, "_until", -math.inf)
@@ -96,15 +93,11 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 @pytest.fixture(scope="module")
-def request_app() -> Iterator[Any]:
-    """vLLM's HTTP application around a fake serving, with the plugin on and its settings at their defaults."""
+def request_app() -> Any:
+    """vLLM's HTTP application around a fake serving."""
     from tests.vllm_integration.fakes import make_app
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compat, "_off_reason", None)
-        for name in [name for name in os.environ if name.startswith("GPU_ALIGN_")]:
-            patch.delenv(name)
-        yield make_app()
+    return make_app()
 
 
 @pytest.fixture(scope="session")

@@ -180,14 +180,6 @@ def report_of(drafts: Mapping[str, Sequence[float]], *, K: int = 16, age: int = 
     return DraftReport([StepDrafts(list(drafts), age, nowhere, length, nowhere, levels)])
 
 
-def v1_alone(monkeypatch: Any) -> None:
-    """The V1 proposer without vLLM around it."""
-    from vllm_integration.worker import proposer_v1
-
-    monkeypatch.setattr(proposer_v1, "install", lambda group: "")
-    monkeypatch.setattr(proposer_v1, "watch", lambda: None)
-
-
 # --- messages ---
 
 
@@ -294,38 +286,29 @@ def taken(
     """What vLLM gets of a request behind our middleware, and what the request's tasks know; or the error."""
     got: list[Any] = []
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
+    async def vllm(scope: Any, receive: Any, send: Any) -> None:
         got.append((json.loads((await receive())["body"]), http_request.get()))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body"})
 
-    scope = {"type": "http", "method": "POST", "path": path, "headers": []}
-    scope["app"] = SimpleNamespace(state=SimpleNamespace(engine_client=engine))
-    if switch is not None:
-        scope["headers"] = [(b"x-gpu-align", switch.encode())]
-    sent: list[Any] = []
-
-    async def run() -> None:
-        async def receive() -> Any:
-            return {"type": "http.request", "body": json.dumps(document).encode()}
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        await middleware.PredictionMiddleware(app)(scope, receive, send)
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        scope["app"] = SimpleNamespace(state=SimpleNamespace(engine_client=engine))
+        await middleware.PredictionMiddleware(vllm)(scope, receive, send)
         assert http_request.get() is None
 
-    asyncio.run(run())
-    if got:
-        return got[0]  # type: ignore[no-any-return]
-    return json.loads(sent[1]["body"])["error"], None
+    header = {} if switch is None else {"x-gpu-align": switch}
+    _, answer = post(app, path, json.dumps(document).encode(), **header)
+    return got[0] if got else (json.loads(answer)["error"], None)
 
 
-def post(app: Any, path: str, body: bytes | AsyncIterator[bytes]) -> tuple[int, bytes]:
+def post(app: Any, path: str, body: bytes | AsyncIterator[bytes], **headers: str) -> tuple[int, bytes]:
     """POST a body, which may come in parts, to an application: the status and the answer."""
 
     async def run() -> httpx.Response:
-        transport, headers = httpx.ASGITransport(app), {"content-type": "application/json"}
+        transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            return await client.post(path, content=body, headers=headers)
+            given = {"content-type": "application/json", **headers}
+            return await client.post(path, content=body, headers=given)
 
     answer = asyncio.run(run())
     return answer.status_code, answer.content

@@ -16,15 +16,30 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _json(key: str, before: str = "", after: str = "", between: str = "", around: str = "{}") -> Format:
-    """Calls as objects with `name` and `key`; before, after: of each call; around: of all of them."""
-    opening, closing = around.split("{}")
+def _each(
+    make: Callable[[int, str, Mapping[str, Any]], str], around: str = "{}", between: str = ""
+) -> Format:
+    """make: of the call's number, its name and its arguments; around: of all calls."""
 
     def write(calls: list[Call]) -> str:
-        objects = (json.dumps({"name": name, key: arguments}) for name, arguments in calls)
-        return opening + between.join(f"{before}{each}{after}" for each in objects) + closing
+        return around.replace("{}", between.join(make(n, *call) for n, call in enumerate(calls)))
 
     return write
+
+
+def _call(template: str, around: str = "{}", between: str = "") -> Format:
+    """template: with NUMBER, NAME, and ARGUMENTS, which are JSON."""
+
+    def make(number: int, name: str, arguments: Mapping[str, Any]) -> str:
+        begun = template.replace("NUMBER", str(number)).replace("NAME", name)
+        return begun.replace("ARGUMENTS", json.dumps(arguments))
+
+    return _each(make, around, between)
+
+
+def _json(key: str, before: str = "", after: str = "", between: str = "", around: str = "{}") -> Format:
+    """Calls as objects with `name` and `key`; before, after: of each call."""
+    return _call(f'{before}{{"name": "NAME", "{key}": ARGUMENTS}}{after}', around, between)
 
 
 def _tags(
@@ -37,40 +52,18 @@ def _tags(
 ) -> Format:
     """call: with NAME and ARGUMENTS; argument: with KEY and VALUE, of which several have `comma` between them."""
 
-    def write_all(calls: list[Call]) -> str:
-        written = []
-        for name, arguments in calls:
-            each = comma.join(
-                argument.replace("KEY", key).replace("VALUE", write(value))
-                for key, value in arguments.items()
-            )
-            written.append(call.replace("NAME", name).replace("ARGUMENTS", each))
-        return around.replace("{}", between.join(written))
+    def make(_: int, name: str, arguments: Mapping[str, Any]) -> str:
+        each = (argument.replace("KEY", key).replace("VALUE", write(arguments[key])) for key in arguments)
+        return call.replace("NAME", name).replace("ARGUMENTS", comma.join(each))
 
-    return write_all
+    return _each(make, around, between)
 
 
 def _pythonic(around: str, between: str = ", ") -> Format:
-    def write(calls: list[Call]) -> str:
-        written = [
-            f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
-            for name, arguments in calls
-        ]
-        return around.replace("{}", between.join(written))
+    def make(_: int, name: str, arguments: Mapping[str, Any]) -> str:
+        return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
 
-    return write
-
-
-def _each(make: Callable[[int, str, str], str], around: str = "{}", between: str = "") -> Format:
-    """make: of the call's number, its name and its arguments as JSON."""
-
-    def write(calls: list[Call]) -> str:
-        written = [
-            make(number, name, json.dumps(arguments)) for number, (name, arguments) in enumerate(calls)
-        ]
-        return around.replace("{}", between.join(written))
-
-    return write
+    return _each(make, around, between)
 
 
 _XML = (
@@ -120,16 +113,14 @@ def _kimi_k3(calls: list[Call]) -> str:
 
 #: By the parser's name.
 TOOLS: dict[str, Format] = {
-    "apertus": _each(lambda _, n, a: f'{{"{n}": {a}}}', "<|tools_prefix|>[{}]<|tools_suffix|>", ", "),
-    "deepseek_v3": _each(
-        lambda _, n, a: (
-            f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{n}\n```json\n{a}\n```<｜tool▁call▁end｜>"
-        ),
+    "apertus": _call('{"NAME": ARGUMENTS}', "<|tools_prefix|>[{}]<|tools_suffix|>", ", "),
+    "deepseek_v3": _call(
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\nARGUMENTS\n```<｜tool▁call▁end｜>",
         "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>",
         "\n",
     ),
-    "deepseek_v31": _each(
-        lambda _, n, a: f"<｜tool▁call▁begin｜>{n}<｜tool▁sep｜>{a}<｜tool▁call▁end｜>",
+    "deepseek_v31": _call(
+        "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>ARGUMENTS<｜tool▁call▁end｜>",
         "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>",
     ),
     "deepseek_v32": _dsml("function_calls"),
@@ -155,10 +146,8 @@ TOOLS: dict[str, Format] = {
     "hunyuan_a13b": _json("arguments", between=", ", around="<tool_calls>[{}]</tool_calls>"),
     "hy_v3": _tags("<tool_call>NAME<tool_sep>ARGUMENTS</tool_call>", _HY, "<tool_calls>{}</tool_calls>"),
     "hy_v4": _tags("<tool_call>NAMEARGUMENTS</tool_call>", _HY, "<tool_calls>{}</tool_calls>"),
-    "inkling": _each(
-        lambda _, n, a: (
-            f'<|message_model|><|content_invoke_tool_json|>{{"name":"{n}","args":{a}}}<|end_message|>'
-        )
+    "inkling": _call(
+        '<|message_model|><|content_invoke_tool_json|>{"name":"NAME","args":ARGUMENTS}<|end_message|>'
     ),
     "internlm": _json("parameters", around="<|action_start|><|plugin|>\n{}<|action_end|>\n"),
     "jamba": _json("arguments", between=", ", around="<tool_calls>[{}]</tool_calls>"),
@@ -167,10 +156,8 @@ TOOLS: dict[str, Format] = {
         "<ifm|arg_key>KEY</ifm|arg_key><ifm|arg_value>VALUE</ifm|arg_value>",
         "<ifm|tool_calls>{}</ifm|tool_calls>",
     ),
-    "kimi_k2": _each(
-        lambda i, n, a: (
-            f"<|tool_call_begin|>functions.{n}:{i}<|tool_call_argument_begin|>{a}<|tool_call_end|>"
-        ),
+    "kimi_k2": _call(
+        "<|tool_call_begin|>functions.NAME:NUMBER<|tool_call_argument_begin|>ARGUMENTS<|tool_call_end|>",
         "<|tool_calls_section_begin|>{}<|tool_calls_section_end|>",
     ),
     "kimi_k3": _kimi_k3,
@@ -188,17 +175,15 @@ TOOLS: dict[str, Format] = {
         f"{_NAMESPACE}<tool_call>\n{{}}\n{_NAMESPACE}</tool_call>",
         "\n",
     ),
-    "mistral": _each(lambda _, n, a: f"[TOOL_CALLS]{n}{a}"),
+    "mistral": _call("[TOOL_CALLS]NAMEARGUMENTS"),
     "muse": _MUSE,
     "muse_glimmer": _MUSE,
     "olmo3": _pythonic("<function_calls>{}</function_calls>", "\n"),
     "phi4_mini_json": _json("arguments", between=", ", around="functools[{}]"),
-    "plamo3": _each(
-        lambda _, n, a: (
-            f"<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>{n}<|plamo:end_tool_name:plamo|>"
-            f"<|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json<|plamo:msg|>{a}"
-            "<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>"
-        ),
+    "plamo3": _call(
+        "<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>NAME<|plamo:end_tool_name:plamo|>"
+        "<|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json<|plamo:msg|>ARGUMENTS"
+        "<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>",
         "<|plamo:begin_tool_requests:plamo|>{}<|plamo:end_tool_requests:plamo|>",
     ),
     "poolside_v1": _tags(*_GLM, between="\n"),
@@ -229,6 +214,7 @@ SAME = {
 }
 
 _THINK = "<think>\n{}\n</think>\n\n{}"
+_TO_SELF = " to=self<|message|>{}<|eom|><|start|>assistant to=user<|message|>{}<|eot|>"
 #: By the parser's name; the default is `<think>`. "{}": the thought, then the answer.
 REASONING: dict[str, str] = {
     "ernie45": "<think>\n{}\n</think>\n\n\n<response>\n{}\n</response>\n",
@@ -242,9 +228,7 @@ REASONING: dict[str, str] = {
     "kimi_k3": "<|open|>think<|sep|>{}<|close|>think<|sep|><|open|>response<|sep|>{}<|close|>response<|sep|>",
     "minimax_m3": "<mm:think>{}</mm:think>{}",
     "mistral": "[THINK]{}[/THINK]{}",
-    "muse": " to=self<|message|>{}<|eom|><|start|>assistant to=user<|message|>{}<|eot|>",
-    "muse_glimmer": " to=self<|message|>{}<|eom|><|start|>assistant to=user<|message|>{}<|eot|>",
-    "musespark1x": " to=self<|message|>{}<|eom|><|start|>assistant to=user<|message|>{}<|eot|>",
+    **dict.fromkeys(("muse", "muse_glimmer", "musespark1x"), _TO_SELF),
     "plamo3": "<|plamo:begin_think:plamo|>{}<|plamo:end_think:plamo|>{}",
     "seed_oss": "<seed:think>{}</seed:think>{}",
 }

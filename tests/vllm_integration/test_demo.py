@@ -11,9 +11,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("typer")
-pytest.importorskip("httpx")
-
 from gpu_align.tools.bench.client import Answer
 from gpu_align.tools.step_log import Step, StepLog
 from vllm_integration.demo import model, page, task

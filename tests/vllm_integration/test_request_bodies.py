@@ -16,8 +16,6 @@ import pytest
 from tests.vllm_integration.fakes import ENDPOINTS, Engine, Serving, make_app, post, refused
 from vllm_integration.frontend.prediction import UNSUPPORTED_ENDPOINTS
 
-pytest.importorskip("vllm")
-
 #: Characters of a prediction that are read; what lies beyond them is cut.
 CHARACTERS = 16 * 512
 GOOD_PART = {"type": "text", "text": "w1 w2 "}

@@ -28,8 +28,6 @@ from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import DRAFT_MODEL, REFUSALS, DraftReport, StepDrafts
 from vllm_integration.wire.steps import HEADER, decode
 
-pytestmark = pytest.mark.usefixtures("plugin_on")
-
 
 class Message(NamedTuple):
     """What travels with one output, decoded."""
@@ -315,7 +313,7 @@ RESPONSES: dict[str, tuple[bytes, list[str], int | None]] = {
         1,
     ),
     "JSON": (JSON, [ANSWER], 0),
-    "JSON in parts": (JSON, [ANSWER[:8], ANSWER[8:]], None),
+    "JSON in parts": (JSON, [ANSWER[:-8], ANSWER[-8:]], None),
     "another type": (b"text/plain", [ANSWER], None),
     "an error": (JSON, ['{"error":{"message":"no","type":"BadRequestError","code":400}}'], None),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -15,10 +14,6 @@ from vllm_integration.frontend.prediction import Limits
 from vllm_integration.seams import install as compat
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.request import Prediction
-
-pytest.importorskip("vllm")
-pytestmark = pytest.mark.usefixtures("plugin_on")
-
 
 PART = {"type": "text", "text": "a"}
 
@@ -55,13 +50,6 @@ def call(
 
 def ids(*token_ids: int, **chosen: Any) -> Prediction:
     return Prediction(wire.encode_token_ids("", token_ids), **chosen)
-
-
-@pytest.fixture(autouse=True)
-def _defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in os.environ:
-        if name.startswith("GPU_ALIGN_"):
-            monkeypatch.delenv(name)
 
 
 KEY = wire.KEY

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams
 
 from gpu_align import RecipePack
 from gpu_align.recipes import Recipe
@@ -96,10 +98,7 @@ def brought(extra_args: dict[str, Any] | None, max_tokens: int | None = 16) -> d
 
 @pytest.fixture
 def ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("vllm")
     monkeypatch.setattr(inputs, "drafts_predictions", lambda _: True)
-    for name in ("DRAFT_WITHOUT_PREDICTION", "MEMORY_TOKENS", "STRICT"):
-        monkeypatch.delenv(f"GPU_ALIGN_{name}", raising=False)
     monkeypatch.setenv("GPU_ALIGN_RECIPES", "base")
 
 
@@ -181,8 +180,6 @@ def test_predictions_and_choices_travel_to_the_engine(
 
 @pytest.mark.usefixtures("ours")
 def test_a_bad_choice_is_the_callers_error_and_pooling_parameters_are_left_alone() -> None:
-    from vllm.exceptions import VLLMValidationError
-
     before = refused("malformed")
     with pytest.raises(VLLMValidationError, match="prediction"):
         brought({KEY: 7})
@@ -215,7 +212,6 @@ def test_an_unforeseen_error_serves_an_offline_request_without(
     assert plugin_log == ["Request r is served without its prediction: ZeroDivisionError"]
 
 
-@pytest.mark.usefixtures("plugin_on")
 @pytest.mark.parametrize("given", [{"min_p": 0.2}, {"logit_bias": {3: 5.0}}], ids=str)
 @pytest.mark.parametrize(
     ("settings", "off", "served"),
@@ -234,11 +230,8 @@ def test_parameters_that_vllm_refuses_are_served_where_drafts_are_verified_by_th
     served: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sampling_params = pytest.importorskip("vllm.sampling_params")
-    from vllm.exceptions import VLLMValidationError
-
     monkeypatch.setattr(install, "_off_reason", off)
-    vllm_config, params = config(**settings), sampling_params.SamplingParams(**given)
+    vllm_config, params = config(**settings), SamplingParams(**given)
     check = wrapped_by(inputs.validate)(inspect.unwrap(type(params)._validate_spec_decode))
 
     def original(self: Any, request_id: str, prompt: Any, params: Any) -> None:

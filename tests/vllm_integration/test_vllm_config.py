@@ -23,7 +23,6 @@ from vllm_integration.config.settings import Settings, warn_of_unknown_names
 from vllm_integration.worker.startup import drafter_config
 
 pytest.importorskip("vllm.config.vllm")
-pytestmark = pytest.mark.usefixtures("plugin_on")
 
 
 def test_settings_from_the_environment() -> None:

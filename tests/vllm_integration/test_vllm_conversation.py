@@ -17,8 +17,6 @@ from tests.vllm_integration.fakes import Engine, Renderer, taken
 from vllm_integration.frontend import conversation, metrics
 from vllm_integration.wire import request as wire
 
-pytest.importorskip("vllm")
-
 FILE = 'def f(a):\n    return "a"\n'
 NUMBERED = '1\tdef f(a):\n2\t    return "a"\n3\t\n'
 PLAIN = 'def f(a):\n    return "a"\n\n'
@@ -35,7 +33,6 @@ def forms(text: str, *, in_json: bool = False) -> str:
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     monkeypatch.setattr(conversation, "kept", conversation.Views())
-    monkeypatch.delenv("GPU_ALIGN_CONVERSATION", raising=False)
     return Engine(limit=20_000)
 
 
@@ -57,14 +54,6 @@ def predicted(engine: Any, document: dict[str, Any]) -> str | None:
 
 def chat(messages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
     return {"messages": messages, **more}
-
-
-def responses(items: Any, **more: Any) -> dict[str, Any]:
-    return {"input": items, **more}
-
-
-def completion(prompt: Any) -> dict[str, Any]:
-    return {"prompt": prompt}
 
 
 def anthropic(*blocks: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -109,13 +98,13 @@ REQUESTS: dict[str, tuple[dict[str, Any], str | None, bool]] = {
     "an answer": (chat(said(FILE, "assistant"), tools=TOOLS), None, False),
     "without tools": (chat(said(FILE)), None, False),
     "a call": (chat([call_of({"path": "f.py", "content": FILE})]), FILE, False),
-    "responses": (responses([*said("Edit it."), OUTPUT]), PLAIN, False),
-    "responses, a text": (responses(NUMBERED), PLAIN, False),
-    "responses in JSON": (responses([OUTPUT], text=JSON_TEXT), PLAIN, True),
-    "responses in JSON, a file": (responses([{**OUTPUT, "output": FILE}], text=JSON_TEXT), FILE, True),
-    "a prompt": (completion(NUMBERED), PLAIN, False),
-    "token ids": (completion([1, 2, 3]), None, False),
-    "lists of token ids": (completion([[1, 2], [3]]), None, False),
+    "responses": ({"input": [*said("Edit it."), OUTPUT]}, PLAIN, False),
+    "responses, a text": ({"input": NUMBERED}, PLAIN, False),
+    "responses in JSON": ({"input": [OUTPUT], "text": JSON_TEXT}, PLAIN, True),
+    "responses in JSON, a file": ({"input": [{**OUTPUT, "output": FILE}], "text": JSON_TEXT}, FILE, True),
+    "a prompt": ({"prompt": NUMBERED}, PLAIN, False),
+    "token ids": ({"prompt": [1, 2, 3]}, None, False),
+    "lists of token ids": ({"prompt": [[1, 2], [3]]}, None, False),
     "Anthropic's": (anthropic({**RESULT, "content": NUMBERED}), PLAIN, False),
     "with tools": (anthropic({**RESULT, "content": [{"type": "text", "text": FILE}]}, tools=TOOLS), FILE, True),
     "a text of it": (anthropic({"type": "text", "text": FILE}, tools=TOOLS), None, False),
@@ -331,7 +320,6 @@ def test_a_failed_view_costs_no_request(engine: Engine, monkeypatch: pytest.Monk
     counted: list[tuple[str, str]] = []
     monkeypatch.setattr(metrics, "count_refused", lambda *args: counted.append(args))
     monkeypatch.setattr(conversation.views, "of_message", lambda *_: 1 / 0)
-    monkeypatch.delenv("GPU_ALIGN_STRICT", raising=False)
     document = chat([{"role": "user", "content": NUMBERED}], vllm_xargs={"conversation": 1})
     assert taken(engine, document) == ({**document, "vllm_xargs": {}}, None)
     assert counted == [("conversation", "dropped")]

@@ -14,7 +14,6 @@ import torch
 from vllm_integration.worker.draft_reporter import DraftReporter, StepCopies
 
 K = 16
-pytestmark = pytest.mark.usefixtures("plugin_on")
 
 
 class Stream:

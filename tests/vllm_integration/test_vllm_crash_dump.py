@@ -5,13 +5,9 @@ from __future__ import annotations
 import inspect
 import pickle
 import re
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-pytest.importorskip("vllm")
-
 from vllm.logging_utils import dump_input
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
@@ -20,6 +16,7 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.request import Request
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
+from tests.vllm_integration.fakes import config
 from vllm_integration.config.settings import Settings
 from vllm_integration.scheduler import schedulers
 from vllm_integration.seams.install import wrapped_by
@@ -60,11 +57,6 @@ def plan_of(request: Request, drafts: list[int]) -> SchedulerOutput:
 
 def prediction() -> wire.Prediction:
     return wire.Prediction(token_ids=wire.encode_token_ids("", IDS))
-
-
-def config(ours: bool = True) -> Any:
-    model = "vllm_integration.PredictedOutputs" if ours else "another.Drafter"
-    return SimpleNamespace(speculative_config=SimpleNamespace(method="custom_class", model=model))
 
 
 def dump(plan: SchedulerOutput, vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -11,18 +11,14 @@ from unittest.mock import patch
 
 import pytest
 import torch
-
-pytest.importorskip("vllm")
-
 from vllm.config.compilation import CompilationConfig, CUDAGraphMode
 from vllm.config.vllm import VllmConfig
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.worker.gpu import cudagraph_utils
 
+from tests.vllm_integration import fakes
 from vllm_integration.seams.install import wrapped_by
 from vllm_integration.worker import graphs
-
-pytestmark = pytest.mark.usefixtures("plugin_on")
 
 DEFAULT = CUDAGraphMode.FULL_AND_PIECEWISE
 PARALLEL = ("pipeline", "decode_context", "prefill_context", "tensor", "data")
@@ -51,29 +47,25 @@ class Runner:
         compilation = CompilationConfig(
             cudagraph_mode=mode, **({"cudagraph_capture_sizes": sizes} if sizes else {})
         )
-        self.vllm_config = config = SimpleNamespace(
-            model_config=SimpleNamespace(
-                enforce_eager=False, is_hybrid=has_states, is_attention_free=False, architecture="Some"
-            ),
-            compilation_config=compilation,
-            scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs, max_num_batched_tokens=8192),
-            parallel_config=SimpleNamespace(
-                **{f"{kind}_parallel_size": 1 for kind in PARALLEL} | {"use_ubatching": False} | parallel
-            ),
-            cache_config=SimpleNamespace(use_kda_recoverssm=False),
-            uniform_decode_query_len=K + 1,
-            num_speculative_tokens=K,
-            performance_mode="balanced",
-            speculative_config=K
-            and SimpleNamespace(
-                enable_adaptive_verification=adaptive,
-                method="custom_class",
-                model="vllm_integration.PredictedOutputs",
-                num_speculative_tokens_per_batch_size=schedule,
-                uses_dynamic_speculative_decoding=lambda: schedule is not None,
-            ),
+        config = fakes.config(
+            K,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=8192,
+            layers="is_hybrid" if has_states else "",
+            architecture="Some",
+            enable_adaptive_verification=adaptive,
+            num_speculative_tokens_per_batch_size=schedule,
+            uses_dynamic_speculative_decoding=lambda: schedule is not None,
         )
-        VllmConfig._set_cudagraph_sizes(config)  # type: ignore[arg-type]
+        config.speculative_config = config.speculative_config if K else None
+        config.model_config.enforce_eager, config.compilation_config = False, compilation
+        sizes_of_1 = {f"{kind}_parallel_size": 1 for kind in PARALLEL}
+        config.parallel_config = SimpleNamespace(**sizes_of_1 | {"use_ubatching": False} | parallel)
+        config.cache_config = SimpleNamespace(use_kda_recoverssm=False)
+        config.uniform_decode_query_len, config.num_speculative_tokens = K + 1, K
+        config.performance_mode = "balanced"
+        self.vllm_config = config
+        VllmConfig._set_cudagraph_sizes(config)
         level = AttentionCGSupport[support]
         builder = SimpleNamespace(
             get_cudagraph_support=lambda *_: level, get_varlen_cudagraph_max_query_len=lambda *_: bound
@@ -93,7 +85,7 @@ class Runner:
             level, "Backend", K + 1, use_v2_model_runner=True
         )
         self.cudagraph_manager = cudagraph_utils.ModelCudaGraphManager(
-            config,  # type: ignore[arg-type]
+            config,
             torch.device("cpu"),
             resolved,
             K + 1,
@@ -221,7 +213,6 @@ def test_another_server_keeps_its_graphs(
 
 
 def test_a_failure_costs_the_graphs_alone(plugin_log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GPU_ALIGN_STRICT", raising=False)
     runner = Runner(16, 64)
     runner.attn_groups = [[SimpleNamespace()]]
     before = dict(runner.cudagraph_manager._capture_descs)

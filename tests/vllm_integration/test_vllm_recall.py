@@ -6,10 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
 
-pytest.importorskip("vllm")
-
-from vllm_integration.scheduler.schedulers import Recall
+from vllm_integration.scheduler.schedulers import PredictedOutputsV1Scheduler, Recall
+from vllm_integration.seams.guard import Guard
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.request import KEY, Prediction
 from vllm_integration.worker.requests import open_request
@@ -47,15 +48,7 @@ def test_the_newest_answers_come_first_and_each_is_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
-    [
-        None,
-        Prediction(token_ids=b"\7\0\0\0"),
-        Prediction(token_ids=b"", memory=False),
-        Prediction(None),
-        "junk",
-        5,
-    ],
+    "given", [None, Prediction(b"\7\0\0\0"), Prediction(b"", memory=False), Prediction(None), 5]
 )
 def test_requests_with_a_prediction_or_without_memory_get_no_answers(given: Any) -> None:
     recall = Recall(max_tokens=100, most=100)
@@ -96,42 +89,12 @@ def test_requests_without_memory_leave_no_answer() -> None:
     assert given_to(recall, request_of()) == [5, 6]
 
 
-# --- vLLM's scheduler around it -----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Our V1 scheduler with vLLM's own methods left out."""
-    pytest.importorskip("vllm")
-    from vllm.v1.core.sched.scheduler import Scheduler
-
-    from vllm_integration.scheduler.schedulers import PredictedOutputsV1Scheduler
-
-    monkeypatch.setenv("GPU_ALIGN_MEMORY_TOKENS", "100")
-    monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
-    monkeypatch.setattr(
-        Scheduler, "__init__", lambda self, *args, **kwargs: setattr(self, "vllm_config", args[0])
-    )
-    monkeypatch.setattr(Scheduler, "add_request", lambda self, request: None)
+def test_only_whole_answers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Scheduler, "_free_request", lambda self, request: None)
-    made = PredictedOutputsV1Scheduler(SimpleNamespace(model_config=SimpleNamespace(max_model_len=50)))
-    return made
-
-
-def test_only_whole_answers_are_remembered(scheduler: Any) -> None:
-    from vllm.v1.request import RequestStatus
-
-    for number, status in enumerate(
-        [
-            RequestStatus.FINISHED_STOPPED,
-            RequestStatus.FINISHED_LENGTH_CAPPED,
-            RequestStatus.FINISHED_ABORTED,
-            RequestStatus.FINISHED_REPETITION,
-        ]
-    ):
+    scheduler = object.__new__(PredictedOutputsV1Scheduler)
+    scheduler._recall, scheduler.memory = Recall(max_tokens=100, most=100), Guard("response memory", "")
+    for number, status in enumerate(("STOPPED", "LENGTH_CAPPED", "ABORTED", "REPETITION")):
         request = request_of(output=[number])
-        request.status = status
+        request.status = RequestStatus[f"FINISHED_{status}"]
         scheduler._free_request(request)
-    request = request_of()
-    scheduler.add_request(request)
-    assert wire.decode_token_ids(request.sampling_params.extra_args[KEY].token_ids).tolist() == [1, 0]
+    assert given_to(scheduler._recall, request_of()) == [1, 0]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,8 @@ import pytest
 
 from gpu_align import RecipePack, Recipes
 from gpu_align.recipes import Recipe, learn, observe
+from tests.vllm_integration.fakes import config
 from vllm_integration.config.settings import Settings
-from vllm_integration.seams import install as compat
 from vllm_integration.worker import startup as recipes
 from vllm_integration.worker.startup import in_tokens, load_recipes
 
@@ -49,32 +50,20 @@ def pack(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture(autouse=True)
-def _not_strict(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GPU_ALIGN_STRICT", raising=False)
-    monkeypatch.setattr(compat, "_off_reason", None)
-
-
 @pytest.fixture
 def tokenizer(monkeypatch: pytest.MonkeyPatch) -> WordTokenizer:
     """What vLLM gives to those who ask for the model's tokenizer."""
     given = WordTokenizer()
-    monkeypatch.setattr(
-        pytest.importorskip("vllm.tokenizers"), "cached_tokenizer_from_config", lambda _: given
-    )
+    monkeypatch.setattr("vllm.tokenizers.cached_tokenizer_from_config", lambda _: given)
     monkeypatch.setattr(recipes, "install", lambda group: "")
     return given
 
 
 def configuration(*, ranks: int = 1, rank: int = 0, context_ranks: int = 1, **model: Any) -> Any:
-    """As much of a `VllmConfig` as is read."""
-    model = {"skip_tokenizer_init": False, "get_vocab_size": lambda: 1000, **model}
-    return SimpleNamespace(
-        model_config=SimpleNamespace(**model),
-        parallel_config=SimpleNamespace(
-            rank=rank, tensor_parallel_size=ranks, prefill_context_parallel_size=context_ranks
-        ),
-    )
+    made = config(rank=rank, tp=ranks, vocab_size=1000)
+    made.parallel_config.prefill_context_parallel_size = context_ranks
+    vars(made.model_config).update({"skip_tokenizer_init": False, **model})
+    return made
 
 
 def the_warning(lines: list[str]) -> str:
@@ -98,14 +87,6 @@ def test_a_pack_becomes_recipes_and_one_line_says_so(
 
 def arrays_of(recipes: Recipes) -> dict[str, Any]:
     return {name: value for name, value in vars(recipes).items() if isinstance(value, np.ndarray)}
-
-
-def same_recipes(one: Recipes | None, other: Recipes | None) -> bool:
-    assert one is not None
-    assert other is not None
-    arrays = arrays_of(one)
-    same = (np.array_equal(arrays[name], value) for name, value in arrays_of(other).items())
-    return all(same) and one.names == other.names
 
 
 @pytest.mark.parametrize(
@@ -148,49 +129,32 @@ def test_tokens_that_the_model_or_the_tokenizer_does_not_know_are_in_no_recipe()
     assert kept(ids[" g"]) == whole[1:3]
 
 
-def observed_pack(tokenizer: WordTokenizer, task: str = "") -> RecipePack:
-    """A pack that holds token ids: literal prefixes and shapes."""
-    records = [
-        [f"name = {name}{k};\nsize = {k};\n" for k in range(3)]
-        for name in ("ab", "cd", "ef", "gh", "ij", "kl")
-    ]
-    return observe(
-        [(task, "p", samples) for samples in records],
-        lambda texts: [tokenizer.encode(text, add_special_tokens=False) for text in texts],
-        recipes.token_texts_of(tokenizer, 1000),
-        task=task,
-    )
+def of_another_tokenizer(path: Path) -> None:
+    """A pack that holds ids of its tokenizer."""
+    tokenizer = WordTokenizer()
+    tokenizer.encode("shifts every id")
+    records = [[f"name = {name}{k};\nsize = {k};\n" for k in range(3)] for name in ("ab", "cd", "ef", "gh")]
+    how = recipes.encoder_of(tokenizer), recipes.token_texts_of(tokenizer, 1000)
+    observe([("", "p", each) for each in records], *how).save(path)
 
 
-def spoil(kind: str, path: Path, good: Path) -> None:
-    """Write a pack that cannot be used; what else may stand in a file is a test of packs."""
-    content = good.read_bytes()
-    if kind == "tampered":
-        place = len(content) // 2
-        content = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
-    elif kind == "other tokenizer":
-        other = WordTokenizer()
-        other.encode("shifts every id")
-        observed_pack(other).save(path)
-        return
-    elif kind == "no recipes":
-        RecipePack({}, []).save(path)
-        return
-    path.write_bytes(content)
+#: Packs that cannot be used; what else may stand in a file is a test of packs.
+BAD: dict[str, Callable[[Path], object]] = {
+    "tampered": lambda path: path.write_bytes(path.read_bytes()[:-20] + bytes(20)),
+    "of another tokenizer": of_another_tokenizer,
+    "without recipes": lambda path: RecipePack({}, []).save(path),
+    "gone": lambda path: path.unlink(),
+}
 
 
-@pytest.mark.parametrize("kind", ["tampered", "other tokenizer", "no recipes", "gone", "twice"])
+@pytest.mark.parametrize("kind", [*BAD, "twice"])
 def test_a_bad_pack_costs_its_recipes_and_one_warning(
-    tmp_path: Path, tokenizer: WordTokenizer, plugin_log: list[str], kind: str
+    pack: Path, tokenizer: WordTokenizer, plugin_log: list[str], kind: str
 ) -> None:
-    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
-    observed_pack(tokenizer).save(good)
-    if kind == "twice":
-        bad = good
-    elif kind != "gone":
-        spoil(kind, bad, good)
-    made = load_recipes(Settings(recipes=f"{good},{bad}"), configuration())
-    alone = load_recipes(Settings(recipes=str(good)), configuration())
+    bad = pack if kind == "twice" else Path(shutil.copy(pack, pack.with_name("bad.json.gz")))
+    BAD.get(kind, str)(bad)
+    made = load_recipes(Settings(recipes=f"{pack},{bad}"), configuration())
+    alone = load_recipes(Settings(recipes=str(pack)), configuration())
     assert made is not None
     assert alone is not None
     assert len(made) == len(alone) > 0
@@ -244,17 +208,19 @@ def test_all_ranks_get_what_the_first_one_made(
     there: bool,
 ) -> None:
     """Also where only the others could have made some: ranks that draft differently verify different tokens."""
-    parallel_state = pytest.importorskip("vllm.distributed.parallel_state")
     path = pack if there else pack.with_name("gone")
     made: list[Recipes | None] = []
     for rank in range(3):
-        monkeypatch.setattr(parallel_state, "get_tp_group", lambda rank=rank: Group(rank))
+        monkeypatch.setattr("vllm.distributed.parallel_state.get_tp_group", lambda rank=rank: Group(rank))
         made.append(load_recipes(Settings(recipes=str(path)), configuration(ranks=3, rank=rank)))
         path = pack if rank else pack.with_name("gone")
     assert len(info_log) == 1
     if not there:
         assert made == [None] * 3
         return
-    for other in made[1:]:
-        assert same_recipes(made[0], other)
-        assert all(array.flags.writeable for array in arrays_of(other).values())
+    for other in made:
+        assert other is not None
+        assert other.names == made[0].names
+        for name, array in arrays_of(other).items():
+            assert np.array_equal(array, arrays_of(made[0])[name])
+            assert array.flags.writeable or other is made[0]

@@ -14,8 +14,6 @@ import pytest
 from tests.vllm_integration.fakes import ENDPOINTS, Serving, make_app, post
 from vllm_integration.seams import install as compat
 
-pytest.importorskip("vllm")
-
 TEXT = "CANARY-7f3a9e"
 IDS = [31, 62, 93, 17, 48, 79]
 FOUND = re.compile(

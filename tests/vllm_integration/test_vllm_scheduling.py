@@ -8,56 +8,51 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from vllm.v1.core.sched.scheduler import Scheduler
 
 from tests.vllm_integration.fakes import config, report_of, request_of
 from vllm_integration.config.settings import Settings
+from vllm_integration.scheduler import schedulers
 from vllm_integration.wire import reports
 from vllm_integration.wire.reports import DraftReport, survival_levels
 from vllm_integration.worker import draft_reporter
 from vllm_integration.worker.draft_reporter import DraftReporter, StepCopies
 
 K = 16
-pytestmark = pytest.mark.usefixtures("plugin_on")
+
+
+def scheduler_of(name: str, *running: Any, **settings: Any) -> Any:
+    """One of our schedulers with nothing of vLLM's in it but the requests that run."""
+    scheduler = object.__new__(getattr(schedulers, name))
+    scheduler.vllm_config, scheduler.running = config(K=K), list(running)
+    scheduler.requests = {request.request_id: request for request in running}
+    scheduler.num_spec_tokens = K
+    scheduler._begin(Settings(**settings))
+    for request in running:
+        scheduler.drafted_requests.add(request)
+    return scheduler
 
 
 @pytest.mark.parametrize(
-    ("environment", "expected"),
+    ("settings", "expected"),
     [
         ({}, (512, 128, 0.9, 0.92, True, 1024)),
-        ({"GPU_ALIGN_SURE": "0.5", "GPU_ALIGN_FILL_TOKENS": "0"}, (512, 0, 0.5, 0.5, True, 1024)),
-        ({"GPU_ALIGN_SURE": "0", "GPU_ALIGN_MAX_DRAFT_TOKENS": "7"}, (512, 128, 0.0, 0.0, False, 7)),
+        ({"sure": 0.5, "fill_tokens": 0}, (512, 0, 0.5, 0.5, True, 1024)),
+        ({"sure": 0, "max_draft_tokens": 7}, (512, 128, 0.0, 0.0, False, 7)),
     ],
+    ids=str,
 )
 def test_the_schedulers_go_by_the_settings(
-    environment: dict[str, str], expected: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, Any], expected: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scheduling = pytest.importorskip("vllm_integration.scheduler.schedulers")
     made: list[tuple[Any, ...]] = []
 
     def make(_: Any, k: int, max_slots: int, **more: float) -> None:
         made.append((k, *more.values(), max_slots))
 
-    for name in ("SURE", "FILL_TOKENS", "MAX_DRAFT_TOKENS"):
-        monkeypatch.delenv(f"GPU_ALIGN_{name}", raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(scheduling, "DraftBudget", make)
-    scheduler = object.__new__(scheduling.PredictedOutputsScheduler)
-    scheduler.vllm_config = config(K=K)
-    scheduler._use(Settings.from_env())
+    monkeypatch.setattr(schedulers, "DraftBudget", make)
+    scheduler_of("PredictedOutputsScheduler", **settings)
     assert made == [(K, *expected)]
-
-
-def scheduler_of(name: str, *running: Any, fill: int = 128) -> Any:
-    """One of our schedulers with nothing of vLLM's in it but the requests that run."""
-    scheduler = object.__new__(getattr(pytest.importorskip("vllm_integration.scheduler.schedulers"), name))
-    scheduler.vllm_config, scheduler.running = config(K=K), list(running)
-    scheduler.requests = {request.request_id: request for request in running}
-    scheduler.num_spec_tokens = K
-    scheduler._begin(Settings(fill_tokens=fill, max_draft_tokens=1000))
-    for request in running:
-        scheduler.drafted_requests.add(request)
-    return scheduler
 
 
 def running(req_id: str, placeholders: list[int], **more: Any) -> Any:
@@ -70,17 +65,16 @@ def running(req_id: str, placeholders: list[int], **more: Any) -> Any:
 def test_synchronous_scheduling_cuts_when_vllm_has_brought_the_drafts(
     fill: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sync = pytest.importorskip("vllm.v1.core.sched.scheduler")
     requests = [running(name, []) for name in "ab"]
     requests += [running("plain", [], predicted=False), running("prefill", [])]
-    scheduler = scheduler_of("PredictedOutputsScheduler", *requests, fill=fill)
+    scheduler = scheduler_of("PredictedOutputsScheduler", *requests, fill_tokens=fill)
     scheduler.drafted_requests.take(report_of({"a": (0.99, 0.91, 0.3), "b": (0.95, 0.4)}))
 
     def update_draft_token_ids(self: Any, draft_token_ids: Any) -> None:
         for request in self.running[:3]:
             request.spec_token_ids = list(range(K))
 
-    monkeypatch.setattr(sync.Scheduler, "update_draft_token_ids", update_draft_token_ids)
+    monkeypatch.setattr(Scheduler, "update_draft_token_ids", update_draft_token_ids)
     scheduler.update_draft_token_ids(None)
     # Four requests, one of them still in its prompt, leave 2 or 3 tokens: 0.91 is sure, 0.4 has no room.
     assert [request.spec_token_ids for request in requests] == [[0, 1], [0], [], []]
@@ -88,10 +82,9 @@ def test_synchronous_scheduling_cuts_when_vllm_has_brought_the_drafts(
 
 def test_asynchronous_scheduling_cuts_at_the_last_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """A report that arrives between vLLM's placeholders and the next step counts for that step."""
-    sync = pytest.importorskip("vllm.v1.core.sched.scheduler")
     shared = [-1] * K
     requests = [running("a", shared), running("b", shared), running("plain", shared, predicted=False)]
-    scheduler = scheduler_of("PredictedOutputsAsyncScheduler", *requests, fill=0)
+    scheduler = scheduler_of("PredictedOutputsAsyncScheduler", *requests, fill_tokens=0)
     scheduler.drafted_requests.take(report_of({"a": (0.99, 0.98), "b": (0.99,)}))
     scheduler.drafted_requests.take(report_of({"a": (0.99,), "b": (0.99, 0.95, 0.91)}))
     planned: list[Any] = []
@@ -100,7 +93,7 @@ def test_asynchronous_scheduling_cuts_at_the_last_moment(monkeypatch: pytest.Mon
         planned.append(([len(request.spec_token_ids) for request in self.running], throttle_prefills))
         return "output"
 
-    monkeypatch.setattr(sync.Scheduler, "schedule", schedule)
+    monkeypatch.setattr(Scheduler, "schedule", schedule)
     assert scheduler.schedule(throttle_prefills=True) == "output"
     assert planned == [([1, 2, 0], True)]
     assert shared == [-1] * K, "vLLM shares one list between requests"
@@ -187,15 +180,14 @@ def test_no_drafts_beside_a_request_that_the_samplers_of_drafts_do_not_answer(
     name: str, pads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`logprob_token_ids`. And vLLM's padding, which V1 would verify as drafts."""
-    sync = pytest.importorskip("vllm.v1.core.sched.scheduler")
     planned: list[Any] = []
 
     def schedule(self: Any) -> None:
         planned.append((self.num_spec_tokens, [len(request.spec_token_ids) for request in self.running]))
 
-    monkeypatch.setattr(sync.Scheduler, "schedule", schedule)
+    monkeypatch.setattr(Scheduler, "schedule", schedule)
     monkeypatch.setattr(
-        sync.Scheduler, "add_request", lambda self, new: self.requests.update({new.request_id: new})
+        Scheduler, "add_request", lambda self, new: self.requests.update({new.request_id: new})
     )
     drafted = running("a", [-1] * K, max_tokens=500)
     scheduler = scheduler_of(name, drafted)
@@ -214,9 +206,8 @@ def test_no_drafts_beside_a_request_that_the_samplers_of_drafts_do_not_answer(
 
 @pytest.mark.parametrize("name", ["PredictedOutputsScheduler", "PredictedOutputsAsyncScheduler"])
 def test_no_slots_while_the_worker_drafts_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    sync = pytest.importorskip("vllm.v1.core.sched.scheduler")
-    monkeypatch.setattr(sync.Scheduler, "update_draft_token_ids", lambda *_: None)
-    monkeypatch.setattr(sync.Scheduler, "schedule", lambda *_: None)
+    monkeypatch.setattr(Scheduler, "update_draft_token_ids", lambda *_: None)
+    monkeypatch.setattr(Scheduler, "schedule", lambda *_: None)
     request = running("a", [-1] * K)
     scheduler = scheduler_of(name, request)
     plan = scheduler.schedule if "Async" in name else lambda: scheduler.update_draft_token_ids(None)
@@ -236,13 +227,11 @@ def test_no_slots_while_the_worker_drafts_nothing(name: str, monkeypatch: pytest
 def test_a_scheduler_that_cannot_be_set_up_schedules_as_vllm_without_drafts(
     monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
 ) -> None:
-    scheduling = pytest.importorskip("vllm_integration.scheduler.schedulers")
-    sync = pytest.importorskip("vllm.v1.core.sched.scheduler")
     nothing = SimpleNamespace(speculative_config=None)
-    monkeypatch.setattr(sync.Scheduler, "__init__", lambda self: setattr(self, "vllm_config", nothing))
-    monkeypatch.setattr(sync.Scheduler, "update_from_output", lambda *_: "outputs")
-    monkeypatch.setattr(sync.Scheduler, "update_draft_token_ids", lambda *_: None)
-    scheduler = scheduling.PredictedOutputsScheduler()  # without a configuration of drafts
+    monkeypatch.setattr(Scheduler, "__init__", lambda self: setattr(self, "vllm_config", nothing))
+    monkeypatch.setattr(Scheduler, "update_from_output", lambda *_: "outputs")
+    monkeypatch.setattr(Scheduler, "update_draft_token_ids", lambda *_: None)
+    scheduler = schedulers.PredictedOutputsScheduler()  # without a configuration of drafts
     scheduler.running, scheduler.requests = [running("a", [-1] * K)], {}
     assert scheduler.update_from_output(SimpleNamespace(), SimpleNamespace()) == "outputs"
     scheduler.update_draft_token_ids(None)
@@ -254,9 +243,8 @@ def test_a_scheduler_that_cannot_be_set_up_schedules_as_vllm_without_drafts(
 def test_the_scheduler_learns_from_its_steps_while_they_are_counted(
     monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
 ) -> None:
-    sync = pytest.importorskip("vllm.v1.core.sched.scheduler")
-    monkeypatch.setattr(sync.Scheduler, "update_from_output", lambda *_: {})
-    monkeypatch.setattr(sync.Scheduler, "update_draft_token_ids", lambda *_: None)
+    monkeypatch.setattr(Scheduler, "update_from_output", lambda *_: {})
+    monkeypatch.setattr(Scheduler, "update_draft_token_ids", lambda *_: None)
 
     def step(scheduler: Any, accepted: int) -> int:
         """The slots after a step that verified those there are, and accepted so many."""
@@ -273,7 +261,9 @@ def test_the_scheduler_learns_from_its_steps_while_they_are_counted(
         scheduler.update_draft_token_ids(None)
         return len(request.spec_token_ids)
 
-    follows, refuses = (scheduler_of("PredictedOutputsScheduler", running("a", []), fill=0) for _ in "ab")
+    follows, refuses = (
+        scheduler_of("PredictedOutputsScheduler", running("a", []), fill_tokens=0) for _ in "ab"
+    )
     for scheduler in (follows, refuses):
         scheduler.running[0].num_tokens = 10
     assert [step(follows, K) for _ in range(6)][-1] == K

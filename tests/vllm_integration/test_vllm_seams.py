@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("typer")
 from gpu_align.tools import doctor as library
+from tests.vllm_integration.fakes import config
 from vllm_integration import doctor
 from vllm_integration.config import engine_config
 from vllm_integration.seams import install as compat
@@ -28,13 +28,6 @@ from vllm_integration.seams.source_probe import installed_root
 from vllm_integration.seams.table import GROUPS, SEAMS, Group, Seam, SeamStatus
 
 # --- looked up ---
-
-
-def installed() -> Path:
-    found = installed_root()
-    if found is None:
-        pytest.skip("vLLM is not installed")
-    return found
 
 
 LOOK_UP = """
@@ -50,7 +43,6 @@ HEAVY = (
 @pytest.mark.parametrize("code", [LOOK_UP, REGISTER], ids=["look up", "register"])
 def test_all_names_are_found_and_registered_without_an_import(code: str) -> None:
     """In a fresh interpreter: what `register()` does depends on what has been imported."""
-    installed()
     done = subprocess.run(
         [sys.executable, "-c", f"{code}\n{HEAVY}"], capture_output=True, text=True, timeout=120
     )
@@ -60,7 +52,7 @@ def test_all_names_are_found_and_registered_without_an_import(code: str) -> None
 def test_the_command_looks_into_a_directory_and_into_a_wheel(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    root, wheel = installed(), tmp_path / "vllm-9.9.9-py3-none-any.whl"
+    root, wheel = installed_root(), tmp_path / "vllm-9.9.9-py3-none-any.whl"
     assert source_probe.main([str(root)]) == 0
     found = capsys.readouterr().out
     assert f"{len(SEAMS)} of {len(SEAMS)} seams found" in found
@@ -81,28 +73,21 @@ def test_the_command_looks_into_a_directory_and_into_a_wheel(
         source_probe.main([])
 
 
-class Config:
-    """As much of a `VllmConfig` as the wrapped method looks at."""
-
-    def __init__(self, model: str) -> None:
-        self.speculative_config = type("S", (), {"method": "custom_class", "model": model})()
-
-    @wrapped_by(engine_config.unsupported_features)
-    def unsupported(self) -> list[str]:
-        speculative = [] if self.speculative_config is None else ["a speculative method"]
-        return [*speculative, "something else"]
+@wrapped_by(engine_config.unsupported_features)
+def unsupported(vllm_config: Any) -> list[str]:
+    """What vLLM finds that its V2 runner does not support."""
+    return [*["a speculative method"] * bool(vllm_config.speculative_config), "something else"]
 
 
 @functools.cache
 def shared_sources() -> source_probe.Sources:
     """Those of the installed vLLM, parsed once."""
-    return source_probe.Sources(installed())
+    return source_probe.Sources(installed_root())
 
 
 @pytest.fixture
 def as_at_the_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing looked up, nothing told."""
-    monkeypatch.delenv("GPU_ALIGN_STRICT", raising=False)
     looked_up = source_probe.probe_installed
     looked_up.cache_clear()
     engine_config._warn_once.cache_clear()
@@ -110,23 +95,22 @@ def as_at_the_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     looked_up.cache_clear()
 
 
-@pytest.mark.usefixtures("plugin_on", "as_at_the_start")
+@pytest.mark.usefixtures("as_at_the_start")
 def test_v2_takes_our_class_only_when_it_is_whole(
     monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
 ) -> None:
-    ours = Config("vllm_integration.PredictedOutputs")
-    assert ours.unsupported() == ["something else"]
-    assert Config("somebody.Else").unsupported() == ["a speculative method", "something else"]
+    assert unsupported(config()) == ["something else"]
+    assert unsupported(config(method="ngram")) == ["a speculative method", "something else"]
 
     gone = SeamStatus(next(seam for seam in SEAMS if seam.groups[0] == "v2"), "missing", "no such thing")
     monkeypatch.setattr(source_probe, "probe_installed", lambda *_: (gone,))
     for _ in range(2):
-        assert ours.unsupported() == ["a speculative method", "something else"]
+        assert unsupported(config()) == ["a speculative method", "something else"]
     (line,) = plugin_log
     assert "no such thing" in line
     monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
     with pytest.raises(compat.SeamError, match="no such thing"):
-        ours.unsupported()
+        unsupported(config())
 
 
 RUNNER = "vllm.v1.worker.gpu.model_runner"
@@ -165,7 +149,7 @@ PLANTED: dict[str, tuple[str, str, str, str, str, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.usefixtures("plugin_on", "as_at_the_start")
+@pytest.mark.usefixtures("as_at_the_start")
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_change_is_reported_and_costs_its_group_alone(
     name: str, monkeypatch: pytest.MonkeyPatch, plugin_log: list[str], capsys: pytest.CaptureFixture[str]
@@ -181,7 +165,7 @@ def test_a_planted_change_is_reported_and_costs_its_group_alone(
         tree = None
     monkeypatch.setattr(source_probe, "Sources", lambda _: shared_sources())
     monkeypatch.setitem(shared_sources()._trees, module, tree)
-    source_probe.main([str(installed())])
+    source_probe.main([str(installed_root())])
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert any(line.startswith(says) for line in lines), [x for x in lines if not x.startswith("found")]
     statuses = source_probe.probe_sources()
@@ -190,7 +174,7 @@ def test_a_planted_change_is_reported_and_costs_its_group_alone(
     last = [*doctor.names(statuses, "fix", "start")][-1]
     assert last.found.startswith(runners)
     assert last.ok is not (bool(group) and not GROUPS[group].costs)
-    runs = Config("vllm_integration.PredictedOutputs").unsupported() == ["something else"]
+    runs = unsupported(config()) == ["something else"]
     assert runs is not bool(bad & {"v2_start", "v2", "scheduler"})
     assert group or bool(source_probe.difference()) is says.startswith("differs")
     plugin_log.clear()
@@ -326,7 +310,6 @@ def test_one_plugin_of_this_name_is_wanted(
 
 
 def test_a_version_that_was_not_run_is_usable_with_a_caveat(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed()
     for version in ("0.99.0", ""):
         monkeypatch.setattr(source_probe, "version_of", lambda *_, version=version: version)
         verdict = next(f for f in doctor.examine(False) if f.what == "vLLM version")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -15,28 +14,22 @@ import yaml
 
 from gpu_align.ops.layout import FIRST_GAP
 from gpu_align.skeletons import SPACED, Calls
-from tests.vllm.clients import moved, scrape
+from tests.vllm.clients import events_of, moved, scrape, written
 from tests.vllm.engines import Server
 from tests.vllm_integration.fakes import Engine, Renderer, taken
 from vllm_integration.frontend import conversation, metrics, skeletons
 from vllm_integration.frontend.skeletons import Template
 from vllm_integration.wire import request as wire
 
-pytest.importorskip("vllm")
-
 PREDICTION, MEMORY, RELATED = wire.TextKind
 
 
-class Tokenizer:
+class Tokenizer(Renderer):
     """Renders calls as Hermes' models write them."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.asked: list[dict[str, Any]] = []
-        self.read: list[str] = []
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        self.read.append(text)
-        return [*map(ord, text)]
 
     def apply_chat_template(self, messages: list[dict[str, Any]], **more: Any) -> str:
         self.asked.append(more)
@@ -53,8 +46,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     monkeypatch.setattr(skeletons, "_likely", [SPACED])
     monkeypatch.setenv("GPU_ALIGN_CONVERSATION", "1")
     engine = Engine(limit=2000)
-    engine.renderer.tokenizer = tokenizer = Tokenizer()
-    engine.renderer.read = tokenizer.read
+    engine.renderer = Tokenizer()
     return engine
 
 
@@ -322,19 +314,6 @@ def bodies_of(tenant: str) -> list[tuple[str, dict[str, Any]]]:
     ]  # fmt: skip
 
 
-def written(found: Any) -> Iterator[str]:
-    """All that a response holds of the answer, in its order."""
-    if isinstance(found, dict):
-        for key, value in found.items():
-            if isinstance(value, str) and key in ("content", "text", "arguments", "partial_json", "delta"):
-                yield value
-            elif isinstance(value, dict) and key == "input":  # Anthropic's arguments
-                yield json.dumps(value)
-            yield from written(value)
-    for each in found if isinstance(found, list) else ():
-        yield from written(each)
-
-
 @pytest.mark.vllm
 def test_of_a_server_no_answer_changes_and_no_tenant_drafts_from_another(byte_server: Server) -> None:
     """Two tenants at once, with and without skeletons, streamed and not."""
@@ -347,9 +326,7 @@ def test_of_a_server_no_answer_changes_and_no_tenant_drafts_from_another(byte_se
             timeout=120,
         )
         assert answer.status_code == 200, answer.text
-        lines = answer.text.splitlines() if body.get("stream") else [f"data: {answer.text}"]
-        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-        return "".join(written(events))
+        return "".join(written(events_of(answer.content)))
 
     tenants = ("zqa", "zqb")  # a byte is a token, and half of the room for predictions is for skeletons
     asked = [
@@ -371,6 +348,7 @@ def test_of_a_server_no_answer_changes_and_no_tenant_drafts_from_another(byte_se
     )
     assert accepted > 10 * len(asked)
     assert rejected < accepted
+    ask(*asked[0], "off")  # one more step writes the last logs
     logs = [yaml.safe_load(path.read_text()) for path in byte_server.logs.glob("*.yaml")]
     seen = [
         [name for name in tenants if name in json.dumps(log)] for log in logs if log.get("prediction_lines")

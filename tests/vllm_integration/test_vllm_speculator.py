@@ -17,16 +17,12 @@ import torch
 
 from gpu_align.ops import backend, jit
 from gpu_align.ops.step import StepLaunch
-from tests.vllm_integration.fakes import sampling
+from tests.vllm_integration.fakes import config, sampling
 from vllm_integration.seams import guard
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import DRAFT_MODEL, take
 from vllm_integration.worker import request_drafter
-
-pytest.importorskip("vllm")
 from vllm_integration.worker import speculator as module
-
-pytestmark = pytest.mark.usefixtures("plugin_on")
 
 ROWS, WIDTH, K, VOCABULARY = 4, 64, 4, 1000
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -47,8 +43,6 @@ def make_speculator(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     if DEVICE.type == "cpu":  # vLLM's wants pinned memory, which only the engine's own start-up does without
         monkeypatch.setattr(module, "StagedWriteTensor", DenseTensor)
     monkeypatch.setattr(request_drafter, "load_recipes", lambda *_: None)
-    for name in ("GPU_ALIGN_STRICT", "GPU_ALIGN_DEBUG_DIR"):
-        monkeypatch.delenv(name, raising=False)
 
     def make(rank: int = 0, ranks: int = 1) -> Any:
         states = SimpleNamespace(
@@ -58,12 +52,8 @@ def make_speculator(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
             prefill_len=SimpleNamespace(np=np.zeros(ROWS, dtype=np.int32)),
             req_id_to_index={},
         )
-        config = SimpleNamespace(
-            speculative_config=SimpleNamespace(num_speculative_tokens=K, enable_adaptive_verification=False),
-            model_config=SimpleNamespace(get_vocab_size=lambda: VOCABULARY, skip_tokenizer_init=True),
-            parallel_config=SimpleNamespace(rank=rank, tensor_parallel_size=ranks),
-        )
-        return module.PredictedOutputsSpeculator(config, DEVICE, states)
+        given = config(K, vocab_size=VOCABULARY, rank=rank, tp=ranks, enable_adaptive_verification=False)
+        return module.PredictedOutputsSpeculator(given, DEVICE, states)
 
     return make
 

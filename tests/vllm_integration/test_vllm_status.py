@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 from argparse import Namespace
 from collections import Counter
@@ -29,7 +28,7 @@ from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import REFUSALS
 from vllm_integration.wire.steps import FAULTS, HEADER
 
-pytestmark = pytest.mark.usefixtures("plugin_on", "defaults")
+pytestmark = pytest.mark.usefixtures("defaults")
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = ROOT / "pyproject.toml"
@@ -37,9 +36,7 @@ PYPROJECT = ROOT / "pyproject.toml"
 
 @pytest.fixture
 def defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("GPU_ALIGN_") or name == "VLLM_API_KEY"]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("GPU_ALIGN_RECIPES", "off")
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
     monkeypatch.setattr(in_use, "_engine", config(32, max_num_seqs=64, v2=True))
 
 
@@ -152,7 +149,6 @@ def models() -> dict[str, str]:
 
 def app_with(keys: list[str] | None = None, plugins: str = "gpu_align") -> Any:
     """vLLM's own endpoint plugins and middleware around an application."""
-    pytest.importorskip("vllm")
     from fastapi import FastAPI
     from vllm import envs
     from vllm.entrypoints.serve.middleware.register import init_entrypoints_middleware

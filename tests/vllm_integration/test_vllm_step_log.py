@@ -20,8 +20,6 @@ from vllm_integration.wire.request import RequestContent
 from vllm_integration.worker.requests import StopRule
 from vllm_integration.worker.step_log import DebugLog, LoggedRequest, open_log, safe_name
 
-pytestmark = pytest.mark.usefixtures("plugin_on")
-
 
 @pytest.mark.parametrize(
     ("sampled", "before", "kept", "ends", "room"),

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.vllm.clients import events_of
 from tests.vllm.engines import Server
 from tests.vllm_integration.parser_answers import (
     ELSEWHERE,
@@ -22,8 +23,6 @@ from tests.vllm_integration.parser_answers import (
     thought_of,
 )
 from vllm_integration.frontend import skeletons, streams
-
-pytest.importorskip("vllm")
 
 WRITE: Call = ("write", {"path": "a b.py", "text": 'import os\nprint("é")'})
 READ: Call = ("read", {"path": "b.py", "lines": 3})
@@ -287,19 +286,16 @@ def test_a_delta_that_cannot_be_split_stays_whole(monkeypatch: pytest.MonkeyPatc
     assert seen == [("ab", [1, 2], True), ("xy", [1, 2], True), ("xz", [1, 2], True)]
 
 
-def read_stream(text: str) -> tuple[list[tuple[str, str]], str, int]:
+def read_stream(body: bytes) -> tuple[list[tuple[str, str]], str, int]:
     """The calls and the content that a stream brings, and its chunks with a delta."""
     calls, content, chunks = dict[int, list[str]](), "", 0
-    for line in text.splitlines():
-        if not line.startswith("data: {"):
-            continue
-        for choice in json.loads(line[6:])["choices"]:
-            chunks += 1
-            content += choice["delta"].get("content") or ""
-            for call in choice["delta"].get("tool_calls") or ():
-                entry = calls.setdefault(call["index"], ["", ""])
-                entry[0] += call["function"].get("name") or ""
-                entry[1] += call["function"].get("arguments") or ""
+    for choice in (choice for event in events_of(body) for choice in event["choices"]):
+        chunks += 1
+        content += choice["delta"].get("content") or ""
+        for call in choice["delta"].get("tool_calls") or ():
+            entry = calls.setdefault(call["index"], ["", ""])
+            entry[0] += call["function"].get("name") or ""
+            entry[1] += call["function"].get("arguments") or ""
     return [(name, arguments) for name, arguments in calls.values()], content, chunks
 
 
@@ -325,7 +321,7 @@ def test_a_server_streams_calls_as_it_answers_them(byte_server: Server) -> None:
     message = ask(**hint).json()["choices"][0]["message"]
     expected = [(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]]
     assert [name for name, _ in expected] == ["write", "read", "write"]
-    plain, drafted = read_stream(ask(stream=True).text), read_stream(ask(stream=True, **hint).text)
+    plain, drafted = read_stream(ask(stream=True).content), read_stream(ask(stream=True, **hint).content)
     assert plain[:2] == drafted[:2]
     assert [(name, json.loads(given)) for name, given in drafted[0]] == [
         (name, json.loads(given)) for name, given in expected

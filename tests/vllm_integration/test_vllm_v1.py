@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.v1.sample import rejection_sampler
+from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
 from gpu_align import Drafter
 from gpu_align.ops import jit
-from tests.vllm_integration.fakes import FakeEngine, config, sampling, v1_alone
+from tests.vllm_integration.fakes import FakeEngine, config, sampling
 from vllm_integration.seams import guard
 from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire.reports import DRAFTING
@@ -22,14 +24,12 @@ from vllm_integration.wire.request import PredictedOutputParams
 from vllm_integration.worker import proposer_v1
 from vllm_integration.worker.proposer_v1 import PredictedOutputs
 
-pytestmark = pytest.mark.usefixtures("plugin_on")
-
 
 @pytest.fixture(autouse=True)
 def _without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    v1_alone(monkeypatch)
-    for name in ("STRICT", "DEBUG_DIR", "DRAFT_WITHOUT_PREDICTION", "MAX_PREDICTION_TOKENS"):
-        monkeypatch.delenv(f"GPU_ALIGN_{name}", raising=False)
+    """The proposer without vLLM around it."""
+    monkeypatch.setattr(proposer_v1, "install", lambda group: "")
+    monkeypatch.setattr(proposer_v1, "watch", lambda: None)
 
 
 def predicted(token_ids: list[int], **overrides: Any) -> Any:
@@ -196,13 +196,12 @@ START, END, BUDGET = 1, 2, 3
 def served(drafts: int, *, mended: bool = True) -> list[list[int]]:
     """What two requests write in steps of the ordinary sampler, with a model that always prefers token 7; the
     second one has a budget, and thinks from its prompt on."""
-    state = pytest.importorskip("vllm.v1.sample.thinking_budget_state")
     reasoning = SimpleNamespace(
         reasoning_start_token_ids=[START],
         reasoning_end_token_ids=[END],
         natural_reasoning_end_token_ids=[END],
     )
-    holder = state.ThinkingBudgetStateHolder(reasoning, 2, drafts, torch.device("cpu"), False)
+    holder = ThinkingBudgetStateHolder(reasoning, 2, drafts, torch.device("cpu"), False)
     metadata = SimpleNamespace(logprob_token_ids={"r": [5]}, thinking_budget_state_holder=holder)
     runner = SimpleNamespace(input_batch=SimpleNamespace(sampling_metadata=metadata))
 
@@ -253,7 +252,6 @@ def test_the_ordinary_sampler_answers_logprob_token_ids(
 @pytest.fixture
 def mended(monkeypatch: pytest.MonkeyPatch) -> Any:
     """vLLM's module with our wrappers, whether or not an engine of this process has put them there."""
-    rejection_sampler = pytest.importorskip("vllm.v1.sample.rejection_sampler")
     for name, wrapper in (
         ("apply_sampling_constraints", proposer_v1.constraints),
         ("expand_batch_to_tokens", proposer_v1.expand),
