@@ -115,8 +115,10 @@ bench-ablation: $(VENV)/.dev  ## the drafter without each of its mechanisms: doc
 serving-model: $(VENV)/.dev  ## which drafts to verify at which batch, on paper; fails if the default loses
 	@$(BIN)/python -m benchmarks.serving --write
 
-real-model: $(VENV)/.dev  ## a language model of 135M parameters: draft quality, CPU time of a server
-	@$(BIN)/python -m benchmarks.real_model --serve 3 --write
+real-model: $(VENV)/.dev  ## a language model of 135M parameters: draft quality, CPU time, what others published with one
+	@test -d .cache/real_model/node/node_modules || npm install --silent --ignore-scripts --omit=optional \
+	  --prefix .cache/real_model/node node-llama-cpp@3.21.1 @node-llama-cpp/linux-x64@3.21.1
+	@$(BIN)/python -m benchmarks.real_model --serve 3 --published --write
 
 # Built from source, of llama.cpp only what it needs.
 llama-cpp: $(VENV)/.dev  ## llama-cpp-python with our drafts: docs/examples/with_llama_cpp.py

@@ -7,17 +7,22 @@ OpenAI's service as reverse-engineered (https://vamvas.ch/openai-predicted-outpu
 from __future__ import annotations
 
 import json
+import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice, product
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from benchmarks import tables
+from benchmarks.pictures import GREY, for_both_schemes, pyplot, save
+from benchmarks.quality.build_suffix_peer import add_to_path
 from gpu_align.policies import OpenAI
 from gpu_align.predictors.base import PredictorOptions, count_accepted
-from gpu_align.simulate import Record, load_tokenizer, make_policies, replay
+from gpu_align.simulate import Record, load_tokenizer, make_policies, replay, runnable_policy_names
 
 TEXTS = Path(__file__).parent / "texts"
 #: Letters of the short and of the long draft: a to e, and the pairs aa, ab, … bc written out.
@@ -95,19 +100,40 @@ def usage_of(draft: Sequence[int], output: Sequence[int], resume_after: int = 32
 
 
 def openai() -> dict[str, Any]:
-    """The tasks by each threshold."""
+    """The tasks by each threshold; and what is rejected by the position of one replaced token."""
+    letters = letters_of(LONG)
     tasks = []
     for task in LETTERS:
         draft = letters_of(task.size)
         output = output_of(draft, task.kind, task.at)
         here = {name: usage_of(draft, output, after) for name, after in RESUME_AFTER.items()}
         tasks.append({**task._asdict(), "here": here})
-    return {"tasks": tasks}
+    rejected = [usage_of(letters, output_of(letters, "replaced", at))[1] for at in range(LONG)]
+    return {"tasks": tasks, "rejected": rejected}
 
 
 #: Cascade's: draft tokens a step, as the fork's server was started with; drafters of the table.
 K = 32
 DRAFTERS = {"openai": "OpenAI's", "static_text": "static text", "gpu_align": "`gpu_align`"}
+#: Made files of the curve, lines of each, and percentages of them that the prediction has wrong.
+FILES, LINES, LEVELS = 4, 90, tuple(range(0, 101, 10))
+LAYOUTS = {"scattered": "changed lines scattered", "block": "changed lines in one block"}
+#: Lines of a made function; the names in braces are drawn anew for every line.
+MADE = (
+    "{a} = {verb}_{b}({c}, {n})",
+    "{a} = {b}.{verb}({c})",
+    "{a} = [{b} for {b} in {c} if {b}.{d}]",
+    '{a}["{b}"] = {c}.get("{d}", {n})',
+    "{a}.append({verb}_{b}({c}))",
+    "{a} += {b} * {n} - {c}",
+    "if {a} > {n}: {b} = {c}",
+    'logger.info("{verb} %s of %s", {a}, {b})',
+    'assert {a} is not None, "no {b}"',
+    "{a}, {b} = {c}.split({d})",
+    "for {a} in {b}: {verb}_{c}({a}, {d})",
+    'self.{a} = {b} or {c}["{d}"]',
+)
+LINES_A_FUNCTION = 9
 
 
 class Edit(NamedTuple):
@@ -144,24 +170,68 @@ def equal_lines(prediction: str, output: str) -> float:
     return sum(line in known for line in lines) / len(lines)
 
 
-def cascade() -> dict[str, Any]:
-    """The edits by three drafters."""
-    encode, tasks = load_tokenizer("tekken").encode, []
+def made_line(rng: random.Random, number: int, words: list[str], verbs: list[str]) -> str:
+    def name() -> str:
+        return "_".join(rng.sample(words, rng.choice((1, 1, 2))))
+
+    if number % LINES_A_FUNCTION == 0:
+        return f"def {rng.choice(verbs)}_{name()}(self, {name()}, {name()}={rng.randrange(100)}):"
+    names = dict(zip("abcd", (name() for _ in range(4)), strict=True))
+    line = rng.choice(MADE).format(**names, verb=rng.choice(verbs), n=rng.randrange(1, 1000))
+    return f"    {line}"
+
+
+def made_pair(layout: str, level: int, number: int) -> tuple[str, str]:
+    """A made file, and the same with so many per cent of its lines written anew."""
+    words, verbs = text_of("words").split(), text_of("verbs").split()
+    rng = random.Random(f"file {number}")
+    lines = [made_line(rng, n, words, verbs) for n in range(LINES)]
+    rng, count = random.Random(f"{layout} {level} {number}"), round(level / 100 * LINES)
+    start = rng.randint(0, LINES - count) if layout == "block" else 0
+    chosen = range(start, start + count) if layout == "block" else rng.sample(range(LINES), count)
+    output = [made_line(rng, n, words, verbs) if n in set(chosen) else line for n, line in enumerate(lines)]
+    return "\n".join([*lines, ""]), "\n".join([*output, ""])
+
+
+def record_of(prediction: str, output: str) -> Record:
+    encode = load_tokenizer("tekken").encode
+    return Record("", [], encode(prediction), encode(output), "tekken")
+
+
+def counts_of(policy: Any, records: Iterable[Record]) -> dict[str, int]:
+    """Steps, accepted and rejected of these records together."""
+    found = [replay(policy, record, K) for record in records]
+    return {name: sum(getattr(pair, name) for pair in found) for name in ("steps", "accepted", "rejected")}
+
+
+def cascade(quick: bool) -> dict[str, Any]:
+    """The edits by three drafters; steps by the share of wrong lines, for every drafter."""
+    tasks = []
     for edit in edits():
-        record = Record("", [], encode(edit.prediction), encode(edit.output), "tekken")
-        found = {policy.name: replay(policy, record, K) for policy in make_policies([*DRAFTERS], [record], K)}
+        record = record_of(edit.prediction, edit.output)
+        policies = zip(DRAFTERS, make_policies(list(DRAFTERS), [record], K), strict=True)
         tasks.append({
             "task": edit.name,
             "prediction_tokens": len(record.prediction),
             "output_tokens": len(record.output),
             "equal_lines": round(equal_lines(edit.prediction, edit.output), 4),
             "published": edit.published,
-            "here": {
-                name: {"steps": pair.steps, "accepted": pair.accepted, "rejected": pair.rejected}
-                for name, pair in found.items()
-            },
+            "here": {name: counts_of(policy, [record]) for name, policy in policies},
         })  # fmt: skip
-    return {"tasks": tasks}
+    names = list(DRAFTERS) if quick else list(runnable_policy_names())
+    levels, files = ((0, 50, 100), 1) if quick else (LEVELS, FILES)
+    curve: dict[str, Any] = {"changed": list(levels)}
+    for layout in LAYOUTS:
+        records = [[record_of(*made_pair(layout, level, n)) for n in range(files)] for level in levels]
+        policies = make_policies(names, [r for found in records for r in found], K)
+        curve[layout] = {
+            "output_tokens": [sum(len(r.output) for r in found) for found in records],
+            "steps": {
+                name: [counts_of(policy, found)["steps"] for found in records]
+                for name, policy in zip(names, policies, strict=True)
+            },
+        }
+    return {"tasks": tasks, "curve": curve}
 
 
 def letters_table(results: dict[str, Any]) -> str:
@@ -205,19 +275,81 @@ def edits_table(results: dict[str, Any]) -> str:
 
 #: The blocks of docs/published.md that are made here.
 BLOCKS: dict[str, Callable[[dict[str, Any]], str]] = {"letters": letters_table, "edits": edits_table}
+#: Policy → its label and colour in the picture; the others are thin grey lines.
+COLOURS = {
+    "openai": ("OpenAI's rule", "#4c7fd0"),
+    "static_text": ("Cascade's static text", "#3f9b57"),
+    "cursor": ("no realignment", "#b59a2e"),
+    "prompt_lookup": ("prompt lookup", "#9a6fc4"),
+    "suffix_decoding_4_deep": ("suffix decoding, factor 4", "#c9534a"),
+    "gpu_align": ("gpu-align", "#d98324"),
+}
 
 
-def main() -> None:
+def draw_rejected(found: dict[str, Any]) -> Any:
+    """Rejected tokens by the position of the replaced token."""
+    figure, panel = pyplot().subplots(figsize=(8, 3.2), layout="constrained")
+    panel.bar(range(LONG), found["rejected"], color=COLOURS["openai"][1], width=0.8)
+    panel.axhline(LOOKAHEAD, color=GREY, linestyle="--", linewidth=1, label="never above, as published")
+    at = [(task["at"], task["published"][1]) for task in found["tasks"] if task["name"].endswith("replaced")]
+    panel.plot(*at[-1], "D", color="#ffffff", markeredgecolor="#3a3f47", label="published")
+    legend = panel.legend(loc="upper left", frameon=False, ncols=2)
+    panel.set(xlabel="position of the replaced token in the draft", ylabel="rejected")
+    panel.set(ylim=(0, LOOKAHEAD + 4), yticks=range(0, LOOKAHEAD + 1, 4))
+    for_both_schemes(figure, [panel], legend)
+    return figure
+
+
+def draw_accuracy(curve: dict[str, Any]) -> Any:
+    """Tokens a step over the share of right lines, for every drafter."""
+    figure, panels = pyplot().subplots(1, 2, figsize=(8, 4.6), sharey=True, layout="constrained")
+    right, share = [100 - level for level in curve["changed"]], np.linspace(0, 1, 201)
+    for panel, (layout, title) in zip(panels, LAYOUTS.items(), strict=True):
+        linear = 1 / (1 - share * (1 - 1 / (K + 1)))
+        panel.plot(
+            100 * share, linear, "--", color=GREY, linewidth=1.2, label="time falls linearly", zorder=2
+        )
+        found = curve[layout]
+        order = [*(name for name in found["steps"] if name not in COLOURS), *COLOURS]  # ours is on top
+        for name in filter(found["steps"].__contains__, order):
+            speed = [n / steps for n, steps in zip(found["output_tokens"], found["steps"][name], strict=True)]
+            label, colour = COLOURS.get(name, (None, GREY))
+            style = {"linewidth": 2, "marker": "o", "zorder": 4} if label else {"linewidth": 0.6, "zorder": 1}
+            panel.plot(right, speed, color=colour, label=label, markersize=3, **style)
+        panel.set_title(title, fontsize=10)
+        panel.set(xlabel="lines that the prediction has right, %", yscale="log")
+        panel.set_yticks(ticks := (1, 2, 4, 8, 16, 32), [f"{tick}×" for tick in ticks])
+        panel.minorticks_off()
+    panels[0].set_ylabel("tokens a verification step")
+    handles = panels[0].get_legend_handles_labels()
+    legend = figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    for_both_schemes(figure, panels, legend)
+    return figure
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line; returns the exit code (0, or 1: suffix decoding is not built)."""
     parser = tables.command("benchmarks.published", __doc__)
-    parser.add_argument("--write", action="store_true", help="into benchmarks/results and the page")
-    options = parser.parse_args()
+    parser.add_argument(
+        "--write", action="store_true", help="into benchmarks/results, the page and its pictures"
+    )
+    parser.add_argument("--quick", action="store_true", help="three drafters and three points of the curve")
+    options = parser.parse_args(argv)
+    if options.write and options.quick:
+        parser.error("--write: the page has the whole experiments, expected no --quick")
+    if not add_to_path() and options.write:
+        parser.exit(1, "error: first run python -m benchmarks.quality.build_suffix_peer\n")
     # Tuples become lists, as in the file.
-    results = json.loads(json.dumps({"openai": openai(), "cascade": cascade()}))
+    results = json.loads(json.dumps({"openai": openai(), "cascade": cascade(options.quick)}))
     for block in BLOCKS.values():
         print(f"{block(results)}\n")
     if options.write:
-        tables.write_json(tables.RESULTS / "published.json", results)
+        (tables.RESULTS / "published.json").write_text(tables.as_json(results), encoding="utf-8")
         tables.fill_file(tables.DOCS / "published.md", BLOCKS, results)
+        images = tables.DOCS / "img"
+        save(draw_rejected(results["openai"]), images / "published-bifurcations.svg")
+        save(draw_accuracy(results["cascade"]["curve"]), images / "published-accuracy.svg")
+    return 0
 
 
-main()
+raise SystemExit(main())

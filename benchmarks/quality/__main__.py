@@ -105,7 +105,7 @@ def main() -> int:
     print(tables.table(["check", "found", "wanted", ""], verdicts, "llll"))
     tables.write_json(options.json, found)
     if options.one_in == 1:
-        plot.draw(found)
+        plot.draw_stored(found, tables.DOCS / "img")
     holding = sum(check["passed"] for check in found["checks"])
     print(f"{holding} of {len(found['checks'])} checks hold")
     return 0

@@ -1,21 +1,22 @@
-"""The picture of draft quality, the trade-off at each K: ``python -m benchmarks.quality.plot`` draws
-docs/img/quality.svg from benchmarks/results/quality.json, without a replay."""
+"""The pictures of draft quality: the trade-off at each K, and the reliability diagram.
+
+``python -m benchmarks.quality.plot`` draws both from benchmarks/results/quality.json, without a replay.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-import matplotlib
-from matplotlib import pyplot
-
+from benchmarks.pictures import GREY, for_both_schemes, pyplot, save
 from benchmarks.quality.checks import Point, our_curve, point
+from benchmarks.quality.replays import Decile
 from benchmarks.quality.runs import CLAIRVOYANT, WITHOUT_RECIPES, Counts, Run
 from benchmarks.tables import DOCS, read
 from gpu_align.tools.simulate.policies import OURS
 
-GREY = "#808080"
 _RED, _ORANGE, _WINE, _YELLOW, _BLUE, _SKY = "#e0574f", "#e8862e", "#a8507c", "#c9a227", "#3f7fe0", "#45a5d9"
 _GREEN, _PURPLE, _BROWN = "#5a9e3a", "#9b72cf", "#a07a4a"
 _OURS = "#14a098"
@@ -41,20 +42,11 @@ _LEAST_REJECTED = _TICKS[0]
 TITLE = "Test split of the corpus; each mark is a setting, the large one our default"
 
 
-def draw(numbers: Mapping[str, Any]) -> None:
-    """One panel a K: tokens a step over rejected per accepted (logarithmic), our curve and every peer.
-
-    No date, no background, a grey that stands out from white and black. Text stays text and ids repeat: the same
-    numbers give the same file.
-    """
-    counts = {
-        Run(run["policy"], run["num_draft_tokens"], tuple(run["setting"].items())): Counts(**run["test"])
-        for run in numbers["runs"]
-    }
-    settings = {"svg.fonttype": "none", "svg.hashsalt": "gpu-align", "font.family": "sans-serif"}
-    matplotlib.rcParams.update({**settings, "axes.labelcolor": GREY})
+def draw_trade_off(counts: Mapping[Run, Counts], title: str, path: Path) -> None:
+    """One panel a K: tokens a step over rejected per accepted (logarithmic), our curve and every peer."""
+    plt = pyplot()
     sizes = sorted({run.num_draft_tokens for run in counts})
-    figure, panels = pyplot.subplots(
+    figure, panels = plt.subplots(
         1, len(sizes), figsize=(3.1 * len(sizes), 4.9), sharey=True, squeeze=False, layout="constrained"
     )
     for panel, k in zip(panels[0], sizes, strict=True):
@@ -76,18 +68,9 @@ def draw(numbers: Mapping[str, Any]) -> None:
     panels[0][len(sizes) // 2].set_xlabel("rejected drafts per accepted one", fontsize=11)
     handles, labels = panels[0][-1].get_legend_handles_labels()
     legend = figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
-    figure.suptitle(TITLE, fontsize=11, color=GREY)
-    figure.patch.set_alpha(0)
-    for panel in panels[0]:
-        panel.patch.set_alpha(0)
-        panel.grid(color=GREY, alpha=0.25)
-        panel.title.set_color(GREY)
-        panel.tick_params(colors=GREY)
-        for spine in panel.spines.values():
-            spine.set_color(GREY)
-    for text in legend.get_texts():
-        text.set_color(GREY)
-    figure.savefig(DOCS / "img" / "quality.svg", metadata={"Date": None}, dpi=150)
+    figure.suptitle(title, fontsize=11, color=GREY)
+    for_both_schemes(figure, panels[0], legend)
+    save(figure, path, dpi=150)
 
 
 def _draw_curves(panel: Any, counts: Mapping[Run, Counts], num_draft_tokens: int) -> None:
@@ -114,6 +97,29 @@ def _draw_curves(panel: Any, counts: Mapping[Run, Counts], num_draft_tokens: int
     panel.set_xlim(_LEAST_REJECTED * 0.8, None)
 
 
+def draw_reliability(deciles: Sequence[Decile], path: Path) -> None:
+    """Observed acceptance over promised, a dot a decile, as large as its share of the drafts."""
+    plt = pyplot()
+    figure, panel = plt.subplots(figsize=(4.6, 4.6))
+    panel.fill_between([0, 1], [-0.05, 0.95], [0.05, 1.05], color=GREY, alpha=0.2, linewidth=0)
+    panel.plot([0, 1], [0, 1], color=GREY, linewidth=0.8)
+    deciles = [d for d in deciles if d.drafts]
+    panel.scatter(
+        [d.confidence for d in deciles], [d.accepted for d in deciles], color=_OURS, alpha=0.85, zorder=3,
+        s=[12 + 400 * d.share for d in deciles],
+    )  # fmt: skip
+    for d in deciles:
+        panel.annotate(
+            f"{d.share:.1%}", (d.confidence, d.accepted), xytext=(8, -4), textcoords="offset points", fontsize=8,
+            color=GREY,
+        )  # fmt: skip
+    panel.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="confidence, mean of a decile", ylabel="share accepted")
+    panel.set_title("does confidence mean what it says?", fontsize=11)
+    for_both_schemes(figure, [panel])
+    figure.tight_layout()
+    save(figure, path, dpi=150)
+
+
 def _xy(points: Sequence[Point]) -> tuple[list[float], list[float]]:
     """Nothing is at 0 on a logarithmic axis: what rejects less than the axis shows stands at its left end."""
     return [max(p.rejected_per_accepted, _LEAST_REJECTED) for p in points], [
@@ -121,5 +127,23 @@ def _xy(points: Sequence[Point]) -> tuple[list[float], list[float]]:
     ]
 
 
+def stored(numbers: Mapping[str, Any]) -> tuple[dict[Run, Counts], list[Decile]]:
+    """The sums of every run over the test split, and our deciles that hold drafts."""
+    counts = {
+        Run(run["policy"], run["num_draft_tokens"], tuple(run["setting"].items())): Counts(**run["test"])
+        for run in numbers["runs"]
+    }
+    found = [decile for decile in numbers["reliability"] if decile["drafts"]]
+    drafts = sum(decile["drafts"] for decile in found)
+    return counts, [Decile(**decile, share=decile["drafts"] / drafts) for decile in found]
+
+
+def draw_stored(numbers: Mapping[str, Any], folder: Path) -> None:
+    """``quality.svg`` and ``reliability.svg``."""
+    counts, deciles = stored(numbers)
+    draw_trade_off(counts, TITLE, folder / "quality.svg")
+    draw_reliability(deciles, folder / "reliability.svg")
+
+
 if __name__ == "__main__":
-    draw(read("quality"))
+    draw_stored(read("quality"), DOCS / "img")

@@ -13,15 +13,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.quality.replays import OurPair, Reliability, bound
-from benchmarks.real_model.model import CACHE
+from benchmarks.real_model.model import CACHE, ModelError
 from benchmarks.real_model.server import Answer, K
-from benchmarks.real_model.tasks import HALVES, Task
+from benchmarks.real_model.tasks import Task
 from benchmarks.tables import ROOT
 from gpu_align.predictors import PredictorLoop, TokenPredictor
-from gpu_align.simulate import Record, load_tokenizer, make_policies, read_records
-from gpu_align.tools.simulate.policies import runnable_policy_names
+from gpu_align.simulate import Record, load_tokenizer, make_policies, read_records, runnable_policy_names
 from gpu_align.tools.simulate.replay import PairResult, follow
 
+HALVES = ("seen", "unseen")
 COUNTS = ("output_tokens", "steps", "accepted", "rejected")
 #: Drafters by what they know.
 DRAFTERS = {
@@ -31,12 +31,14 @@ DRAFTERS = {
 BOUNDS = {"best copy after the last token": True, "best copy from anywhere": False}
 
 
-def write_records(tasks: Sequence[Task], answers: Mapping[str, Answer], model: Path) -> dict[str, Path]:
+def write_records(
+    tasks: Sequence[Task], answers: Mapping[str, Answer], model: Path, halves: Sequence[str]
+) -> dict[str, Path]:
     """The answers that count, as records for `gpu-align simulate`: a file a half, under `CACHE`."""
     encode = load_tokenizer(str(model)).encode
-    lines: dict[str, list[str]] = {half: [] for half in HALVES}
+    lines: dict[str, list[str]] = {half: [] for half in halves}
     for task in tasks:
-        if (answer := answers[task.id]).counts:
+        if (answer := answers[task.id]).counts and task.half in lines:
             ids = {"prompt": answer.prompt, "prediction": encode(task.prediction), "output": answer.output}
             lines[task.half].append(json.dumps({"id": task.id, **ids, "tokenizer": str(model)}) + "\n")
     paths = {half: CACHE / f"records-{half}.jsonl" for half in lines}
@@ -53,7 +55,7 @@ def replays(path: Path, end_token: int) -> dict[str, dict[str, Any]]:
         for policy in make_policies([name for name in names if name in known], those, K):
             found[policy.name + suffix] = _sums([_replay(policy, record, end_token) for record in those])
     for name, matched in BOUNDS.items():
-        found[name] = _sums([(bound(record, K, matched), 0) for record in records])
+        found[name] = _sums([(bound(r, K, matched), 0) for r in records])
     return found
 
 
@@ -95,10 +97,11 @@ def at_commit(commit: str, paths: Mapping[str, Path]) -> dict[str, dict[str, int
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         copy = f"git -C '{ROOT}' archive '{commit}' gpu_align | tar -x -C '{folder}'"
-        subprocess.run(["bash", "-o", "pipefail", "-c", copy], check=True)
+        if subprocess.run(["bash", "-o", "pipefail", "-c", copy], capture_output=True).returncode:
+            raise ModelError(f"--baseline: expected a commit, found {commit}")
         for half, path in paths.items():
-            options = "--policy", "gpu_align", "-k", str(K), "--json", f"{half}.json"
-            command = [sys.executable, "-m", "gpu_align", "simulate", str(path), *options]
+            options = f"--policy gpu_align -k {K} --json {half}.json"
+            command = [sys.executable, "-m", "gpu_align", "simulate", str(path), *options.split()]
             env = {**os.environ, "PYTHONPATH": folder}
             subprocess.run(command, check=True, cwd=folder, env=env, stdout=subprocess.DEVNULL)
             counts = json.loads(Path(folder, f"{half}.json").read_text())["policies"]["gpu_align"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sys
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -73,11 +74,12 @@ class Server(NamedTuple):
 @contextlib.asynccontextmanager
 async def served(model: Path, kind: str) -> AsyncIterator[Server]:
     """A server of one thread; its log and its step logs are in `CACHE`."""
+    print(f"server {kind}: starting", file=sys.stderr)
     url, log = f"http://{HOST}:{(port := free_port())}", CACHE / f"server-{kind}.log"
-    length = ("--max-model-len", "2048")
-    command = command_line(str(model), KINDS[kind].speculation, port, K, length, gpu=False)
-    env = {**environment(gpu=False), "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
-    env["GPU_ALIGN_DEBUG_DIR"] = str(CACHE / "steps")
+    options = ("--max-model-len", "2048")
+    command = command_line(str(model), KINDS[kind].speculation, port, K, options, gpu=False)
+    threads = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+    env = {**environment(gpu=False), **threads, "GPU_ALIGN_DEBUG_DIR": str(CACHE / "steps")}
     async with (
         running(command, url, log, env, lambda _: None, 900.0) as pid,
         httpx.AsyncClient(base_url=url, timeout=900.0, trust_env=False) as client,
@@ -118,10 +120,8 @@ async def turns(model: Path, tasks: Sequence[Task]) -> list[dict[str, Any]]:
                 if mode == "gpu_align":
                     fields = {"prediction": {"type": "content", "content": task.prediction}}
                 found[mode] = await servers[kind].ask(Ask(task.messages), **fields)
-            expected = found["none"]
-            rows.append({
-                "id": task.id, "tokens": len(expected.output), "counts": expected.counts,
-                "identical": all(answer.output == expected.output for answer in found.values()),
-                "cpu_s": {mode: found[mode].cpu_s for mode in MODES},
-            })  # fmt: skip
+            same = {mode: answer.output == found["none"].output for mode, answer in found.items()}
+            seconds = {mode: found[mode].cpu_s for mode in MODES}
+            about = {"id": task.id, "tokens": len(found["none"].output), "counts": found["none"].counts}
+            rows.append({**about, "identical": all(same.values()), "cpu_s": seconds})
     return rows

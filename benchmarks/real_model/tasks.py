@@ -7,14 +7,13 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-#: A kind a line: instruction, example (input and answer), inputs, predictions where these are not the inputs.
+#: A kind a line: instruction, example (input and answer), inputs, predictions where these are not the inputs, and
+#: `teacher`: further inputs, five to learn a recipe pack from and five to replay.
 KINDS: dict[str, dict[str, Any]] = {
     (row := json.loads(line))["kind"]: row
     for line in Path(__file__).with_name("tasks.jsonl").read_text(encoding="utf-8").splitlines()
 }
 Chat = list[dict[str, str]]
-#: No setting may be chosen by the second.
-HALVES = ("seen", "unseen")
 
 
 class Task(NamedTuple):
@@ -26,8 +25,8 @@ class Task(NamedTuple):
 
     @property
     def half(self) -> str:
-        """By the hash of `id`."""
-        return HALVES[hashlib.sha256(self.id.encode()).digest()[0] & 1]
+        """``unseen``: no setting may be chosen by it. By the hash of `id`."""
+        return ("seen", "unseen")[hashlib.sha256(self.id.encode()).digest()[0] & 1]
 
 
 def tasks() -> list[Task]:
