@@ -265,7 +265,8 @@ def test_more_is_in_the_usage_where_it_is_asked_for(
 
 
 def sent(http: frontend.HttpRequest, content_type: bytes, *chunks: str) -> tuple[list[str], bytes | None]:
-    """What a client gets of a response whose body comes in these chunks, and its Content-Length."""
+    """What a client gets of a response whose body comes in these chunks, and its Content-Length. Without a type it
+    has no headers, and an empty chunk is left out: both are optional."""
     messages: list[Any] = []
 
     async def send(message: Any) -> None:
@@ -274,14 +275,16 @@ def sent(http: frontend.HttpRequest, content_type: bytes, *chunks: str) -> tuple
     async def run() -> None:
         complete = middleware._completing(send, http)
         headers = [(b"content-type", content_type), (b"content-length", b"7")]
-        await complete({"type": "http.response.start", "status": 200, "headers": headers})
+        given = {"headers": headers} if content_type else {}
+        await complete({"type": "http.response.start", "status": 200, **given})
         for place, chunk in enumerate(chunks, 1):
             more = place < len(chunks)
-            await complete({"type": "http.response.body", "body": chunk.encode(), "more_body": more})
+            body = {"body": chunk.encode()} if chunk else {}
+            await complete({"type": "http.response.body", **body, "more_body": more})
 
     asyncio.run(run())
-    bodies = [message["body"].decode() for message in messages[1:]]
-    return bodies, dict(messages[0]["headers"]).get(b"content-length")
+    bodies = [message.get("body", b"").decode() for message in messages[1:]]
+    return bodies, dict(messages[0].get("headers", ())).get(b"content-length")
 
 
 EVENTS, JSON = b"text/event-stream; charset=utf-8", b"application/json"
@@ -301,6 +304,7 @@ RESPONSES: dict[str, tuple[bytes, list[str], int | None]] = {
             ": keep-alive\n\n",
             f'data: {{"id":"x","object":"chunk","choices":[],{USAGE},"model":"é"}}\n\n',
             "data: [DONE]\n\n",
+            "",
         ],
         2,
     ),
@@ -314,7 +318,9 @@ RESPONSES: dict[str, tuple[bytes, list[str], int | None]] = {
     ),
     "JSON": (JSON, [ANSWER], 0),
     "JSON in parts": (JSON, [ANSWER[:-8], ANSWER[-8:]], None),
+    "JSON in parts, the last empty": (JSON, [ANSWER, ""], None),
     "another type": (b"text/plain", [ANSWER], None),
+    "no headers": (b"", [ANSWER], None),
     "an error": (JSON, ['{"error":{"message":"no","type":"BadRequestError","code":400}}'], None),
 }
 
@@ -325,7 +331,7 @@ def test_the_last_usage_of_a_response_is_completed(name: str, http: frontend.Htt
     content_type, chunks, place = copy.deepcopy(RESPONSES[name])
     got, length = sent(http, content_type, *chunks)
     whole = str(len(got[0].encode())).encode() if len(got) == 1 else None
-    assert length == (whole if content_type is JSON else b"7")
+    assert length == (whole if content_type is JSON else b"7" if content_type else None)
     if place is not None:
         body, given = got.pop(place), chunks.pop(place)
         start = given.index("{")

@@ -199,13 +199,14 @@ def _completing(send: Send, request: HttpRequest) -> Send:
     async def complete(message: Message) -> None:
         nonlocal held, is_stream
         if message["type"] == "http.response.start":
-            content_type = dict(message["headers"]).get(b"content-type", b"")
+            content_type = dict(message.get("headers", ())).get(b"content-type", b"")
             is_stream = content_type.startswith(b"text/event-stream")
             if content_type.startswith(b"application/json"):
                 held = message
                 return
         elif message["type"] == "http.response.body" and (held or is_stream):
             read = _completed_events if is_stream else _completed
+            message = {"body": b"", **message}  # optional, as the headers are
             if is_stream or not message.get("more_body", False):
                 body = counting.run(read, message["body"], request)
                 message = message if body is None else {**message, "body": body}
