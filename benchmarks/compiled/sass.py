@@ -313,10 +313,10 @@ def _mad(w: Registers, ins: Instruction, mask: Array) -> None:
             product = x.astype(np.uint64) * y.astype(np.uint64)
         else:
             product = (_signed(x) * _signed(y)).view(np.uint64)
-        if "HI" in ins.modifiers:
-            w.write(d, _low((product >> np.uint64(32)) + w.value(c)), mask)
-            return
         total = product + w.wide(c)
+        if "HI" in ins.modifiers:
+            w.write(d, _low(total >> np.uint64(32)), mask)
+            return
         for o in carries[:1]:
             w.write(o, total < product, mask)
         w.write_wide(d, total, mask)
