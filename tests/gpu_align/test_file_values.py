@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import pytest
 
-from gpu_align.files import MAX_COUNT, MAX_TOKEN, Count, Natural, Offset, Text, TokenId, checked
+from gpu_align.files import MAX_COUNT, MAX_TOKEN, Count, Domain, Natural, Text, TokenId, checked
+
+Offset = Annotated[float, Domain("a number from -1 to 1", lambda offset: -1 <= offset <= 1)]
 
 
 class Row(NamedTuple):
