@@ -84,7 +84,8 @@ class Running:
 
     def enter(self, drafter: Drafter, slot: int) -> None:
         how: dict[str, Any] = {"memory": self.memory, "related": self.related, "recipes": self.packs}
-        how |= {"end_tokens": self.end_tokens, "temperature": self.temperature}
+        how |= {"end_tokens": self.end_tokens}
+        how |= {"temperature": self.temperature} if self.temperature else {}  # 0 is the default
         assert drafter.add(slot, self.prediction, self.prompt_len, **how)
 
 
