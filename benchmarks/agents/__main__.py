@@ -86,7 +86,7 @@ def measure_edits(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _commit(folder: Path) -> str:
-    """The first digits of a checkout's commit; empty where there is none."""
+    """The abbreviated commit of a checkout, or an empty string if the folder is not a checkout."""
     command = ["git", "-C", str(folder), "rev-parse", "--short=10", "HEAD"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 

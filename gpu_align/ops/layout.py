@@ -78,8 +78,8 @@ NOWHERE = 2**31 - 1
 #: no output token matches one, and a draft ends before it. No two of a text are equal, so that an edit is not
 #: replayed at another gap.
 FIRST_GAP = 2**31 - 2**16
-#: Related memories are a skeleton where one of so many tokens, or more, is a gap, and a forced one if the first
-#: token is none.
+#: Related memories are a skeleton if at least one of so many tokens is a gap. It is a forced skeleton if it begins
+#: with text, not with a gap.
 SKELETON_SHARE = 16
 
 

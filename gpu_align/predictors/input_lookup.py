@@ -29,7 +29,7 @@ class InputLookupTokenPredictor(TokenPredictor):
             min: its default of 0, which it documents as no limit, does too, so (1, 0) is (1, 1).
         prediction_length: (min, max) tokens of a draft; a max below the pattern's min counts as that.
 
-    Cost: a search compares tokens back from each place of the last token in the input.
+    Cost: a search compares at most `pattern_max` tokens back from each place of the last token in the input.
 
     Example: with the input ``[5, 6, 7, 8]`` and a state that ends in 6, the draft is ``[7, 8]``.
 
@@ -87,6 +87,6 @@ class InputLookupTokenPredictor(TokenPredictor):
 
     def _match_length(self, end: int) -> int:
         """Of the last tokens, how many are before a place in the input; at most the longest pattern."""
-        pairs = zip(range(end - 1, -1, -1), reversed(self._written), strict=False)
-        differ = (n for n, (i, token) in enumerate(pairs) if self.input_tokens[i] != token)
-        return min(next(differ, min(end, len(self._written))), self._pattern_max)
+        most = min(end, len(self._written), self._pattern_max)
+        pairs = zip(range(end - 1, end - 1 - most, -1), reversed(self._written), strict=False)
+        return next((n for n, (i, token) in enumerate(pairs) if self.input_tokens[i] != token), most)

@@ -313,7 +313,7 @@ G, A = Origin.GENERATED, Origin.ACCEPTED
         ([5, 6, 7, 8], [[5, 6], [9]], True, (2, 2, 1), [[5, 6, 7]], [0, 0, 0, 1], [A, A, G, G]),
         # Ends with an accepted draft token: no token of the model's own.
         ([5, 6, 7], [[6, 7]], False, (2, 2, 0), [[5]], [0, 1, 1], [G, A, A]),
-        # What lies behind the last output token does not count, and neither does it behind a mismatch.
+        # Drafts after the last output token do not count, nor do those after a mismatch.
         ([5, 6, 7], [[6, 7, 1, 2, 3]], False, (2, 2, 0), [[5]], [0, 1, 1], [G, A, A]),
         ([5, 6, 7], [[6, 1, 2, 3, 4]], False, (2, 1, 1), [[5]], [0, 1, 1], [G, A, G]),
         ([5, 6, 7], [[1, 7], []], False, (3, 0, 2), [[5], [6]], [0, 1, 2], [G, G, G]),

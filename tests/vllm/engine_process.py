@@ -433,7 +433,7 @@ class Engine:
         return dict(calls)
 
     def held(self) -> dict[str, int]:
-        """What requests hold: slots and rows, tokens of predictions, counts, blocks of the KV cache."""
+        """Resources that requests hold: slots and rows, tokens of predictions, counts, blocks of the KV cache."""
         from vllm_integration.frontend.usage import collector
 
         if speculator := getattr(self.runner, "speculator", None):

@@ -253,7 +253,7 @@ class V2Engine:
         return self._call("execute", {"code": code}, 60)
 
     def ask(self, name: str, **arguments: Any) -> dict[str, Any]:
-        """What the method of this name says of the engine; see `engine_process.Engine`."""
+        """Call the engine's method of this name; see `engine_process.Engine`."""
         return dict(self._call(name, arguments, 60))
 
     def _call(self, name: str, arguments: dict[str, Any], seconds: float) -> Any:

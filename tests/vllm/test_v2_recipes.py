@@ -24,7 +24,7 @@ PROMPTS = [prompt_of(seed) for seed in range(80, 84)]
 
 @pytest.fixture(scope="module")
 def outputs(greedy: Callable[[list[int], int], list[int]]) -> list[list[int]]:
-    """What the model writes after each prompt."""
+    """The model's own answer to each prompt."""
     return [greedy(prompt, N) for prompt in PROMPTS]
 
 

@@ -32,7 +32,7 @@ def _count_before(p_positions, size, anchor):
 
 @triton.jit
 def load_bucket(prediction, token, is_token):
-    """``(begin, end)`` of each token in the prediction, one or [buckets, 1]; an empty one where there is none."""
+    """``(begin, end)`` of each token in the prediction, one or [buckets, 1]; (0, 0) without a token."""
     # Without positions there may be no index.
     m_index = tl.where(is_token, prediction.length, 0) > 1
     p_bucket = prediction.index.offsets + c.bucket_of(token, prediction.index.shift)

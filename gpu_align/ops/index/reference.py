@@ -11,7 +11,7 @@ from ..layout import SourceText
 
 @njit
 def load_bucket(prediction: SourceText, token: int, is_token: bool) -> tuple[int, int]:
-    """``(begin, end)``: the positions after a token in the prediction; none where there is no token."""
+    """``(begin, end)``: the positions after a token in the prediction; (0, 0) without a token."""
     # Without positions there may be no index.
     if not is_token or prediction.length < 2:
         return 0, 0

@@ -1,4 +1,4 @@
-"""What is learned from texts, observed in samples, and merged: beside the same as loops."""
+"""Packs that are learned from texts, observed in samples, and merged, compared with plain loops."""
 
 from __future__ import annotations
 
