@@ -22,7 +22,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import thread_time
-from typing import Any
+from typing import Any, NamedTuple
 
 from .ops.layout import FIRST_GAP
 
@@ -46,6 +46,9 @@ _MARKS: dict[str, list[Any]] = {
 _HEAD = 16
 #: What every template writes as it is.
 _PLAIN = re.compile(r"[\w.$:/@+ -]{1,256}", re.ASCII)
+#: Keys of a schema that say its value otherwise than by a type.
+_GROUPS = ("anyOf", "oneOf", "allOf")
+_INDIRECT = frozenset(("$ref", "const", "enum", *_GROUPS))
 #: Field of a request.
 _TOOLS = "tools"
 REASONS = ("names", "recursive", "size", "template", "time")
@@ -83,27 +86,32 @@ class _Document:
             raise SkeletonError("size")
         if not isinstance(schema, dict):
             return self.mark(_OTHER)
-        if isinstance(name := schema.get("$ref"), str):
-            if name in seen:
-                raise SkeletonError("recursive")
-            return self.of(self._target(name), depth + 1, (*seen, name))
-        values = [schema["const"]] if "const" in schema else schema.get("enum")
-        if isinstance(values, list) and values:
-            return self._one_of(values)
-        for group in ("anyOf", "oneOf", "allOf") if "properties" not in schema else ():
-            if isinstance(schemas := schema.get(group), list):
-                found = (each for each in schemas if isinstance(each, dict) and each.get("type") != "null")
-                return self.of(next(found, None), depth + 1, seen)
+        if not _INDIRECT.isdisjoint(schema):
+            if isinstance(name := schema.get("$ref"), str):
+                if name in seen:
+                    raise SkeletonError("recursive")
+                return self.of(self._target(name), depth + 1, (*seen, name))
+            values = [schema["const"]] if "const" in schema else schema.get("enum")
+            if isinstance(values, list) and values:
+                return self._one_of(values)
+            for group in _GROUPS if "properties" not in schema else ():
+                if isinstance(choices := schema.get(group), list):
+                    found = (
+                        each for each in choices if isinstance(each, dict) and each.get("type") != "null"
+                    )
+                    return self.of(next(found, None), depth + 1, seen)
         kind = schema.get("type", "object" if "properties" in schema else None)
         if isinstance(kind, list):
             kind = next((each for each in kind if each != "null"), None)
         if kind == "object" and isinstance(properties := schema.get("properties"), dict):
             if len(properties) > MAX_MARKS:
                 raise SkeletonError("size")
-            if not all(map(_PLAIN.fullmatch, properties)):
-                raise SkeletonError("names")
-            each = properties.items()
-            return {self.mark(_STRING, (name,)): self.of(inner, depth + 1, seen) for name, inner in each}
+            made = {}
+            for name, inner in properties.items():
+                if not _PLAIN.fullmatch(name):
+                    raise SkeletonError("names")
+                made[self.mark(_STRING, (name,))] = self.of(inner, depth + 1, seen)
+            return made
         if kind == "array" and "items" in schema:
             return [self.of(schema["items"], depth + 1, seen) for _ in range(2)]
         form = _STRING if kind == "string" else _NUMBER if kind in ("integer", "number") else _OTHER
@@ -137,22 +145,34 @@ def _replaced(one: str, other: str) -> str:
     return other[_common(one, other) : len(other) - _common(one[::-1], other[::-1])]
 
 
-def _pieces(parts: Sequence[str], words: Sequence[tuple[str, ...]]) -> list[str]:
-    """The pieces of a text that `_MARK` has split: after a value of few words one for each of them.
+class _Frame(NamedTuple):
+    """A text with marks. begin: before them. marks: of each whether it is a number's, which, and what follows."""
 
-    A blank before a value belongs to the value's token, but for a number's.
-    """
-    found, text, before = list[str](), parts[0], [""]
-    for kind, mark, after in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
-        known = words[int(mark)]
-        if len(known) == 1:
-            text += known[0] + after
-            continue
-        end = text if _NUMBER.startswith(kind) else text.rstrip(" ") or text
-        found += [word + end for word in before]
-        head, text = text[-_HEAD:], after
-        before = [word and head + word for word in known] or [""]
-    return [piece for piece in (*found, *(word + text for word in before)) if piece]
+    begin: str
+    marks: list[tuple[bool, int, str]]
+
+    @classmethod
+    def of(cls, text: str) -> _Frame:
+        begin, *rest = _MARK.split(text)
+        marks = zip(rest[::3], rest[1::3], rest[2::3], strict=True)
+        return cls(begin, [(_NUMBER.startswith(kind), int(mark), after) for kind, mark, after in marks])
+
+    def pieces(self, words: Sequence[tuple[str, ...]]) -> list[str]:
+        """After a value of few words one piece for each of them. words: as of `_Document`.
+
+        A blank before a value belongs to the value's token, but for a number's.
+        """
+        found, text, before = list[str](), self.begin, [""]
+        for is_number, mark, after in self.marks:
+            known = words[mark]
+            if len(known) == 1:
+                text += known[0] + after
+                continue
+            end = text if is_number else text.rstrip(" ") or text
+            found += [word + end for word in before]
+            head, text = text[-_HEAD:], after
+            before = [word and head + word for word in known] or [""]
+        return [*filter(None, found), *filter(None, (word + text for word in before))]
 
 
 def join(
@@ -180,7 +200,7 @@ def of_schema(schema: Any, style: Style = SPACED) -> list[str]:
     comma, colon, indent = style
     made = document.of(schema)
     text = json.dumps(made, ensure_ascii=False, separators=(comma, colon), indent=indent)
-    return _pieces(_MARK.split(text), document.words)
+    return _Frame.of(text).pieces(document.words)
 
 
 class Calls:
@@ -194,8 +214,7 @@ class Calls:
 
     def __init__(self, render: Render) -> None:
         self._render = render
-        #: What the template made of documents with marks, split by `_MARK`.
-        self._frames: dict[str, list[str]] = {}
+        self._frames: dict[str, _Frame] = {}
         self._asked: list[dict[str, Any]] = [{"role": "user", "content": "Go."}]
         marks = _Document({})
         self._id, name, key, value = (marks.mark(_STRING) for _ in range(4))
@@ -221,13 +240,13 @@ class Calls:
         whole = self._render([*self._asked, answer], False)
         return whole[_common(self._start, whole) :].rstrip()
 
-    def _frame(self, name: str, arguments: dict[str, Any]) -> list[str]:
+    def _frame(self, name: str, arguments: dict[str, Any]) -> _Frame:
         """`text` of marks, which tools of one shape share."""
         if (shape := json.dumps(arguments)) not in self._frames:
             if len(self._frames) >= MAX_FRAMES:
                 self._frames.clear()
             try:
-                self._frames[shape] = _MARK.split(self.text(name, arguments))
+                self._frames[shape] = _Frame.of(self.text(name, arguments))
             except Exception:  # of the template, whatever it is
                 raise SkeletonError("template") from None
         return self._frames[shape]
@@ -248,7 +267,8 @@ class Calls:
             document = _Document(schema, self._truth)
             _, called = document.mark(_STRING), document.mark(_STRING, (name,))  # the first is the call's id
             made = document.of(schema)
-            found += _pieces(self._frame(called, made if isinstance(made, dict) else {}), document.words)
+            frame = self._frame(called, made if isinstance(made, dict) else {})
+            found += frame.pieces(document.words)
         return [self._head, *found] if len(tools) > 1 and self._head else found
 
 
