@@ -115,14 +115,15 @@ def skeleton_of(
         key = hashlib.blake2b(
             marshal.dumps([tuple(template), styles, forced, asked], 2), digest_size=32
         ).digest()
+        limits = Limits.of(vllm_config)
         if (found := kept.get(key)) is None:
-            limits, calls = Limits.of(vllm_config), functools.partial(_calls_of, renderer.tokenizer, template)
+            calls = functools.partial(_calls_of, renderer.tokenizer, template)
             pieces = skeletons.of_request(document, calls, styles, _MOST_SECONDS)
             encode = functools.partial(_encoded, renderer, limits)
             ids = skeletons.join(pieces, encode, forced) if pieces else []
-            if len(ids) > limits.tokens // 2:
-                raise skeletons.SkeletonError("size")
             kept.put(key, found := np.array(ids, "<i4").tobytes())
+        if len(found) > 4 * (limits.tokens // 2):
+            raise skeletons.SkeletonError("size")
         return bytes(found)
     except (skeletons.SkeletonError, ValueError, RecursionError) as error:  # of marshal: nested too deep
         count_refused(f"skeleton_{getattr(error, 'reason', 'size')}", "dropped")
