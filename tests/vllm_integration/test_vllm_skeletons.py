@@ -279,7 +279,9 @@ def test_what_a_server_renders_with() -> None:
 
 
 @pytest.mark.parametrize(
-    "tools", [[READ], parameters(properties={f"{n:0100}": STRING for n in range(20)})], ids=["read", "too many"]
+    "tools",
+    [[READ], parameters(properties={f"{n:0100}": STRING for n in range(20)})],
+    ids=["read", "too many"],
 )
 def test_equal_tools_are_read_once_for_each_tenant(engine: Engine, tools: list[dict[str, Any]]) -> None:
     read = []
