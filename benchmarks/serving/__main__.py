@@ -12,7 +12,7 @@ import platform
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +25,6 @@ import typer
 import gpu_align
 from benchmarks import tables
 from benchmarks.corpus import build as corpus
-from benchmarks.processes import pool
 from gpu_align.predictors import PredictedOutputTokenPredictor, PredictorOptions
 from gpu_align.predictors.base import count_accepted
 from gpu_align.simulate import Record, read_records, recipes_for
@@ -49,8 +48,6 @@ DRAFTER_US = 15.0
 NEVER_BELOW = 0.99
 #: Steps in which a rule that learns gets to know the requests of a batch.
 WARM_UP = 300
-#: Processes.
-JOBS = 2
 
 
 # A step on paper. Units: bytes a second, operations a second (dense, no sparsity), bytes.
@@ -65,7 +62,6 @@ class Gpu(NamedTuple):
     fp8: float
     memory: float
     link: float
-    source: str
 
 
 class Model(NamedTuple):
@@ -77,37 +73,25 @@ class Model(NamedTuple):
     layers: int
     hidden: int
     q_heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    source: str
+    kv_heads: int = 8
+    head_dim: int = 128
+    vocab: int = 128_256
 
 
-H100 = Gpu("H100", 3.35e12, 989e12, 1979e12, 80e9, 450e9, "NVIDIA H100 data sheet, SXM, without sparsity")
-H200 = Gpu("H200", 4.8e12, 989e12, 1979e12, 141e9, 450e9, "NVIDIA H200 data sheet, SXM, without sparsity")
-B200 = Gpu("B200", 8.0e12, 2250e12, 4500e12, 180e9, 900e9, "NVIDIA DGX B200 data sheet / 8, dense")
-SMALL = Model("8B", 8.03e9, 0.53e9, 32, 4096, 32, 8, 128, 128_256, "Llama 3.1 8B, its config.json")
-LARGE = Model("70B", 70.6e9, 1.05e9, 80, 8192, 64, 8, 128, 128_256, "Llama 3.1 70B, its config.json")
+# NVIDIA's data sheets, SXM, without sparsity (B200: of a DGX, an eighth), and the config.json of Llama 3.1.
+H100 = Gpu("H100", 3.35e12, 989e12, 1979e12, 80e9, 450e9)
+H200 = Gpu("H200", 4.8e12, 989e12, 1979e12, 141e9, 450e9)
+B200 = Gpu("B200", 8.0e12, 2250e12, 4500e12, 180e9, 900e9)
+SMALL = Model("8B", 8.03e9, 0.53e9, 32, 4096, 32)
+LARGE = Model("70B", 70.6e9, 1.05e9, 80, 8192, 64)
 BYTES = {"bf16": 2, "fp8": 1}
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """A step's time.
+    """A step's time; `ms` has the formula. All numbers with a value are our assumptions.
 
-    ::
-
-        linear    = soft_max(weight bytes / bandwidth, 2 * params * tokens / operations)
-        attention = soft_max(batch * context * KV bytes a token / bandwidth,
-                             4 * layers * q_heads * head_dim * context * tokens / bf16 operations)
-        logits    = tokens * vocab * logits_bytes / bandwidth
-        exchange  = 0 on one GPU, else 2 * layers * (exchange_us + tokens * hidden * 2 bytes / link)
-        step      = overhead + linear + attention + logits + exchange
-        soft_max(a, b) = (a**p + b**p) ** (1 / p),  p = softness
-
-    Bandwidth and operations are the data sheet's times `bandwidth_share` and `compute_share`. With several
-    GPUs each holds its share of weights, KV cache, heads and vocabulary. All numbers with a value are our
-    assumptions.
+    With several GPUs each holds its share of weights, KV cache, heads and vocabulary.
     """
 
     gpu: Gpu
@@ -143,11 +127,6 @@ class Roofline:
         m = self.model
         return 2 * m.layers * m.kv_heads * m.head_dim * BYTES[self.dtype] / self.gpus
 
-    @property
-    def weight_bytes(self) -> float:
-        """Bytes of weights read a step on one GPU."""
-        return (self.model.params - self.model.embedding) * BYTES[self.dtype] / self.gpus
-
     def fits(self, batch: int) -> bool:
         """Whether so many requests fit in memory."""
         held = self.model.params * BYTES[self.dtype] / self.gpus + batch * self.context * self.kv_bytes
@@ -159,9 +138,8 @@ class Roofline:
         m, bandwidth = self.model, self.gpu.bandwidth * self.bandwidth_share
         bf16 = self.gpu.bf16 * self.compute_share
         operations = getattr(self.gpu, self.dtype) * self.compute_share
-        linear = self._soft_max(
-            self.weight_bytes / bandwidth, 2 * (m.params - m.embedding) / self.gpus * t / operations
-        )
+        weights = (m.params - m.embedding) / self.gpus
+        linear = self._soft_max(weights * BYTES[self.dtype] / bandwidth, 2 * weights * t / operations)
         attention = self._soft_max(
             batch * self.context * self.kv_bytes / bandwidth,
             4 * m.layers * m.q_heads * m.head_dim * self.context / self.gpus * t / bf16,
@@ -199,13 +177,8 @@ SHOWN = (
 ONE = 65_535
 
 
-@dataclass(frozen=True)
-class Trace:
+class Trace(NamedTuple):
     """Drafts at every position of some outputs, joined: after 1 to L - 1 tokens of each, P in all.
-
-    A draft is a function of the prediction and the tokens so far alone, so one pass over a record serves all rules
-    that shorten drafts: a step at position ``p`` that is granted ``g`` drafts accepts
-    ``a = min(g, length[p], matched[p])`` of them and goes on at ``p + a + 1``.
 
     Attributes:
         start: [R + 1] int64: record ``r`` has rows ``start[r]`` to ``start[r + 1]``.
@@ -222,20 +195,20 @@ class Trace:
     survival: npt.NDArray[np.uint16]
 
 
-@lru_cache(maxsize=4)
+@lru_cache
 def load_trace(mix: str) -> Trace:
     """The trace of one of `MIXES`."""
     if mix == "rejected":
         trace = load_trace("unrelated")
-        return replace(trace, matched=np.zeros_like(trace.matched))
+        return trace._replace(matched=np.zeros_like(trace.matched))
     with np.load(TRACES / f"{mix}.npz") as file:
         return Trace(**file)
 
 
 def make_traces() -> None:
     """Record the traces of the drafter as it is served, with recipes; the corpus is fetched if it is not there."""
-    if not CORPUS.exists() and corpus.main([str(CORPUS)]) != 0:
-        raise typer.Exit(1)
+    if not CORPUS.exists():
+        corpus.main([str(CORPUS)])
     records = read_records(CORPUS, "tekken")
     recipes, half = recipes_for(records), len(records) // 2
     # Predictions moved half the list on: another file, mostly of another package.
@@ -245,12 +218,10 @@ def make_traces() -> None:
     for name, chosen in (("edit", records), ("unrelated", unrelated)):
         parts = (chosen[::every] for every in range(1, len(chosen) + 1))
         few = next(part for part in parts if sum(len(r.output) for r in part) <= MAX_TOKENS)
-        usable = [r for r in few if len(r.output) > 1]
-        with pool(JOBS) as workers:
-            rows = workers.map(partial(_rows, recipes=recipes), usable, chunksize=1)
+        rows = [_rows(record, recipes) for record in few if len(record.output) > 1]
         start = np.cumsum([0, *(len(length) for length, _, _ in rows)])
         trace = Trace(start, *(np.concatenate(columns) for columns in zip(*rows, strict=True)))
-        np.savez_compressed(TRACES / f"{name}.npz", **vars(trace))
+        np.savez_compressed(TRACES / f"{name}.npz", **trace._asdict())
 
 
 def _rows(record: Record, recipes: gpu_align.Recipes | None) -> tuple[Any, Any, Any]:
@@ -276,20 +247,10 @@ def _rows(record: Record, recipes: gpu_align.Recipes | None) -> tuple[Any, Any, 
 # Rules: how many drafts of each request a step verifies.
 
 
-class Batch(NamedTuple):
-    """The input of a rule before a step of B requests.
-
-    length: [B] drafts proposed. survival: [B, K] the drafter's estimates in units of 1/`ONE`, 0 beyond `length`.
-    request: [B] a number that changes when another request takes the place.
-    """
-
-    length: Ints
-    survival: npt.NDArray[np.uint16]
-    request: Ints
-
-
-#: Grants [B] draft slots, ``0 <= slots <= K``. Each costs a verified token, whether or not it holds a draft.
-Rule = Callable[[Batch], Ints]
+#: Before a step of B requests: [B] drafts proposed, [B, K] the drafter's estimates in units of 1/`ONE`, 0 beyond
+#: them, and [B] a number that changes when another request takes the place → [B] draft slots, ``0 <= slots <= K``.
+#: Each costs a verified token, whether or not it holds a draft.
+Rule = Callable[[Ints, npt.NDArray[np.uint16], Ints], Ints]
 
 
 class Plugin:
@@ -309,9 +270,13 @@ class Plugin:
         self._ids: list[str] = []
         self._ended: deque[tuple[list[str], Ints, Ints]] = deque()
 
-    def __call__(self, batch: Batch) -> Ints:
-        ids = [f"{place}:{number}" for place, number in enumerate(batch.request.tolist())]
-        requests = [_request(req_id) for req_id in ids]
+    def __call__(self, length: Ints, survival: npt.NDArray[np.uint16], request: Ints) -> Ints:
+        ids = [f"{place}:{number}" for place, number in enumerate(request.tolist())]
+        # As much of vLLM's requests as the policy looks at; they never come near their last tokens.
+        params = SimpleNamespace(extra_args={wire.KEY: True}, max_tokens=1 << 30)
+        requests: list[Any] = [
+            SimpleNamespace(request_id=req_id, sampling_params=params, output_token_ids=()) for req_id in ids
+        ]
         self._requests.keep_only(dict.fromkeys(ids))
         for request in requests:
             self._requests.add(request)
@@ -319,9 +284,9 @@ class Plugin:
         if len(self._ended) > min(self.late, 1):
             before, slots, accepted = self._ended.popleft()
             self._budget.settle(self._requests.rows_of(before), slots, accepted + 1)
-        levels = survival_levels(batch.survival / ONE, batch.length)
-        unknown = np.zeros_like(batch.length)
-        self._told.append(StepDrafts(ids, self.late, unknown, batch.length, unknown, levels))
+        levels = survival_levels(survival / ONE, length)
+        unknown = np.zeros_like(length)
+        self._told.append(StepDrafts(ids, self.late, unknown, length, unknown, levels))
         told = [self._told.popleft()] if len(self._told) > self.late else []
         self._requests.take(DraftReport(told))
         granted = self._budget.grant(requests, exact=not self.late, batch_size=len(ids))
@@ -332,50 +297,26 @@ class Plugin:
         self._ended.append((self._ids, slots, accepted))
 
 
-def _request(req_id: str) -> Any:
-    """As much of a vLLM request as the policy looks at; it never comes near its last token."""
-    params = SimpleNamespace(extra_args={wire.KEY: True}, max_tokens=1 << 30)
-    return SimpleNamespace(request_id=req_id, sampling_params=params, output_token_ids=())
-
-
 #: Name → a new rule, and what it is, in the table.
 RULES: dict[str, tuple[Callable[[], Rule], str]] = {
-    f"fixed {K}": (lambda: lambda batch: np.full(len(batch.length), K), "32 slots for all, as vLLM"),
-    "lengths": (lambda: lambda batch: batch.length.astype(np.int64), "every draft"),
+    f"fixed {K}": (lambda: lambda length, *_: np.full(len(length), K), "32 slots for all, as vLLM"),
+    "lengths": (lambda: lambda length, *_: length, "every draft"),
     "plugin": (lambda: Plugin(0), "default, synchronous"),
     "plugin, late by 1": (lambda: Plugin(1), "default, asynchronous"),
     "plugin, late by 2": (lambda: Plugin(2), "the same, its drafts' copies late"),
 }
 #: The rule of the table in docs/worth-it.md, as vLLM schedules by default.
 SHOWN_RULE = "plugin, late by 1"
+#: Tokens verified and tokens produced, one entry a step.
+Steps = tuple[Ints, Ints]
 #: Predictions: the old version of the file, another file, and such that the model agrees with no draft: the worst.
 MIXES = ("edit", "unrelated", "rejected")
 
 
-class Run(NamedTuple):
-    """Tokens verified and tokens produced, one entry a step."""
-
-    verified: Ints
-    produced: Ints
-
-    def speedup(self, cost: Roofline, batch: int) -> float:
-        """Throughput over that of the same batch without drafts and without a drafter."""
-        times = cost.ms(batch, self.verified) + DRAFTER_US / 1e3
-        return float(self.produced.mean() / times.mean() * cost.ms(batch, batch) / batch)
-
-
-def simulate(trace: Trace, rule: Rule, batch: int, min_steps: int = 120, max_steps: int = 10_000) -> Run:
-    """Let `batch` requests decode side by side under `rule`.
-
-    ::
-
-        row[b] = the place of request b in the trace; at first spread evenly
-        repeat until as many tokens are produced as the trace has rows, from min_steps to max_steps steps:
-            granted = rule(what the drafter says at row)
-            accepted = min(granted, length[row], matched[row])
-            produced = min(accepted + 1, what is left of the output)
-            step: batch + sum(granted) tokens verified
-            row += produced; after a record's last row the next record begins, another request
+def simulate(trace: Trace, rule: Rule, batch: int, min_steps: int = 120, max_steps: int = 10_000) -> Steps:
+    """Let `batch` requests decode side by side under `rule`, from places that are spread evenly over the trace,
+    until as many tokens are produced as it has rows. After a record's last row the next one begins, another
+    request.
 
     A rule that learns (it has a `settle`) first gets `WARM_UP` steps that are not counted. Then every request is
     back at its first place: the requests of a running batch are not new, and the rule knows them. Only the order
@@ -394,7 +335,7 @@ def simulate(trace: Trace, rule: Rule, batch: int, min_steps: int = 120, max_ste
     total = 0
     while warm_up or len(verified) < min_steps or (total < num_rows and len(verified) < max_steps):
         length = trace.length[row].astype(np.int64)
-        granted = rule(Batch(length, trace.survival[row], request))
+        granted = rule(length, trace.survival[row], request)
         if granted.min() < 0 or granted.max() > K:
             raise ValueError(f"rule: expected 0 to {K} slots, found {granted}")
         accepted = np.minimum(granted, np.minimum(length, trace.matched[row]))
@@ -410,7 +351,14 @@ def simulate(trace: Trace, rule: Rule, batch: int, min_steps: int = 120, max_ste
         verified.append(batch + int(granted.sum()))
         produced.append(int(new.sum()))
         total += produced[-1]
-    return Run(np.array(verified), np.array(produced))
+    return np.array(verified), np.array(produced)
+
+
+def speedup(steps: Steps, cost: Roofline, batch: int) -> float:
+    """Throughput over that of the same batch without drafts and without a drafter."""
+    verified, produced = steps
+    times = cost.ms(batch, verified) + DRAFTER_US / 1e3
+    return float(produced.mean() / times.mean() * cost.ms(batch, batch) / batch)
 
 
 def speedups(name: str, mix: str) -> dict[str, Any]:
@@ -418,34 +366,19 @@ def speedups(name: str, mix: str) -> dict[str, Any]:
     setups, and the shown ones one by one. A batch that does not fit in memory counts like any other: a shorter
     context would make it fit.
     """
-    runs = [simulate(load_trace(mix), RULES[name][0](), batch) for batch in BATCHES]
-    rows = {
-        cost.name: [round(run.speedup(cost, batch), 3) for run, batch in zip(runs, BATCHES, strict=True)]
-        for cost in SETUPS
-    }
-    worst = [min(column) for column in zip(*rows.values(), strict=True)]
+    runs = [(simulate(load_trace(mix), RULES[name][0](), batch), batch) for batch in BATCHES]
+    rows = {cost.name: [round(speedup(steps, cost, batch), 3) for steps, batch in runs] for cost in SETUPS}
+    worst = np.min(list(rows.values()), axis=0).tolist()
     return {"worst": worst, "shown": {name: row for name, row in rows.items() if name in SHOWN}}
-
-
-def compare() -> dict[str, dict[str, Any]]:
-    """Every rule under every mix: ``{rule: {mix: speedups}}``."""
-    tasks = list(product(RULES, MIXES))
-    with pool(JOBS) as workers:
-        found = dict(zip(tasks, workers.starmap(speedups, tasks, chunksize=1), strict=True))
-    return {name: {mix: found[name, mix] for mix in MIXES} for name in RULES}
 
 
 def losses(table: dict[str, Any]) -> list[str]:
     """A line for each of the plugin's rules that loses by useless predictions, or where every draft is rejected,
     at its worst batch on its worst setup."""
-    reasons = {"unrelated": "by useless predictions", "rejected": "where every draft is rejected"}
-    return [
-        f"{name}: {value:.3f} of the throughput without drafts {reason}, less than {NEVER_BELOW}"
-        for name in table
-        if name.startswith("plugin")
-        for mix, reason in reasons.items()
-        if (value := min(table[name][mix]["worst"])) < NEVER_BELOW
-    ]
+    rules = [name for name in table if name.startswith("plugin")]
+    least = {f"{name}, {mix}": min(table[name][mix]["worst"]) for name, mix in product(rules, MIXES[1:])}
+    said = f"of the throughput without drafts, less than {NEVER_BELOW}"
+    return [f"{case}: {value:.3f} {said}" for case, value in least.items() if value < NEVER_BELOW]
 
 
 def _numbers(row: list[float], fits: list[bool]) -> list[str]:
@@ -483,7 +416,7 @@ def main(
     """Throughput of drafting rules on paper, from real edits and step-time curves."""
     if not keep_traces:
         make_traces()
-    trace, table = load_trace("edit"), compare()
+    trace, table = load_trace("edit"), {rule: {mix: speedups(rule, mix) for mix in MIXES} for rule in RULES}
     results = {
         "made_by": "python -m benchmarks.serving",
         "versions": {"gpu_align": gpu_align.__version__, "python": platform.python_version()},
