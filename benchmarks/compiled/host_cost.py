@@ -1,33 +1,29 @@
 """The host's cost of an eager step, without a GPU: ``python -m benchmarks.compiled.host_cost``.
 
-The kernels are compiled for a GPU (sm_90) and Triton launches them there, with a driver in between that only
-remembers what it was asked to launch. So all that Python does is timed, and nothing of what CUDA does (a launch of
-its own takes 2 to 3 µs). Before it is timed, the step's launch is compared with Triton's: the same kernel, grid
-and arguments. Exit code 1: they differ.
+The kernels are compiled for sm_90 and launched there, with a driver in between that only remembers what it was
+asked to launch: all that Python does is timed, and nothing of what CUDA does. First the step's launch is compared
+with Triton's: the same kernel, grid and arguments. Exit code 1: they differ.
 """
 
 from __future__ import annotations
 
-import os
 import timeit
-import warnings
 
 import torch
 from triton.runtime import driver
 
 from benchmarks.compiled.launches import NoDevice
+from benchmarks.compiled.static_check import uninterpreted
 from gpu_align import Drafter
 from gpu_align import drafter as drafter_module
 
-BATCH, CONTEXT, K = 64, 8192, 16
+BATCH, CONTEXT = 64, 8192
 #: A launcher gets three sizes of the grid, stream, function, metadata, this and two hooks, then the kernel's own.
 LAUNCH_METADATA = 6
 
 
 def main() -> None:
-    if os.environ.get("TRITON_INTERPRET", "0") == "1":
-        raise SystemExit("TRITON_INTERPRET: expected unset or 0, found 1: the interpreter launches nothing")
-    warnings.simplefilter("ignore")  # Triton on settings that it will change
+    uninterpreted()
     device = NoDevice("sm_90")
     driver.set_active(device)
     from gpu_align.ops import backend
@@ -35,12 +31,11 @@ def main() -> None:
     from gpu_align.ops.step.kernel import step_kernel
 
     drafter = Drafter(
-        max_slots=BATCH, max_context_len=CONTEXT, max_prediction_len=4096, num_draft_tokens=K, vocab_size=131_072,
+        max_slots=BATCH, max_context_len=CONTEXT, max_prediction_len=4096, num_draft_tokens=16, vocab_size=131_072,
         device="cpu",
     )  # fmt: skip
-    drafter._step = step = StepLaunch(
-        drafter._state, drafter._tables, drafter._recipes, drafter._draft, drafter._settings
-    )
+    bound = drafter._state, drafter._tables, drafter._recipes, drafter._draft, drafter._settings
+    drafter._step = step = StepLaunch(*bound)
     token_ids = torch.zeros((BATCH, CONTEXT), dtype=torch.int32)
     slots = torch.arange(BATCH)
     total_len, num_sampled = (torch.ones(BATCH, dtype=torch.int32) for _ in range(2))
@@ -55,15 +50,13 @@ def main() -> None:
     ]
     for call in calls:
         drafter.propose(*call)
-    ours = list(device.launches)
     for call in calls:
         # Nothing kept from the call before: Triton asks all of its questions.
         backend._compiled.clear()
         drafter.propose(*call)
-    theirs = device.launches[len(ours) :]
+    ours, theirs = device.launches[: len(calls)], device.launches[len(calls) :]
     kernels = step_kernel.device_caches[device.get_current_device()][0]
     assert len(kernels) == 1, f"expected one kernel for all calls, found {len(kernels)}"
-    assert len(ours) == len(theirs) == len(calls)
     for number, pair in enumerate(zip(ours, theirs, strict=True)):
         for i, (mine, other) in enumerate(zip(*pair, strict=True)):
             # Tensors are the same ones; only what profilers get is made for each launch.

@@ -1,14 +1,10 @@
 """Cycles of a step from the compiled code, without a GPU: docs/developer/compiled-kernels.md.
 
 The step is compiled as its launcher calls it and run by the emulator (`sass_warp`) on requests in the states of
-`PATHS`, in a drafter that has recipes. So loops take as many turns, and branches go, as they do on a GPU. Drafts
-must be the reference's.
+`PATHS`, in a drafter that has recipes. Drafts must be the reference's. sm_100 has its own code, but sm_90's
+latencies. Not in it: misses of the instruction cache, other programs on the multiprocessor, queues of the memory.
 
 The model goes once a GPU has timed a step.
-
-One program alone, in order, with its instructions in the cache and the latencies of `sass_warp.Latencies`; sm_100
-has its own code, but the latencies of sm_90. Not in it: misses of the instruction cache, other programs on the
-multiprocessor, queues of the memory.
 """
 
 from __future__ import annotations
@@ -115,11 +111,8 @@ PATHS: dict[str, Callable[[], Situation]] = {
     "first step, prompt of 32k, prepared": lambda: first_step(NUM_TEXT - 32, is_prepared=True),
     "resume, 8k lost tokens, prepared": lambda: lost(1, 8192),
 }
-#: Name → (the path of a length, the length it stands for, the lengths that are run): all lost tokens are processed
-#: again. Cycles are the first length's, and for each further token as many as there are between the two.
-SCALED: dict[str, tuple[Callable[[int], Situation], int, tuple[int, int]]] = {
-    "resume, 8k lost tokens": (lambda num_lost: lost(num_lost, 0), 8192, (128, 192)),
-}
+#: All lost tokens are processed again. Two shorter lengths are run, and further tokens take as long.
+RESUME, NUM_LOST, RUN = "resume, 8k lost tokens", 8192, (128, 192)
 
 TARGETS = ("sm_90", "sm_100")
 GIGAHERTZ = 1.755
@@ -190,9 +183,8 @@ def measure(name: str, target: str) -> dict[str, float]:
 
     if name in PATHS:
         return run(PATHS[name]())
-    make, length, (short, longer) = SCALED[name]
-    a, b = run(make(short)), run(make(longer))
-    return {key: round(a[key] + (b[key] - a[key]) * (length - short) / (longer - short)) for key in a}
+    a, b = (run(lost(length, 0)) for length in RUN)
+    return {key: round(a[key] + (b[key] - a[key]) * (NUM_LOST - RUN[0]) / (RUN[1] - RUN[0])) for key in a}
 
 
 def _cell(row: dict[str, Any]) -> str:
@@ -205,7 +197,7 @@ def main(
 ) -> None:
     """Run the compiled step on recorded requests and compare its cycles with the committed table."""
     static_check.uninterpreted()
-    table = {name: {target: measure(name, target) for target in TARGETS} for name in (*PATHS, *SCALED)}
+    table = {name: {target: measure(name, target) for target in TARGETS} for name in (*PATHS, RESUME)}
     typer.echo(f"warm / cold at {GIGAHERTZ} GHz\n\n{static_check.markdown(table, _cell)}")
     static_check.settle(table, TABLE, renew, tolerance=TOLERANCE)
 

@@ -96,9 +96,10 @@ class Launch(NamedTuple):
     @contextmanager
     def in_memory(self, target: str) -> Iterator[tuple[Memory, bytes]]:
         """Tensors in one block, and constant bank 0; what is written there is in the tensors afterwards."""
-        tensors = [arg for arg in self.arguments.values() if isinstance(arg, torch.Tensor)]
+        tensors = (arg.untyped_storage() for arg in self.arguments.values() if isinstance(arg, torch.Tensor))
         # Views share their memory: a storage is laid out once.
-        storages = {t.untyped_storage().data_ptr(): _bytes_of(t) for t in tensors}
+        of_bytes = torch.empty(0, dtype=torch.uint8)
+        storages = {each.data_ptr(): of_bytes.clone().set_(each).numpy() for each in tensors}
         memory = Memory(list(storages.values()))
         begins = {pointer: memory.address(i) for i, pointer in enumerate(storages)}
 
@@ -111,10 +112,6 @@ class Launch(NamedTuple):
         yield memory, constant_bank(target, map(placed, self.arguments.values()))
         for own, array in zip(storages.values(), memory.arrays, strict=True):
             own[:] = array
-
-
-def _bytes_of(t: torch.Tensor) -> Any:
-    return torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage()).numpy()
 
 
 class _TakenKernel:

@@ -1,10 +1,8 @@
 """Every kernel's machine code, executed: ``python -m benchmarks.compiled.machine_code [--quick]``, without a GPU.
 
 Kernels are compiled as their launchers call them, for each target of `BANKS`, and `racing` runs their instructions
-on tensors of the CPU. The cases are those of the tests: batches of requests that arrive, leave and repeat each
-other, in garbage. Drafts **and all that is stored** have to be what reference and oracle say; races, accesses
-outside of a tensor or unaligned, and shared memory that is read before it is written are findings. So are
-instructions that no case reached, if they are more than 2 %.
+on the tests' cases. Drafts **and all that is stored** have to be what reference and oracle say; races, accesses
+outside of a tensor or unaligned, and shared memory that is read before it is written are findings.
 
 ``--write`` puts the rows of the installed Triton into the pages, beside those of other versions: for another one,
 ``pip install --target DIR triton==3.6.0`` and PYTHONPATH=DIR. Exit code 1: something was found.
@@ -33,8 +31,6 @@ from benchmarks.compiled.racing import Findings, RacingMachine, where
 from benchmarks.compiled.sass import Program, disassemble
 from benchmarks.compiled.sass_warp import BANKS
 
-#: Shares of a run's time; those that are not here have one.
-WEIGHTS = {"step": 8}
 #: Cases that differ, and races, after which a run ends.
 MOST_WRONG = 20
 
@@ -104,11 +100,8 @@ def lcs_of(rng: random.Random, m: int, n: int, block_words: int | None) -> None:
     """Length and prefix row, of ragged batches."""
     from tests.gpu_align.ops.test_lcs import check_all, make_batch
 
-    check_all(
-        make_batch(rng.randrange(2**32), rng.randint(1, 4), m, n, rng.choice([2, 3, 5, 30])),
-        "triton",
-        block_words,
-    )
+    batch = make_batch(rng.randrange(2**32), rng.randint(1, 4), m, n, rng.choice([2, 3, 5, 30]))
+    check_all(batch, "triton", block_words)
 
 
 def long_contexts(rng: random.Random) -> None:
@@ -118,19 +111,16 @@ def long_contexts(rng: random.Random) -> None:
 
     batch = make_batch(rng.randrange(2**32), 1, 4200, 60, 30)
     with panels_of(128):
-        found, same = (
-            lcs_length(*put(batch, backend), backend=backend) for backend in ("triton", "reference")
-        )
-    assert found.tolist() == same.tolist()
+        found = [lcs_length(*put(batch, name), backend=name).tolist() for name in ("triton", "reference")]
+    assert found[0] == found[1]
 
 
 def indices(rng: random.Random, bits: int) -> None:
     from tests.gpu_align.ops.test_suffix_index import check_index
 
     size = rng.choice([1, 2, 255, 257, 1025, 2500, rng.randint(1, 3000)])
-    check_index(
-        [rng.choice([3, 3, rng.randrange(131_072), -5, 2**31 - 1]) for _ in range(size)], bits, "triton"
-    )
+    tokens = [rng.choice([3, 3, rng.randrange(131_072), -5, 2**31 - 1]) for _ in range(size)]
+    check_index(tokens, bits, "triton")
 
 
 #: Name → its cases.
@@ -168,26 +158,13 @@ def run_natively(name: str, i: int, seconds: float) -> dict[str, int]:
     return {"rounds": rounds}
 
 
-#: Instead of all, for a quick run; the code of this LCS is a program of two warps.
-SMALL_LCS = [lambda rng: lcs_of(rng, 8, 600, 8)]
-SMALL_STEPS = [lambda rng, K=K, s=s: steps(rng, K, s, is_small=True) for K, s in ((16, False), (256, True))]
-
-
-#: Of a kernel's row, all its variants together. differences: cases of it that did not end as they should. reached,
-#: code: instructions of the binaries that ran, and all that are `entered`. same_value: bytes that two threads
-#: stored without an order, with one value.
-COLUMNS = (
-    "variants", "programs", "instructions", "differences", "races", "same_value", "reached", "code",
-)  # fmt: skip
-
-
 def run_cases(emulator: Emulator, turns: Sequence[int], seconds: float) -> dict[str, str]:
     """The `turns` of every case, or two at least until its share of `seconds` of the processor is over. It ends
     when `MOST_WRONG` differ. Returns case and turn → what differs."""
     wrong: dict[str, str] = {}
     with in_place_of_triton(emulator.target, emulator):
         for name, i in ((name, i) for name, cases in CASES.items() for i in range(len(cases))):
-            share = WEIGHTS.get(name, 1) / len(CASES[name]) / sum(WEIGHTS.get(n, 1) for n in CASES)
+            share = (0.8 if name == "step" else 0.1) / len(CASES[name])
             end = time.process_time() + share * seconds
             for turn in turns:
                 of = f"0 {name} {i} {turn}"
@@ -203,19 +180,21 @@ def run_cases(emulator: Emulator, turns: Sequence[int], seconds: float) -> dict[
 
 
 def rows_of(emulator: Emulator, wrong: dict[str, str]) -> dict[str, dict[str, int]]:
-    """Kernel → its row."""
-    rows: dict[str, dict[str, int]] = {}
+    """Kernel → the sums of its variants.
+
+    differences: cases that did not end as they should. same_value: bytes that two threads stored without an order,
+    with one value. reached, code: instructions of the binaries that ran, and all that are `entered`.
+    """
+    rows: dict[str, Counter[str]] = {}
     for kernel, program, found in sorted(emulator.codes.values(), key=lambda code: code.kernel):
-        own = entered(program)
-        reached = sum(found.reached[i] > 0 for i in own)
-        more = (
-            1, found.programs, found.instructions, 0, len(found.races), found.same_value, reached, len(own),
+        own, row = entered(program), rows.setdefault(kernel, Counter())
+        row.update(
+            variants=1, programs=found.programs, instructions=sum(found.reached), differences=0,
+            races=len(found.races), same_value=found.same_value,
+            reached=sum(found.reached[i] > 0 for i in own), code=len(own),
         )  # fmt: skip
-        row = rows.setdefault(kernel, dict.fromkeys(COLUMNS, 0))
-        for name, number in zip(COLUMNS, more, strict=True):
-            row[name] += number
         row["differences"] = sum(text.startswith(f"{kernel}:") for text in wrong.values())
-    return rows
+    return dict(rows)
 
 
 def entered(program: Program) -> set[int]:
@@ -252,8 +231,10 @@ def main(
     import triton
 
     torch.set_num_threads(1)
-    if quick:
-        CASES["lcs"], CASES["step"] = [*CASES["lcs"][:2], *SMALL_LCS], SMALL_STEPS
+    if quick:  # the code of the third LCS is a program of two warps
+        few = (16, False), (256, True)
+        CASES["step"] = [lambda rng, K=K, s=s: steps(rng, K, s, is_small=True) for K, s in few]
+        CASES["lcs"] = [*CASES["lcs"][:2], lambda rng: lcs_of(rng, 8, 600, 8)]
         CASES["index"] = CASES["index"][:2]
     version, is_wrong = triton.__version__, False
     stored = tables.read("machine_code")
@@ -274,10 +255,10 @@ def main(
             unreached.update(where(program.code[i]) for i in entered(program) if not found.reached[i])
         for race, times in races.most_common():
             typer.echo(f"race, {times} bytes: {' ← '.join(race)}", err=True)
-        few = [kernel for kernel, row in rows.items() if row["reached"] < 0.98 * row["code"]]
-        if few and not quick:
+        partly = [kernel for kernel, row in rows.items() if row["reached"] < 0.98 * row["code"]]
+        if partly and not quick:
             most = dict(unreached.most_common(12))
-            typer.echo(f"reached less than 98 %: {', '.join(few)}; most of it: {most}")
+            typer.echo(f"reached less than 98 %: {', '.join(partly)}; most of it: {most}")
         is_wrong = is_wrong or bool(wrong or races)
     if write:
         subprocess.run([sys.executable, tables.DOCS / "_scripts" / "fill_numbers.py"], check=True)
@@ -287,11 +268,11 @@ def main(
 
 def markdown(rows: dict[str, dict[str, int]]) -> str:
     """The table of a target."""
-    shown = [
-        [kernel, *(f"{row[name]:,}" for name in COLUMNS[:5]), f"{row['reached'] / max(row['code'], 1):.1%}"]
-        for kernel, row in rows.items()
-    ]
-    return tables.table(["kernel", *COLUMNS[:5], "code reached"], shown)
+    shown = "variants", "programs", "instructions", "differences", "races"
+    cells = {kernel: [f"{row[name]:,}" for name in shown] for kernel, row in rows.items()}
+    reached = {kernel: f"{row['reached'] / row['code']:.1%}" for kernel, row in rows.items()}
+    heads = "kernel", *shown, "code reached"
+    return tables.table(heads, ([kernel, *cells[kernel], reached[kernel]] for kernel in rows))
 
 
 if __name__ == "__main__":

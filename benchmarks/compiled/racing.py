@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
-from benchmarks.compiled.sass import ALL, OPERATIONS, Array, Instruction, Program, Registers
+from benchmarks.compiled.sass import ALL, OPERATIONS, Array, Instruction, Program
 from benchmarks.compiled.sass_warp import (
     CONTROL_FLOW,
     ENDED,
@@ -48,13 +48,11 @@ class Accesses:
     """The last store to each byte and the last load of it. Threads count from 1; `NEVER`: there was none."""
 
     def __init__(self, size: int) -> None:
-        def zeros(kind: type[Any] = np.int32) -> Array:
-            return np.zeros(size, kind)
-
+        zeros = partial(np.zeros, size, np.int32)
         self.store, self.store_epoch, self.store_turn, self.store_pc = (zeros() for _ in range(4))
-        self.is_atomic, self.value = zeros(np.bool_), zeros(np.uint8)
+        self.is_atomic, self.value = np.zeros(size, np.bool_), np.zeros(size, np.uint8)
         self.load, self.load_epoch, self.load_turn, self.load_pc = (zeros() for _ in range(4))
-        self.readers, self.last = zeros(np.int8), zeros()
+        self.readers, self.last = np.zeros(size, np.int8), zeros()
 
 
 class Findings:
@@ -71,10 +69,6 @@ class Findings:
         self.races: Counter[tuple[str, str, str]] = Counter()
         self.same_value = self.programs = 0
         self.reached = [0] * len(program.code)
-
-    @property
-    def instructions(self) -> int:
-        return sum(self.reached)
 
 
 def where(ins: Instruction) -> str:
@@ -118,6 +112,8 @@ class RacingWarp(Warp):
                     self.pc = pc
                     self._access(ins, mask)
                 pc += 1
+            elif ins.name not in CONTROL_FLOW and ins.name != "BAR":
+                raise NotImplementedError(ins.text)
             else:
                 if ins.name == "BAR":
                     if not is_whole:
@@ -132,10 +128,8 @@ class RacingWarp(Warp):
     def _branch(self, ins: Instruction, mask: Array, pc: int, labels: dict[str, int]) -> int:
         before = len(self.paths)
         target = super()._branch(ins, mask, pc, labels)
-        if (
-            len(self.paths) > before and self.machine.rng.random() < 0.5
-        ):  # the side that is not taken goes first
-            after, rest = self.paths.pop()
+        if len(self.paths) > before and self.machine.rng.random() < 0.5:
+            after, rest = self.paths.pop()  # the side that is not taken goes first
             self.paths.append((target, self.mask))
             self.mask = rest
             return after
@@ -148,7 +142,10 @@ class RacingWarp(Warp):
             lanes, offsets = ALL, matrix(ins, addresses)
         else:
             offsets = addresses[mask] - (Memory.BASE if is_global(ins) else 0)
-            values = self._stored(ins, width)[mask].reshape(-1) if name.startswith("ST") else None
+        if name.startswith("ST"):  # [32, width] bytes
+            numbers = [min(ins.operands[1].number + i, 255) for i in range(max(width // 4, 1))]
+            words = np.ascontiguousarray(self.r[numbers].T)
+            values = words.view(np.uint8)[mask, :width].reshape(-1)
         on = machine.globally if is_global(ins) else machine.in_shared
         if on is machine.in_shared:
             end = machine.shared_start + machine.shared_size
@@ -156,16 +153,8 @@ class RacingWarp(Warp):
                 raise IndexError(f"{ins.text}: outside of the {machine.shared_size} bytes of shared memory")
         self.transfer(ins, mask, addresses)
         kind = ATOMIC if name.startswith("RED") else LOAD if name.startswith("LD") else STORE
-        self._note(
-            kind, on, (offsets[:, None] + np.arange(width)).reshape(-1), np.repeat(lanes, width), values
-        )
-
-    def _stored(self, ins: Instruction, width: int) -> Array:
-        """[32, width] bytes that a store writes."""
-        data = ins.operands[1]
-        numbers = [data.number + i if data.number != 255 else 255 for i in range(max(width // 4, 1))]
-        words = np.stack([self.r[n] for n in numbers], 1)
-        return np.ascontiguousarray(words).view(np.uint8).reshape(32, -1)[:, :width]
+        at = (offsets[:, None] + np.arange(width)).reshape(-1)
+        self._note(kind, on, at, np.repeat(lanes, width), values)
 
     def _note(self, kind: str, on: Accesses, at: Array, lanes: Array, values: Array | None) -> None:
         """One instruction's accesses: bytes `at`, each with its lane."""
@@ -196,10 +185,8 @@ class RacingWarp(Warp):
         self._tell(f"{kind} after a store", bad, on.store_pc[at])
         if kind == LOAD:
             if on is machine.in_shared:
-                unwritten = on.store[at] == NEVER
-                machine.found(
-                    "shared memory is read before it is written", self.pc, self.pc, int(unwritten.sum())
-                )
+                unwritten = int((on.store[at] == NEVER).sum())
+                machine.found("shared memory is read before it is written", self.pc, self.pc, unwritten)
             self._note_load(on, at, threads)
             return
         readers, load_epoch = on.readers[at], on.load_epoch[at]
@@ -237,22 +224,6 @@ class RacingWarp(Warp):
             self.machine.found(what, int(pc), self.pc, int((earlier[bad] == pc).sum()))
 
 
-Operation = Callable[[Registers, Instruction, Array], None]
-
-
-def _operations_of(program: Program) -> list[Operation | None]:
-    return [
-        None
-        if ins.name in LOAD_STORE or ins.name in CONTROL_FLOW or ins.name == "BAR"
-        else OPERATIONS.get(ins.name, _unknown)
-        for ins in program.code
-    ]
-
-
-def _unknown(w: Registers, ins: Instruction, mask: Array) -> None:
-    raise NotImplementedError(ins.text)
-
-
 class RacingMachine(Machine):
     """The programs of one launch.
 
@@ -270,7 +241,7 @@ class RacingMachine(Machine):
         self.shared_start, self.shared_size, self.findings = shared_start, shared_size, findings
         self.rng = random.Random(seed)
         #: By instruction; None of those that change the course of a warp, or its memory.
-        self.operations = _operations_of(program)
+        self.operations = [None if i.name == "BAR" else OPERATIONS.get(i.name) for i in program.code]
         self.globally, self.in_shared = Accesses(len(memory.bytes)), Accesses(0)
         self.first_thread = self.epoch = 0
 

@@ -8,9 +8,6 @@ An instruction has 128 bits (sm_70 and later). What the scheduler is to do with 
     113–115  read     scoreboard that the source registers count on until they are read; 7 is none
     116–121  wait     scoreboards that have to be at 0 before this one issues, a bit each
     122–125  reuse    operands kept in the reuse cache
-
-Two checks of this: in whole kernels every global load has a write scoreboard and no addition has one, and the
-first use of a load's result waits for just that scoreboard.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -58,10 +55,6 @@ class Registers:
             found = np.frombuffer(self.constants, np.uint32, 1, o.number)
         else:
             raise NotImplementedError(f"operand {o.text}")
-        if o.is_plain:
-            return found
-        if o.absolute:
-            found = np.abs(found.view(np.int32)).view(np.uint32)
         if o.negative:
             found = np.negative(found)
         return ~found if o.inverted else found
@@ -100,21 +93,6 @@ class Registers:
 NONE = 7
 
 
-class Control(NamedTuple):
-    """The part of the control word that says when an instruction issues, see above."""
-
-    stall: int
-    write: int
-    read: int
-    wait: int
-
-
-def decode(upper: int) -> Control:
-    """From the upper 64 bits of an instruction."""
-    bits = upper >> 41
-    return Control(bits & 15, bits >> 5 & 7, bits >> 8 & 7, bits >> 11 & 63)
-
-
 @dataclass(frozen=True)
 class Operand:
     """One operand.
@@ -124,7 +102,7 @@ class Operand:
             S (special register or a name).
         number: register number (255: RZ, 7: PT), immediate modulo 2**32, offset in the constant bank.
         text: as printed, without ``.reuse``.
-        negative, absolute, inverted: of a value: minus, absolute, every bit; `inverted` of a predicate: not.
+        negative, inverted: of a value: minus, every bit; `inverted` of a predicate: not.
         terms: of a memory operand what is added: (register or None, suffixes, immediate).
     """
 
@@ -132,7 +110,6 @@ class Operand:
     number: int
     text: str
     negative: bool = False
-    absolute: bool = False
     inverted: bool = False
     terms: tuple[tuple[Operand | None, str, int], ...] = ()
 
@@ -140,10 +117,6 @@ class Operand:
     def immediate(self) -> Array:
         """Of kind I, [1] uint32."""
         return np.array([self.number], np.uint32)
-
-    @cached_property
-    def is_plain(self) -> bool:
-        return not (self.negative or self.absolute or self.inverted)
 
 
 @dataclass(frozen=True)
@@ -155,7 +128,11 @@ class Instruction:
     name: str
     modifiers: tuple[str, ...]
     operands: tuple[Operand, ...]
-    control: Control
+    #: Of the control word, see above.
+    stall: int
+    write: int
+    read: int
+    wait: int
     #: Source lines, the innermost function's first: ("align/kernel.py", 147).
     lines: tuple[tuple[str, int], ...]
     text: str
@@ -176,14 +153,12 @@ _REGISTER = re.compile(r"(UR|UP|R|P)(\d+|Z|T)$")
 def operand(text: str) -> Operand:
     """One operand of a disassembled instruction."""
     text = text.replace(".reuse", "").strip()
-    body, inverted, negative, absolute = text, False, False, False
+    body, inverted, negative = text, False, False
     if body[0] in "!~":
         inverted, body = True, body[1:]
     if body[0] == "-" and not body.startswith("-0x"):
         negative, body = True, body[1:]
-    if body[0] == "|":
-        absolute, body = True, body[1:-1]
-    flags: dict[str, Any] = {"text": text, "negative": negative, "absolute": absolute, "inverted": inverted}
+    flags: dict[str, Any] = {"text": text, "negative": negative, "inverted": inverted}
     if label := re.match(r"`\((\S+)\)$", body):
         return Operand("L", 0, label[1])
     if body.startswith(("[", "desc")):
@@ -245,9 +220,10 @@ def _instruction(found: re.Match[str], upper: int, lines: tuple[tuple[str, int],
     opcode, _, arguments = rest.strip().partition(" ")
     name, *modifiers = opcode.split(".")
     operands = tuple(operand(part) for part in re.split(r",\s*", arguments.strip()) if part)
+    bits = upper >> 41
     return Instruction(
         int(found[1], 16), operand(guard[1:]) if guard else None, name, tuple(modifiers), operands,
-        decode(upper), lines, text,
+        bits & 15, bits >> 5 & 7, bits >> 8 & 7, bits >> 11 & 63, lines, text,
     )  # fmt: skip
 
 
@@ -327,10 +303,6 @@ def _mad(w: Registers, ins: Instruction, mask: Array) -> None:
     w.write(d, _low(total), mask)
     for o in carries[:1]:
         w.write(o, total > M32, mask)
-
-
-def _move(w: Registers, ins: Instruction, mask: Array) -> None:
-    w.write(ins.operands[0], w.value(ins.operands[1]), mask)
 
 
 def _extreme(w: Registers, ins: Instruction, mask: Array) -> None:
@@ -448,9 +420,7 @@ def _permute(w: Registers, ins: Instruction, mask: Array) -> None:
             chosen, is_sign = both[int(pick[0]) & 7], bool(pick[0] & 8)
         else:
             chosen, is_sign = np.choose(pick & 7, both), pick & 8 > 0
-        result[:, i] = (
-            np.where(is_sign, (chosen >> np.uint8(7)) * np.uint8(255), chosen) if np.any(is_sign) else chosen
-        )
+        result[:, i] = np.where(is_sign, (chosen >> np.uint8(7)) * np.uint8(255), chosen)
     w.write(d, result.view(np.uint32)[:, 0], mask)
 
 
@@ -515,19 +485,16 @@ def _shuffle(w: Registers, ins: Instruction, mask: Array) -> None:
     w.write(flag, inside, mask)
 
 
-def _count_bits(w: Registers, ins: Instruction, mask: Array) -> None:
-    w.write(ins.operands[0], np.bitwise_count(w.value(ins.operands[1])).astype(np.uint32), mask)
-
-
-def _nothing(w: Registers, ins: Instruction, mask: Array) -> None:
-    pass
+def _unary(w: Registers, ins: Instruction, mask: Array) -> None:
+    value = w.value(ins.operands[1])
+    w.write(ins.operands[0], np.bitwise_count(value) if ins.name == "POPC" else value, mask)
 
 
 #: The instructions of the library's kernels, as Triton 3.6 and 3.9 compile them for `BANKS`.
 _NAMES: dict[Callable[[Registers, Instruction, Array], None], str] = {
     _add: "IADD3 UIADD3 VIADD",
     _mad: "IMAD UIMAD",
-    _move: "MOV UMOV R2UR",
+    _unary: "MOV UMOV R2UR POPC",
     _extreme: "VIMNMX VIMNMX3 VIADDMNMX IMNMX",
     _logic: "LOP3 ULOP3",
     _predicate_logic: "PLOP3 UPLOP3",
@@ -543,8 +510,7 @@ _NAMES: dict[Callable[[Registers, Instruction, Array], None], str] = {
     _reduce: "REDUX CREDUX",
     _vote: "VOTEU",
     _shuffle: "SHFL",
-    _count_bits: "POPC",
-    _nothing: "NOP BAR ENDCOLLECTIVE",
+    lambda w, ins, mask: None: "NOP BAR ENDCOLLECTIVE",
 }
 
 #: Name of an instruction → what it does to the registers of a warp, in the lanes of a mask.

@@ -3,7 +3,7 @@
 Lanes follow their own branches as on a GPU: BSSY names the lanes that BSYNC brings together again. A warp issues
 in order: an instruction issues when the stall count of the one before has passed, the scoreboards that it waits
 for are at 0 and its pipe is free. Results that no scoreboard guards have fixed latencies, which the stall counts
-cover. A program has its scheduler for itself: what other programs of the GPU do is not in these times.
+cover.
 """
 
 from __future__ import annotations
@@ -54,24 +54,20 @@ class Latencies:
 
     first: int = 263
     l1: int = 40
+    #: Also of shuffles and reductions.
     shared: int = 23
-    #: A load from shared memory of 128 bits, or LDSM.
-    shared_wide: int = 30
-    shuffle: int = 23
-    reduce: int = 23
-    constant: int = 30
-    special: int = 20
-    #: Conversions, population counts, divisions: what remains.
+    #: A load from shared memory of 128 bits, or LDSM, or of a constant.
+    wide: int = 30
+    #: Special registers, conversions, population counts: what remains.
     other: int = 20
     #: Until the source registers of a load or store may be overwritten.
     read: int = 12
     barrier: int = 25
     #: A taken branch, beyond its stall count: the instructions after it are fetched anew.
     branch: int = 8
-    #: Cycles between two instructions of a warp on a pipe of 16 lanes, and between two of the load and store unit.
+    #: Cycles between two instructions of a warp on a pipe of 16 lanes, or of the load and store unit, and for each
+    #: further line of 128 bytes, or shared memory bank conflict, of one instruction.
     half_rate: int = 2
-    #: Cycles for every further line of 128 bytes, or shared memory bank conflict, of one instruction.
-    further_line: int = 2
 
 
 #: Target → where a kernel's arguments begin in constant bank 0, and where shared memory begins.
@@ -122,10 +118,8 @@ class Memory:
 #: Instructions of pipes that have 16 lanes.
 _HALF = {
     "IMAD", "IADD3", "LOP3", "ISETP", "SEL", "SHF", "LEA", "VIADD", "VIMNMX", "VIMNMX3", "VIADDMNMX", "PRMT",
-    "SGXT", "PLOP3", "P2R", "R2P", "IABS",
+    "SGXT", "PLOP3", "P2R",
 }  # fmt: skip
-_SPECIAL = {"S2R": "special", "S2UR": "special", "SHFL": "shuffle", "REDUX": "reduce", "CREDUX": "reduce"}
-_CONSTANT = {"LDC", "ULDC", "LDCU"}
 
 
 class Trace(NamedTuple):
@@ -178,15 +172,15 @@ class Warp(Registers):
         addresses = self.addresses(ins)
         offsets, width = self.transfer(ins, mask, addresses), width_of(ins)
         if name == "LDSM":
-            return costs.shared_wide, 2 * costs.half_rate
+            return costs.wide, 2 * costs.half_rate
         if not is_global(ins):
             words = np.unique(offsets[:, None] // 4 + np.arange(max(width // 4, 1)))
             turns = max(Counter((words % 32).tolist()).values())  # a bank gives one word a turn
-            latency = costs.shared_wide if width > 8 else costs.shared
+            latency = costs.wide if width > 8 else costs.shared
             extra = max(turns - max(width // 4, 1), 0)
-            return latency + costs.further_line * extra, costs.half_rate * turns
+            return latency + costs.half_rate * extra, costs.half_rate * turns
         sectors, lines = np.unique(offsets // 32), len(np.unique(offsets // 128))
-        extra = costs.further_line * (lines - 1)
+        extra = costs.half_rate * (lines - 1)
         known = self.machine.sectors
         if name == "LDG":
             there = max(known.setdefault(int(s), start + costs.first) for s in sectors) - start
@@ -211,33 +205,25 @@ class Warp(Registers):
         if (used % width).any():
             raise IndexError(f"{ins.text}: an address that is not a multiple of {width}")
         if name.startswith("RED"):
-            self._atomic(ins, mask, block, offsets)
-        else:
-            self._copy(ins, mask, block, offsets, width)
-        return used
-
-    def _copy(self, ins: Instruction, mask: Array, block: Array, offsets: Array, width: int) -> None:
-        data = ins.operands[0] if ins.name.startswith("LD") else ins.operands[1]
+            if not {"MAX", "MIN"} & {*ins.modifiers}:
+                raise NotImplementedError(ins.text)
+            how = np.maximum if "MAX" in ins.modifiers else np.minimum
+            view = block.view(np.int32 if "S32" in ins.modifiers else np.uint32)
+            values = np.broadcast_to(self.value(ins.operands[-1]), (32,)).view(view.dtype)
+            how.at(view, used // 4, values[mask])
+            return used
+        data = ins.operands[0] if name.startswith("LD") else ins.operands[1]
         kind = {1: np.uint8, 2: np.uint16}.get(width, np.uint32)
         if signed := next((s for s in ("S8", "S16") if s in ins.modifiers), None):
             kind = np.int8 if signed == "S8" else np.int16
         view, size = block.view(kind), min(width, 4)
         at = np.where(mask, offsets, 0) // size
         for i in range(max(width // 4, 1)):
-            if ins.name.startswith("LD"):
+            if name.startswith("LD"):
                 self.write(data, view[at + i].astype(np.int64).view(np.uint64).astype(np.uint32), mask, i)
             else:
-                values = self.r[data.number + i if data.number != 255 else 255][mask]
-                view[at[mask] + i] = values.astype(kind)
-
-    def _atomic(self, ins: Instruction, mask: Array, block: Array, offsets: Array) -> None:
-        signed = np.int32 if "S32" in ins.modifiers else np.uint32
-        view, at = block.view(signed), offsets // 4
-        values = np.broadcast_to(self.value(ins.operands[-1]), (32,)).view(signed)
-        how = np.maximum if "MAX" in ins.modifiers else np.minimum if "MIN" in ins.modifiers else None
-        if how is None:
-            raise NotImplementedError(ins.text)
-        how.at(view, at[mask], values[mask])
+                view[at[mask] + i] = self.r[min(data.number + i, 255)][mask].astype(kind)
+        return used
 
     def run(self) -> Iterator[None]:
         code, labels = self.machine.program.code, self.machine.program.labels
@@ -245,16 +231,15 @@ class Warp(Registers):
         while (pc := self._resume(pc)) != ENDED:
             ins = code[pc]
             mask = self.mask if ins.guard is None else self.mask & self.predicate(ins.guard)
-            c, pipe = ins.control, _pipe(ins)
-            waited = (self.boards[i] for i in range(6) if c.wait >> i & 1)
+            pipe = _pipe(ins)
+            waited = (self.boards[i] for i in range(6) if ins.wait >> i & 1)
             start = max(self.time, self.pipes.get(pipe, 0), *waited)
             latency, busy = self._execute(ins, mask, start) if mask.any() else (0, 1)
             self.pipes[pipe] = start + busy
-            if c.write != NONE:
-                self.boards[c.write] = max(self.boards[c.write], start + latency)
-            if c.read != NONE:
-                self.boards[c.read] = max(self.boards[c.read], start + min(latency, self.costs.read))
-            self.time, self.count = start + max(c.stall, 1), self.count + 1
+            for board, ready in ((ins.write, latency), (ins.read, min(latency, self.costs.read))):
+                if board != NONE:
+                    self.boards[board] = max(self.boards[board], start + ready)
+            self.time, self.count = start + max(ins.stall, 1), self.count + 1
             if ins.name == "BAR":
                 yield
             target = self._branch(ins, mask, pc, labels)
@@ -292,7 +277,11 @@ class Warp(Registers):
             if name == "BRA" and len(ins.operands) > 1:
                 mask = mask & self.predicate(ins.operands[0])
             # A call keeps its return address itself, in a register, as an offset from the kernel's beginning.
-            target = labels[ins.operands[-1].text] if name != "RET" else self._return(ins, mask)
+            if name == "RET":
+                [address] = np.unique(np.broadcast_to(self.wide(ins.operands[0]), (32,))[mask])
+                target = next(i for i, o in enumerate(self.machine.program.code) if o.address == address)
+            else:
+                target = labels[ins.operands[-1].text]
             if mask.any():
                 if (rest := self.mask & ~mask).any():
                     self.paths.append((pc + 1, rest))
@@ -309,7 +298,11 @@ class Warp(Registers):
             self.barriers[text] = self.barriers[text] & ~mask
         elif name in ("BSYNC", "WARPSYNC"):
             key = ins.operands[0].text if name == "BSYNC" else f"{pc}"
-            wanted = (self.barriers[key] if name == "BSYNC" else self._named(ins)) & ~self.exited
+            wanted = self.barriers[key] if name == "BSYNC" else np.ones(32, bool)
+            if name == "WARPSYNC" and "ALL" not in ins.modifiers:  # the lanes that it names
+                [bits] = np.unique(self.value(ins.operands[0]))
+                wanted = (int(bits) >> ALL & 1).astype(bool)
+            wanted = wanted & ~self.exited
             self.barriers[key] = wanted
             _, here = self.arrived.pop(key, (0, np.zeros(32, bool)))
             here = here | mask
@@ -319,20 +312,7 @@ class Warp(Registers):
                 return after
             self.arrived[key] = after, here
             self.mask = self.mask & ~here
-        elif name in ("BRX", "JMP", "BMOV"):
-            raise NotImplementedError(ins.text)
         return pc + 1
-
-    def _named(self, ins: Instruction) -> Array:
-        """The lanes that a ``WARPSYNC`` waits for."""
-        if "ALL" in ins.modifiers:
-            return np.ones(32, bool)
-        [bits] = np.unique(self.value(ins.operands[0]))
-        return (int(bits) >> ALL & 1).astype(bool)
-
-    def _return(self, ins: Instruction, mask: Array) -> int:
-        [address] = np.unique(np.broadcast_to(self.wide(ins.operands[0]), (32,))[mask])
-        return next(i for i, other in enumerate(self.machine.program.code) if other.address == address)
 
     def _execute(self, ins: Instruction, mask: Array, start: int) -> tuple[int, int]:
         """``(latency, cycles on the pipe)``."""
@@ -343,17 +323,17 @@ class Warp(Registers):
             OPERATIONS[ins.name](self, ins, mask)
         elif ins.name not in CONTROL_FLOW:
             raise NotImplementedError(ins.text)
-        if ins.name in _SPECIAL:
-            return int(getattr(costs, _SPECIAL[ins.name])), costs.half_rate
-        if ins.name in _CONSTANT:
-            return costs.constant, 1
-        return costs.other, costs.half_rate if ins.name in _HALF else 1
+        if ins.name in ("SHFL", "REDUX", "CREDUX"):
+            return costs.shared, costs.half_rate
+        if ins.name in ("LDC", "ULDC", "LDCU"):
+            return costs.wide, 1
+        return costs.other, costs.half_rate if ins.name in (*_HALF, "S2R", "S2UR") else 1
 
 
 def _pipe(ins: Instruction) -> str:
     if ins.name in LOAD_STORE or ins.name in ("SHFL", "REDUX", "CREDUX"):
         return "load and store"
-    if ins.name in ("IMAD", "FADD", "FFMA"):
+    if ins.name == "IMAD":
         return "multiply"
     return "uniform" if ins.name.startswith("U") else "other" if ins.name not in _HALF else "integer"
 

@@ -96,15 +96,8 @@ def read(compiled: Any) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
-        usage, sass = (
-            subprocess.run([*command, file.name], capture_output=True, text=True, check=True).stdout
-            for command in ([tools.cuobjdump.path, "-res-usage"], [tools.nvdisasm.path, "-c"])
-        )
-    return read_nvidia(usage, sass, shared)
-
-
-def read_nvidia(usage: str, sass: str, shared: int) -> dict[str, Any]:
-    """From ``cuobjdump -res-usage`` and ``nvdisasm -c``."""
+        commands = [tools.cuobjdump.path, "-res-usage", file.name], [tools.nvdisasm.path, "-c", file.name]
+        usage, sass = (subprocess.check_output(command, text=True) for command in commands)
     loads: Counter[str] = Counter()
     for kind in re.findall(r"\bLDG(?:STS)?\b((?:\.\w+)*)", sass):
         found = re.search(r"\.[US]?(8|16|64|128|256)(?:\.|$)", kind)
@@ -138,39 +131,24 @@ def read_amd(assembly: str, shared: int) -> dict[str, Any]:
 
 
 def _number(pattern: str, text: str) -> int:
-    found = re.search(pattern, text)
-    if found is None:
-        raise ValueError(f"the compiler's output has no {pattern!r}:\n{text[:500]}")
-    return int(found[1])
+    return int(re.findall(pattern, text)[0])
 
 
 def _sorted(loads: Counter[str]) -> dict[str, int]:
     return {bits: loads[bits] for bits in sorted(loads, key=lambda b: -int(b) if b.isdigit() else 0)}
 
 
-def spills(table: Table) -> list[str]:
-    """``kernel, target`` of every row that uses the stack."""
-    return [
-        f"{label}, {target}: {row['stack']} bytes of stack a thread, expected 0"
-        for label, rows in table.items()
-        for target, row in rows.items()
-        if row["stack"]
-    ]
-
-
 def differences(expected: Table, found: Table, tolerance: float = 0.0) -> list[str]:
-    """A line for each field that differs, numbers by more than this share, and for each row that only one has."""
+    """A line for each row that differs, in a number by more than this share, or that only one has."""
     lines = []
     rows = [(label, target) for table in (expected, found) for label, row in table.items() for target in row]
     for label, target in dict.fromkeys(rows):
-        a, b = expected.get(label, {}).get(target), found.get(label, {}).get(target)
-        if a is None or b is None:
-            lines.append(f"{label}, {target}: {'not in the table' if a is None else 'no longer compiled'}")
-            continue
-        for name in dict.fromkeys((*a, *b)):
-            x, y = a.get(name), b.get(name)
-            if x != y and not (tolerance and None not in (x, y) and abs(x - y) <= tolerance * x):
-                lines.append(f"{label}, {target}, {name}: {x} in the table, {y} now")
+        a, b = (table.get(label, {}).get(target, {}) for table in (expected, found))
+        same = a == b
+        if tolerance and a.keys() == b.keys():
+            same = np.allclose([*b.values()], [*a.values()], tolerance, 0)
+        if not same:
+            lines.append(f"{label}, {target}: {a or 'no row'} in the table, {b or 'no row'} now")
     return lines
 
 
@@ -204,16 +182,12 @@ def settle(
     if renew:
         stored["triton"] = dict(sorted({**stored["triton"], triton.__version__: table}.items()))
         tables.write_json(path, stored, depth=4)
-        typer.echo(f"\nwrote {path}")
-    typer.echo(f"\ntriton {triton.__version__}")
     expected: Table | None = stored["triton"].get(triton.__version__)
-    if expected is None:
-        typer.echo("no table of this version: nothing to compare with")
-        expected = table
+    typer.echo(f"\ntriton {triton.__version__}{'' if expected else ', which has no table to compare with'}")
     targets = next(iter(table.values()))
     wanted = {
         label: {target: row for target, row in rows.items() if target in targets}
-        for label, rows in expected.items()
+        for label, rows in (expected or table).items()
         if label in table or not is_part
     }
     lines = [*wrong, *differences(wanted, table, tolerance)]
@@ -243,7 +217,13 @@ def main(
     uninterpreted()
     table = measure(target or TARGETS, only or [""])
     typer.echo(f"registers, shared memory, loads of 128 bits or more / all\n\n{markdown(table, _cell)}")
-    settle(table, TABLE, renew, spills(table), is_part=bool(only))
+    spills = [
+        f"{label}, {target}: {row['stack']} bytes of stack a thread, expected 0"
+        for label, rows in table.items()
+        for target, row in rows.items()
+        if row["stack"]
+    ]
+    settle(table, TABLE, renew, spills, is_part=bool(only))
 
 
 if __name__ == "__main__":
