@@ -19,11 +19,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
-
-from benchmarks.alignment.workload import Steps, spread
 
 Work = Callable[[], object]
 
@@ -93,24 +90,6 @@ class Clock:
             if len(times) == repeats + warm_up:
                 return times[warm_up:], floors[warm_up:]
         raise RuntimeError(f"the host enqueues too slowly: {self.num_late} intervals discarded")
-
-
-def per_step(times: Sequence[float], floors: Sequence[float], steps: int) -> dict[str, Any]:
-    """``us``, ``iqr_us``: a step's median and spread, graph and floor together. ``floor_us``: the whole floor."""
-    whole, floor = spread(times), spread(floors)
-    return {
-        "us": round((whole["median"] - floor["median"]) / steps, 3),
-        "iqr_us": round((whole["iqr"] + floor["iqr"]) / steps, 3),
-        "floor_us": round(floor["median"], 3),
-    }
-
-
-def time_graph(steps: Steps, repeats: int = 50) -> list[float]:
-    """Microseconds of a captured step, one after another, with the start of its graph on the device."""
-    steps.advance()
-    steps.propose()
-    steps.advance()
-    return time_device(record([steps.propose], "cuda"), steps.advance, repeats)
 
 
 def time_device(call: Work, before: Work, repeats: int) -> list[float]:

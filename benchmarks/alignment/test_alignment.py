@@ -11,7 +11,7 @@ import copy
 import difflib
 import importlib.util
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.alignment.device_time import time_device, time_graph
+from benchmarks.alignment.device_time import record, time_device
 from benchmarks.alignment.workload import (
     NUM_DRAFT_TOKENS,
     STATES,
@@ -28,6 +28,7 @@ from benchmarks.alignment.workload import (
     Texts,
     Tokens,
     draw_texts,
+    make_recipes,
     make_texts,
     spread,
 )
@@ -92,15 +93,11 @@ def time_kernels(benchmark: Any, run: Callable[[], object], cells: int) -> None:
     benchmark.pedantic(run_and_wait, rounds=20, warmup_rounds=3)
 
 
-def lcs_group(what: str, batch: int, size: int) -> str:
-    return f"LCS {what}, batch {batch}, {size} tokens"
-
-
 @pytest.mark.parametrize(("batch", "size"), SIZES)
 @pytest.mark.largest(1 << 18)
 def test_rapidfuzz(benchmark: Any, batch: int, size: int) -> None:
     lcs_seq = pytest.importorskip("rapidfuzz.distance").LCSseq
-    benchmark.group = lcs_group("length", batch, size)
+    benchmark.group = f"LCS length, batch {batch}, {size} tokens"
     contexts, texts = draw_pairs(batch, size)
     pairs = list(zip(contexts.tolist(), texts.tolist(), strict=True))
 
@@ -118,7 +115,7 @@ class TestLcs:
 
     @pytest.fixture(autouse=True)
     def lcs(self, benchmark: Any, what: str, batch: int, size: int) -> Any:
-        benchmark.group = lcs_group(what, batch, size)
+        benchmark.group = f"LCS {what}, batch {batch}, {size} tokens"
         return lcs_length if what == "length" else lcs_prefix_row
 
     @pytest.mark.largest(1 << 16)
@@ -128,7 +125,7 @@ class TestLcs:
         benchmark.pedantic(lambda: lcs(*args, backend="reference"), rounds=3)
 
     @needs_gpu
-    @pytest.mark.most_cells(1 << 36)
+    @pytest.mark.largest(1 << 36, 2)
     def test_gpu_align_gpu(self, benchmark: Any, lcs: Any, batch: int, size: int) -> None:
         args, rows = tensors_of(*draw_pairs(batch, size), "cuda"), lcs_rows(*draw_pairs(batch, size))
         # Nothing is allocated in what is timed.
@@ -145,7 +142,7 @@ def time_cpu(benchmark: Any, steps: Steps) -> None:
 
 
 def time_gpu(benchmark: Any, steps: Steps) -> None:
-    """Device time is that of a replayed CUDA graph."""
+    """Device time is that of a captured step, one after another, with the start of its graph on the device."""
     steps.advance()
     steps.check()
 
@@ -153,7 +150,8 @@ def time_gpu(benchmark: Any, steps: Steps) -> None:
         steps.propose()
         torch.cuda.synchronize()
 
-    benchmark.extra_info["device_us"] = spread(time_graph(steps))
+    graph = record([steps.propose], "cuda")
+    benchmark.extra_info["device_us"] = spread(time_device(graph, steps.advance, 50))
     benchmark.pedantic(step, setup=steps.advance, rounds=20, warmup_rounds=3)
 
 
@@ -189,7 +187,7 @@ def time_whole_texts(benchmark: Any, blocks: Callable[..., Any], is_exact: bool,
 
 def diverged_steps(texts: Texts, device: str) -> Steps:
     """Of a drafter that drafts from the prediction alone; where its outputs stand is checked."""
-    steps = Steps(texts, device, recipes=None, config=DrafterConfig(use_context=False))
+    steps = Steps(texts, device, config=DrafterConfig(use_context=False))
     steps.advance()
     steps.propose()
     words, rows = steps.drafter._state.lcs_row[:4].tolist(), since_divergence(texts)[2]
@@ -257,7 +255,10 @@ class PolicySteps:
 
     def __init__(self, name: str, texts: Texts) -> None:
         self.outputs = texts.outputs.tolist()
-        self.policies = [self._make(name) for _ in self.outputs]
+        make: Callable[[], Policy] = {**POLICIES, **OPTIONAL_POLICIES}[name]
+        if name == "static_text":  # lines of about ten tokens, as code has
+            make = partial(StaticText, lambda token: token < 10)
+        self.policies = [make() for _ in self.outputs]
         self.written, self.step_tokens = texts.done, texts.step_tokens
         for policy, prediction, output in zip(
             self.policies, texts.predictions.tolist(), self.outputs, strict=True
@@ -265,11 +266,6 @@ class PolicySteps:
             policy.reset([], PredictorOptions(NUM_DRAFT_TOKENS, prediction=tuple(prediction)))
             policy.push_tokens(output[: texts.done])
         self.new: list[list[int]] = []
-
-    def _make(self, name: str) -> Policy:
-        if name == "static_text":
-            return StaticText(lambda token: token < 10)  # lines of about ten tokens, as code has
-        return {**POLICIES, **OPTIONAL_POLICIES}[name]()
 
     def advance(self) -> None:
         self.new = [output[self.written : self.written + self.step_tokens] for output in self.outputs]
@@ -307,13 +303,14 @@ class TestStep:
             for draft, output in zip(drafts, steps.outputs, strict=True):
                 assert draft, "expected a draft, found none"
                 assert draft == output[steps.written : steps.written + len(draft)]
-        benchmark.pedantic(steps.step, setup=steps.advance, rounds=min(10, texts.num_steps - 2))
+        most = (texts.outputs.shape[1] - steps.written) // texts.step_tokens
+        benchmark.pedantic(steps.step, setup=steps.advance, rounds=min(10, most))
 
     @needs_numba
     @pytest.mark.largest(1 << 18)
     def test_gpu_align_cpu(self, benchmark: Any, texts: Texts) -> None:
-        time_cpu(benchmark, Steps(texts, "cpu"))
+        time_cpu(benchmark, Steps(texts, "cpu", recipes=make_recipes()))
 
     @needs_gpu
     def test_gpu_align_gpu(self, benchmark: Any, texts: Texts) -> None:
-        time_gpu(benchmark, Steps(texts, "cuda"))
+        time_gpu(benchmark, Steps(texts, "cuda", recipes=make_recipes()))

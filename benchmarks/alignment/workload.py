@@ -6,13 +6,10 @@ so that a timed step does what a step of an engine does. States:
     aligned  the output is the prediction
     lost     the output has nothing to do with the prediction; both draw their tokens alike
     mixed    every other request is lost
-
-A drafter has recipes, as many as the shipped pack has in the tokens of a large vocabulary.
 """
 
 from __future__ import annotations
 
-import platform
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,18 +36,14 @@ VOCAB_SIZE = 131_072
 class Texts:
     """predictions, outputs: [B, N] int32. done: tokens of each output that are written before the first step.
 
-    step_tokens: how many a step adds.
+    step_tokens: how many a step adds. prompt_len: tokens of an output that are the request's prompt.
     """
 
     predictions: Tokens
     outputs: Tokens
     done: int
     step_tokens: int = STEP_TOKENS
-
-    @property
-    def num_steps(self) -> int:
-        """Steps until an output is written but for a draft's length."""
-        return int(self.outputs.shape[1] - self.done - NUM_DRAFT_TOKENS) // self.step_tokens
+    prompt_len: int = 0
 
 
 @lru_cache(maxsize=1)
@@ -77,7 +70,8 @@ def make_texts(batch: int, num_text: int, state: str, step_tokens: int = STEP_TO
 
 @lru_cache(maxsize=1)
 def make_recipes() -> gpu_align.Recipes:
-    """One for every token that texts are drawn of, and for 10,000 pairs of frequent ones."""
+    """One for every token that texts are drawn of, and for 10,000 pairs of frequent ones: as many as the shipped
+    pack has in the tokens of a large vocabulary."""
     tokens, pairs = np.arange(40_000), np.arange(10_000)
     context = np.full((50_000, MAX_CONTEXT), -1, dtype=np.int32)
     context[:40_000, 0] = tokens
@@ -85,50 +79,37 @@ def make_recipes() -> gpu_align.Recipes:
     token_ids = np.full((50_000, MAX_TOKENS), -1, dtype=np.int32)
     token_ids[:, :3] = (context[:, :1] + np.arange(1, 4)) % 40_000
     survival = np.where(token_ids >= 0, np.float32(0.2), np.float32(0))
-    return gpu_align.Recipes(context, token_ids, survival, indents=make_indents())
-
-
-def make_indents() -> npt.NDArray[np.int32]:
-    """Of each hundred tokens one ends a line, and one is a run of spaces."""
+    # Of each hundred tokens one ends a line, and one is a run of spaces.
     runs = np.arange(2, NUM_RUNS, 2)
     indents = np.zeros(NUM_RUNS + VOCAB_SIZE, dtype=np.int32)
     indents[:NUM_RUNS] = -1
     indents[runs], indents[NUM_RUNS + 100 * runs] = 100 * runs, runs
     indents[NUM_RUNS + 50 :: 100] = LINE_END
-    return indents
+    return gpu_align.Recipes(context, token_ids, survival, indents=indents)
 
 
-class Batch:
-    """A `Drafter` and an engine's tensors: requests with `predictions` [B, N], `written` tokens long.
+class Steps:
+    """A `Drafter` and an engine's tensors in the middle of `texts`: ``advance(); propose()`` is one step."""
 
-    texts: [B, L] what they write, prompts included.
-    """
-
-    def __init__(
-        self, predictions: Tokens, texts: Tokens, written: int, prompt_len: int, step_tokens: int, device: str,
-        recipes: gpu_align.Recipes | None, backend: str = "auto", config: gpu_align.DrafterConfig | None = None,
-    ) -> None:  # fmt: skip
-        batch, num_text = texts.shape
-        self._predictions, self._prompt_len = predictions, prompt_len
-        self._options: dict[str, Any] = {"recipes": recipes, "config": config}
-        self._capacity = num_text + NUM_DRAFT_TOKENS
-        self.drafter = self._make_drafter(batch, device, backend)
-        token_ids = torch.zeros((batch, self._capacity), dtype=torch.int32)
-        token_ids[:, :num_text] = torch.from_numpy(texts)
-        self.token_ids = token_ids.to(device)
-        self.total_len = torch.full((batch,), written, dtype=torch.int32, device=device)
+    def __init__(self, texts: Texts, device: str, **options: Any) -> None:
+        batch, num_text = texts.outputs.shape
+        self.texts, self._options = texts, options
+        self.drafter = self._make_drafter(batch, device)
+        self.token_ids = torch.zeros((batch, num_text + NUM_DRAFT_TOKENS), dtype=torch.int32, device=device)
+        self.token_ids[:, :num_text] = torch.from_numpy(texts.outputs)
+        self.total_len = torch.full((batch,), texts.done, dtype=torch.int32, device=device)
         self.slots = torch.arange(batch, device=device)
-        self.num_sampled = torch.full((batch,), step_tokens, dtype=torch.int32, device=device)
+        self.num_sampled = torch.full((batch,), texts.step_tokens, dtype=torch.int32, device=device)
         self.draft = self.propose()  # compiles, and processes what is written already
 
-    def _make_drafter(self, batch: int, device: str, backend: str = "auto") -> gpu_align.Drafter:
+    def _make_drafter(self, batch: int, device: str) -> gpu_align.Drafter:
+        predictions, num_text = self.texts.predictions, self.texts.outputs.shape[1]
         drafter = gpu_align.Drafter(
-            max_slots=batch, max_context_len=self._capacity, max_prediction_len=self._predictions.shape[1],
-            num_draft_tokens=NUM_DRAFT_TOKENS, vocab_size=VOCAB_SIZE, device=device, backend=backend,
-            **self._options,
+            max_slots=batch, max_context_len=num_text + NUM_DRAFT_TOKENS, max_prediction_len=predictions.shape[1],
+            num_draft_tokens=NUM_DRAFT_TOKENS, vocab_size=VOCAB_SIZE, device=device, **self._options,
         )  # fmt: skip
         for slot in range(batch):
-            drafter.add(slot, self._predictions[slot], self._prompt_len)
+            drafter.add(slot, predictions[slot], self.texts.prompt_len)
         return drafter
 
     def propose(self) -> gpu_align.Draft:
@@ -143,17 +124,6 @@ class Batch:
         for name in want._fields:
             found, expected = getattr(self.draft, name)[:few].tolist(), getattr(want, name).tolist()
             assert found == expected, f"{name}: expected {expected}, found {found}"
-
-
-class Steps(Batch):
-    """In the middle of `texts`: ``advance(); propose()`` is one step."""
-
-    def __init__(self, texts: Texts, device: str, **options: Any) -> None:
-        self.texts = texts
-        options = {"recipes": make_recipes(), **options}
-        super().__init__(
-            texts.predictions, texts.outputs, texts.done, 0, texts.step_tokens, device, **options
-        )
 
     def advance(self) -> None:
         """Write a step's tokens of every output; at the end, begin again in the middle."""
@@ -178,26 +148,3 @@ def spread(times: Sequence[float]) -> dict[str, float]:
     """Median and interquartile range, in the unit of `times`."""
     low, _, high = statistics.quantiles(times, n=4) if len(times) > 1 else (times[0],) * 3
     return {"median": statistics.median(times), "iqr": high - low}
-
-
-def machine() -> dict[str, Any]:
-    """The machine of a measurement: CPU, GPU, versions."""
-    import triton
-
-    return {
-        "cpu": _cpu_name(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "numpy": np.__version__,
-        "gpu_align": gpu_align.__version__,
-    }
-
-
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as info:
-            return next(line.partition(":")[2].strip() for line in info if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()

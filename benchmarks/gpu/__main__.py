@@ -31,8 +31,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import SkipTest
 
-from benchmarks.gpu import SkipError
 from benchmarks.tables import ROOT, command
 
 PASSED, FAILED, SKIPPED, STARTED, OUT_OF_TIME = "passed", "failed", "skipped", "started", "out of time"
@@ -99,14 +99,11 @@ TOOLS = {
     "memcheck": [*SANITIZED], "initcheck": [*SANITIZED], "racecheck": ["LCS, panels", "step, K 256"],
     "synccheck": ["LCS, panels", "step, K 256"],
 }  # fmt: skip
-#: Its exit code where it found something.
-FOUND = 99
 
 
 def sanitizer_rows(device: str, is_dry: bool, out: Path) -> Iterator[Row]:
-    for tool, programs in TOOLS.items():
-        for name in programs:
-            yield f"{tool}: {name}", partial(sanitize, tool, name, is_dry)
+    pairs = ((tool, name) for tool, programs in TOOLS.items() for name in programs)
+    return ((f"{tool}: {name}", partial(sanitize, tool, name, is_dry)) for tool, name in pairs)
 
 
 def sanitize(tool: str, name: str, is_dry: bool) -> dict[str, Any]:
@@ -116,20 +113,19 @@ def sanitize(tool: str, name: str, is_dry: bool) -> dict[str, Any]:
     nowhere: here each tensor has an allocation of its own.
     """
     if is_dry and (tool, name) != ("memcheck", "index"):
-        raise SkipError("dry run")
+        raise SkipTest("dry run")
     program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     if not is_dry and not Path(program).exists():
-        raise SkipError("not installed: compute-sanitizer")
+        raise SkipTest("not installed: compute-sanitizer")
     quiet = ["--report-api-errors", "no"] if tool == "memcheck" else []
-    prefix = [] if is_dry else [program, "--tool", tool, *quiet, "--error-exitcode", str(FOUND)]
+    prefix = [] if is_dry else [program, "--tool", tool, *quiet, "--error-exitcode", "99"]
     code = f"from benchmarks.gpu.__main__ import sanitized; sanitized({name!r})"
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    done = subprocess.run(
-        [*prefix, sys.executable, "-c", code], env=environment, capture_output=True, text=True
-    )
+    call = [*prefix, sys.executable, "-c", code]
+    done = subprocess.run(call, env=environment, capture_output=True, text=True)
     lines = (done.stdout + done.stderr).strip().splitlines() or ["it printed nothing"]
-    if done.returncode not in (0, FOUND) and "Traceback" not in done.stderr:
-        raise SkipError(f"the tool does not work here: {lines[-1]}")
+    if done.returncode not in (0, 99) and "Traceback" not in done.stderr:
+        raise SkipTest(f"the tool does not work here: {lines[-1]}")
     assert done.returncode == 0, "\n".join(lines[-30:])
     return {"remark": lines[-1]}
 
@@ -196,14 +192,14 @@ def append(path: Path, **fields: Any) -> None:
 
 def read(path: Path) -> dict[str, dict[str, Any]]:
     """The last line of each row."""
-    found = (
-        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-    )
-    return {row["name"]: row for row in found}
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return {row["name"]: row for row in map(json.loads, lines)}
 
 
 def run_rows(rows: Iterator[Row], path: Path, limit: float) -> None:
     """In the stage's process: run the rows that `path` does not have."""
+    import torch
+
     done = read(path)
     for name, run in rows:
         if name in done:
@@ -213,29 +209,20 @@ def run_rows(rows: Iterator[Row], path: Path, limit: float) -> None:
         begin = time.monotonic()
         try:
             fields = {"verdict": PASSED, **run()}
-        except SkipError as error:
+        except SkipTest as error:
             fields = {"verdict": SKIPPED, "reason": str(error)}
         except Exception as error:
             fields = {"verdict": FAILED, "reason": f"{type(error).__name__}: {error}"[:2000]}
             fields["trace"] = traceback.format_exc()[-3000:]
         faulthandler.cancel_dump_traceback_later()
         append(path, name=name, **fields, seconds=round(time.monotonic() - begin, 2))
-        print(f"    {fields['verdict']:12} {name} {_brief(fields)}", flush=True)
-        if fields["verdict"] == FAILED and not _device_works():
-            os._exit(1)
-
-
-def _device_works() -> bool:
-    import torch
-
-    with suppress(Exception):
-        return not torch.cuda.is_available() or torch.cuda.synchronize() is None
-    return False
-
-
-def _brief(fields: dict[str, Any]) -> str:
-    names = "us", "iqr_us", "cold_us", "reason"
-    return " ".join(f"{name}={fields[name]}" for name in names if name in fields)[:160]
+        brief = [f"{key}={fields[key]}" for key in ("us", "iqr_us", "cold_us", "reason") if key in fields]
+        print(f"    {fields['verdict']:12} {name} {' '.join(brief)[:160]}", flush=True)
+        if fields["verdict"] == FAILED and torch.cuda.is_available():
+            try:
+                torch.cuda.synchronize()
+            except Exception:  # nothing works on this device any more
+                os._exit(1)
 
 
 def run_stage(stage: Stage, out: Path, seconds: float, is_dry: bool) -> dict[str, dict[str, Any]]:
@@ -293,9 +280,9 @@ def _run_process(stage: Stage, path: Path, seconds: float, is_dry: bool) -> int 
 
 def header() -> dict[str, Any]:
     """GPU, driver, versions, commit and date."""
+    import numpy
     import torch
-
-    from benchmarks.alignment.workload import machine
+    import triton
 
     def said(*words: str) -> str:
         with suppress(OSError):
@@ -303,23 +290,18 @@ def header() -> dict[str, Any]:
             return (done.stdout.strip().splitlines() or [""])[0]
         return ""
 
-    found = {**machine(), "gpu": "none", "driver": "none", "cuda": str(torch.version.cuda)}
-    if torch.cuda.is_available():
-        driver = said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-        found |= {"gpu": torch.cuda.get_device_name(), "driver": driver}
     dirty = "-dirty" if said("git", "status", "--porcelain", "-uno") else ""
-    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    commit = said("git", "rev-parse", "HEAD") + dirty
-    return {**found, "platform": platform.platform(), "commit": commit, "date": now}
-
-
-def why_not(stage: Stage, has_gpu: bool, is_dry: bool, left: float) -> str:
-    """Why a stage is not run; "" where it is."""
-    if missing := [name for name in stage.needs if importlib.util.find_spec(name) is None]:
-        return f"not installed: {', '.join(missing)}"
-    if not (has_gpu or is_dry or stage.name == "compile"):
-        return "no GPU; --dry-run tries the stages without one"
-    return "no time left" if left < 5 else ""
+    return {
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        "driver": said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        "cuda": str(torch.version.cuda),
+        "cpu": said("sh", "-c", "grep -m1 'model name' /proc/cpuinfo").partition(": ")[2],
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        **{module.__name__: module.__version__ for module in (torch, triton, numpy)},
+        "commit": said("git", "rev-parse", "HEAD") + dirty,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    }
 
 
 def report(results: dict[str, dict[str, dict[str, Any]]]) -> bool:
@@ -349,10 +331,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown := [name for name in options.stages if name not in names]:
         parser.error(f"stages: expected of {', '.join(names)}, found {', '.join(unknown)}")
     chosen = [names[name] for name in options.stages or names]
-    device = "cpu" if options.dry_run else "cuda"
     if options.rows:
         assert chosen[0].rows is not None
-        rows = chosen[0].rows(device, options.dry_run, options.rows.parent)
+        rows = chosen[0].rows("cpu" if options.dry_run else "cuda", options.dry_run, options.rows.parent)
         run_rows(rows, options.rows, limit=(5 if options.dry_run else 1) * ROW_SECONDS)
         return 0
     end = time.monotonic() + BUDGET
@@ -365,8 +346,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(json.dumps(machine, indent=1), flush=True)
     results: dict[str, dict[str, dict[str, Any]]] = {}
     for stage in chosen:
-        left = end - time.monotonic()
-        if reason := why_not(stage, machine["gpu"] != "none", options.dry_run, left):
+        left, reason = end - time.monotonic(), ""
+        if missing := [name for name in stage.needs if importlib.util.find_spec(name) is None]:
+            reason = f"not installed: {', '.join(missing)}"
+        elif machine["gpu"] == "none" and not options.dry_run and stage.name != "compile":
+            reason = "no GPU; --dry-run tries the stages without one"
+        elif left < 5:
+            reason = "no time left"
+        if reason:
             results[stage.name] = {"the stage": {"name": "the stage", "verdict": SKIPPED, "reason": reason}}
             continue
         print(f"==> {stage.name}", flush=True)

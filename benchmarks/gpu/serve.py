@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import SkipTest
 
-from benchmarks.gpu import SkipError
 from benchmarks.tables import ROOT
 
 #: Mode → what the engine gets besides. The KV cache holds fewer tokens than the requests need: some are preempted.
@@ -28,14 +28,6 @@ MODES: dict[str, dict[str, Any]] = {
 }
 BATCH, PROMPT, OUTPUT, K = 8, 60, 120, 16
 CHOICES = ['{"answer": "yes"}', '{"answer": "no"}']
-
-
-def prompts() -> list[dict[str, Any]]:
-    """Token ids that every vocabulary has; all begin alike, with what the prefix cache may hold."""
-    return [
-        {"prompt_token_ids": [5 + (i * i + (n if i >= 40 else 0)) % 90 for i in range(PROMPT)]}
-        for n in range(BATCH)
-    ]
 
 
 def make_engine(mode: str, model: str, device: str) -> Any:
@@ -70,9 +62,12 @@ def serve(mode: str, out: Path, device: str) -> dict[str, Any]:
 
         model = str(build_bytes(out / "model") if not (out / "model").exists() else out / "model")
     llm = make_engine(mode, model, device)
+    # Token ids that every vocabulary has; all begin alike, with what the prefix cache may hold.
+    ids = [[5 + (i * i + (n if i >= 40 else 0)) % 90 for i in range(PROMPT)] for n in range(BATCH)]
+    prompts = [{"prompt_token_ids": each} for each in ids]
 
     def generate(params: list[Any]) -> list[list[int]]:
-        return [list(o.outputs[0].token_ids) for o in llm.generate(prompts(), params, use_tqdm=False)]
+        return [list(o.outputs[0].token_ids) for o in llm.generate(prompts, params, use_tqdm=False)]
 
     def greedy(predictions: list[list[int]] | None = None) -> list[Any]:
         extra = [
@@ -93,9 +88,8 @@ def serve(mode: str, out: Path, device: str) -> dict[str, Any]:
     for name, predictions in checks.items() if mode != "plain" else ():
         found = generate(greedy(predictions))
         assert found == expected, f"{name}: expected what the engine writes without the plugin, found {found}"
-    assert generate([choice] * BATCH) == chosen, (
-        "structured output: not what the engine writes without the plugin"
-    )
+    found = generate([choice] * BATCH)
+    assert found == chosen, f"structured output: expected {chosen} as without the plugin, found {found}"
     if mode == "graphs" and device == "cuda":
         llm.sleep(level=1)
         llm.wake_up()
@@ -123,9 +117,9 @@ def rows(device: str, is_dry: bool, out: Path) -> Iterator[tuple[str, Callable[[
 def check(mode: str, out: Path, device: str) -> dict[str, Any]:
     """One row, of a process of its own."""
     if device == "cpu" and mode not in ("plain", "eager"):
-        raise SkipError("dry run")
+        raise SkipTest("dry run")
     if device == "cuda" and not os.environ.get("GPU_CHECK_MODEL"):
-        raise SkipError("GPU_CHECK_MODEL: expected the path of a small model, found none")
+        raise SkipTest("GPU_CHECK_MODEL: expected the path of a small model, found none")
     environment = {
         **os.environ, "GPU_ALIGN_STRICT": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0", **({"VLLM_PLUGINS": ""} if mode == "plain" else {}),

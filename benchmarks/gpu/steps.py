@@ -1,6 +1,6 @@
 """Rows of one drafting step: device time in a CUDA graph, in which each step is a genuine next step (`StepBatch`),
-without the host's launch (`device_time`), for the situations of `CASES`; docs/developer/compiled-kernels.md
-has the columns. `ngram_rows` has vLLM's n-gram kernel beside it, on requests of their own.
+without the host's launch (`device_time`), for the situations of `CASES` and `AGAIN`;
+docs/developer/compiled-kernels.md has the columns.
 
 Correctness first: a batch whose drafts differ from the reference, before or after the replays, is not timed.
 """
@@ -13,16 +13,17 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import SkipTest
 
 import numpy as np
 import torch
 
-from benchmarks.alignment.device_time import Clock, per_step, record
-from benchmarks.alignment.workload import NUM_DRAFT_TOKENS, Batch, Tokens, draw_texts, make_recipes
-from benchmarks.gpu import SkipError
+from benchmarks.alignment.device_time import Clock, record
+from benchmarks.alignment.workload import NUM_DRAFT_TOKENS, Steps, Texts, draw_texts, make_recipes, spread
 from gpu_align.ops.align import GLOBAL_EVERY
 from gpu_align.ops.layout import SEEN
 
@@ -46,7 +47,7 @@ class Case:
     skip: tokens of one step that goes before each interval, untimed.
     phase: output tokens before `skip`, modulo `GLOBAL_EVERY`.
     restart: every interval is the first step of new requests, whose tokens were prefilled in chunks.
-    first: measured before the other cases are.
+    by_vllm: the step is that of vLLM's n-gram kernel.
     """
 
     name: str
@@ -57,17 +58,18 @@ class Case:
     phase: int = 0
     restart: bool = False
     recipes: bool = False
-    first: bool = False
+    by_vllm: bool = False
 
 
 NEAR = {"text": "lost", "steps": GLOBAL_EVERY - 1, "skip": 1, "phase": GLOBAL_EVERY - 1}
 FAR = {"text": "lost", "steps": 1, "skip": GLOBAL_EVERY - 1, "phase": 0}
+#: The most valuable ones first.
 CASES = (
-    Case("aligned, 1 new token", "aligned", first=True),
-    Case("aligned, 8 new tokens", "aligned", step_tokens=8, first=True),
+    Case("aligned, 1 new token", "aligned"),
+    Case("aligned, 8 new tokens", "aligned", step_tokens=8),
     # A lost request looks near its anchor at every token, and everywhere at each `GLOBAL_EVERY`-th.
-    Case("lost, 1 new token, near resync", **NEAR, first=True),
-    Case("lost, 1 new token, far resync", **FAR, first=True),
+    Case("lost, 1 new token, near resync", **NEAR),
+    Case("lost, 1 new token, far resync", **FAR),
     Case("aligned, 17 new tokens", "aligned", step_tokens=17),
     Case("lost, 17 new tokens, long own match", "repeats", step_tokens=17, steps=8),
     Case("first step after the prompt", "prompt", steps=1, restart=True),
@@ -75,61 +77,56 @@ CASES = (
     Case("aligned, 8 new tokens, recipes", "aligned", step_tokens=8, recipes=True),
     Case("lost, 1 new token, near resync, recipes", **NEAR, recipes=True),
 )
+#: A batch writes its prompt again, and is half way through it: vLLM's kernel knows no predictions.
+AGAIN = (
+    Case("the prompt again, gpu_align", "again", steps=8),
+    Case("the prompt again, vLLM V2 n-gram", "again", steps=8, by_vllm=True),
+)
 
 
-def _rows(case: Case, predictions: Tokens, others: Tokens) -> tuple[Tokens, int, int]:
-    """``(token_ids, prompt_len, tokens before the first interval)``."""
-    num_text = predictions.shape[1]
+def texts_of(case: Case, batch: int, num_text: int) -> Texts:
+    """The texts of so many requests of this case."""
+    predictions, others = draw_texts(batch, num_text)
     half = num_text // 2 // GLOBAL_EVERY * GLOBAL_EVERY + case.phase
-    if case.text == "aligned":
-        return predictions, 0, half
+    outputs, done, prompt_len = predictions, half, 0
     if case.text == "lost":
-        at = half - 64
-        return np.concatenate([predictions[:, :at], others[:, at:]], axis=1), 0, half
-    if case.text == "repeats":
+        outputs = np.hstack([predictions[:, : half - 64], others[:, half - 64 :]])
+    elif case.text == "repeats":
         period = min(1024, num_text // 8)
         at = half - 2 * period
         copies = -(-(num_text - at) // period)
-        tail = np.tile(others[:, :period], (1, copies))[:, : num_text - at]
-        return np.concatenate([predictions[:, :at], tail], axis=1), 0, half
-    if case.text == "prompt":
-        return np.concatenate([predictions, predictions[:, :64]], axis=1), num_text, num_text
-    if case.text == "again":
-        return np.tile(predictions, 2), num_text, num_text + num_text // 2
-    if case.text == "resume":
-        return others, 0, num_text // 4
-    raise ValueError(f"text: expected one of the texts of `Case`, found {case.text!r}")
+        outputs = np.hstack([predictions[:, :at], np.tile(others[:, :period], copies)])[:, :num_text]
+    elif case.text == "prompt":
+        outputs, done, prompt_len = np.hstack([predictions, predictions[:, :64]]), num_text, num_text
+    elif case.text == "again":
+        outputs, done, prompt_len = np.tile(predictions, 2), num_text + num_text // 2, num_text
+    elif case.text == "resume":
+        outputs, done = others, num_text // 4
+    return Texts(predictions, outputs, done, case.step_tokens, prompt_len)
 
 
-class StepBatch(Batch):
+class StepBatch(Steps):
     """The requests of one case; see the module."""
 
     def __init__(self, case: Case, batch: int, num_text: int, device: str) -> None:
         self.case, self.device = case, device
-        predictions, others = draw_texts(batch, num_text)
-        self._texts, prompt_len, self.start = _rows(case, predictions, others)
+        texts, recipes = texts_of(case, batch, num_text), make_recipes() if case.recipes else None
         #: What `total_len` holds, known without asking the device.
-        self.written = self.start
-        recipes = make_recipes() if case.recipes else None
-        super().__init__(predictions, self._texts, self.start, prompt_len, case.step_tokens, device, recipes)
-        #: What is timed, and whether it is the drafter's.
-        self.step: Callable[[], Any] = self.propose
-        self.is_ours = True
+        self.written = texts.done
+        super().__init__(texts, device, recipes=recipes)
+        #: What is timed.
+        self.step: Callable[[], Any] = vllm_step(self, device) if case.by_vllm else self.propose
         self._none_sampled = torch.zeros_like(self.num_sampled)
         self._scratch = torch.zeros_like(self.total_len)
-        self._advance_scratch()  # loaded before it is captured
-
-    def _advance(self) -> None:
-        self.total_len.add_(self.case.step_tokens)
-
-    def _advance_scratch(self) -> None:
-        self._scratch.add_(self.case.step_tokens)
+        self._scratch.add_(case.step_tokens)  # loaded before it is captured
 
     def works(self, between: Callable[[], object] | None = None) -> tuple[list[Any], list[Any]]:
         """The calls of an interval, and those of its floor; `between` goes before each step."""
         ahead = [] if between is None else [between]
-        work, floor = [*ahead, self._advance, self.step], [*ahead, self._advance_scratch]
-        return work * self.case.steps, floor * self.case.steps
+        advance, idle = (
+            partial(each.add_, self.case.step_tokens) for each in (self.total_len, self._scratch)
+        )
+        return [*ahead, advance, self.step] * self.case.steps, [*ahead, idle] * self.case.steps
 
     def before(self) -> None:
         """Lead to the next interval: it advances by ``steps * step_tokens`` from here. Not timed."""
@@ -137,10 +134,10 @@ class StepBatch(Batch):
         if case.restart:
             self._restart()
             return
-        if self.written + case.skip + case.steps * case.step_tokens > self._texts.shape[1]:
+        if self.written + case.skip + case.steps * case.step_tokens > self.texts.outputs.shape[1]:
             # Tokens were taken back: the slots start over and process all that is written then.
-            self.total_len.fill_(self.start)
-            self.written = self.start
+            self.written = self.texts.done
+            self.total_len.fill_(self.written)
             self.step()
         if case.skip:
             self.total_len.add_(case.skip)
@@ -152,11 +149,11 @@ class StepBatch(Batch):
         self.written += self.case.steps * self.case.step_tokens
 
     def _restart(self) -> None:
-        """New requests in all slots, prefilled up to `start`, none of them sampled yet."""
+        """New requests in all slots, prefilled in chunks, none of them sampled yet."""
         # As `Drafter.add` does for one slot that gets an equal prediction.
         self.drafter._state.align_state[:, SEEN] = -1
-        for end in range(PREFILL_CHUNK, self.start + PREFILL_CHUNK, PREFILL_CHUNK):
-            self.written = min(end, self.start)
+        for end in range(PREFILL_CHUNK, self.texts.done + PREFILL_CHUNK, PREFILL_CHUNK):
+            self.written = min(end, self.texts.done)
             self.total_len.fill_(self.written)
             self.drafter.propose(self.token_ids, self.total_len, self.slots, self._none_sampled)
 
@@ -164,8 +161,11 @@ class StepBatch(Batch):
         """`check_drafts`, and that as many tokens are written as this knows of."""
         found_len = self.total_len.tolist()
         assert found_len == [self.written] * len(found_len), f"total_len: expected {self.written}"
-        if self.is_ours:
+        if not self.case.by_vllm:
             self.check_drafts()
+            return
+        want = self.token_ids[:, self.written : self.written + NUM_DRAFT_TOKENS]
+        assert torch.equal(self.step().to(torch.int32), want), "expected the text's next tokens as drafts"
 
 
 def flush() -> Callable[[], object]:
@@ -182,15 +182,22 @@ DRY_BATCHES, DRY_NUM_TEXT, DRY_REPEATS = (1, 2), 1024, 2
 
 
 def rows(device: str, is_dry: bool, out: Path) -> Iterator[Row]:
-    """Name and measurement of each row, the most valuable ones first."""
+    """Name and measurement of each row."""
     batches, *rest = (DRY_BATCHES, DRY_NUM_TEXT, DRY_REPEATS) if is_dry else (BATCHES, NUM_TEXT, REPEATS)
-    for case in sorted(CASES, key=lambda case: not case.first):
-        for batch in batches:
-            yield f"{case.name}, batch {batch}", partial(measure, case, batch, *rest, device)
+    for case, batch in product(CASES, batches):
+        yield f"{case.name}, batch {batch}", partial(measure, case, batch, *rest, device)
+
+
+def ngram_rows(device: str, is_dry: bool, out: Path) -> Iterator[Row]:
+    """The rows of `AGAIN`; vLLM, which takes long to import, only on a GPU."""
+    batches, *rest = ((2,), 256, 1) if is_dry else ((64, 256, 1), 4096, 20)
+    for case, batch in product(AGAIN[: 1 if is_dry else 2], batches):
+        yield f"{case.name}, batch {batch}", partial(measure, case, batch, *rest, device)
 
 
 def time_steps(batch: StepBatch, repeats: int, between: Callable[[], object] | None = None) -> dict[str, Any]:
-    """`per_step` of this batch; its drafts after the last interval are checked."""
+    """``us``, ``iqr_us``: a step's median and spread, graph and floor together; ``floor_us``: the whole floor. The
+    drafts after the last interval are checked."""
     work, floor = (record(calls, batch.device) for calls in batch.works(between))
 
     def interval() -> None:
@@ -199,7 +206,12 @@ def time_steps(batch: StepBatch, repeats: int, between: Callable[[], object] | N
 
     times, floors = Clock(batch.device).compare(interval, floor, batch.before, repeats)
     batch.check()
-    return per_step(times, floors, batch.case.steps)
+    whole, idle, steps = spread(times), spread(floors), batch.case.steps
+    return {
+        "us": round((whole["median"] - idle["median"]) / steps, 3),
+        "iqr_us": round((whole["iqr"] + idle["iqr"]) / steps, 3),
+        "floor_us": round(idle["median"], 3),
+    }
 
 
 def time_host(batch: StepBatch, repeats: int) -> float:
@@ -208,7 +220,7 @@ def time_host(batch: StepBatch, repeats: int) -> float:
     for _ in range(repeats):
         batch.before()
         start = time.perf_counter_ns()
-        batch.propose()
+        batch.step()
         times.append((time.perf_counter_ns() - start) / 1e3)
     return round(statistics.median(times), 1)
 
@@ -225,22 +237,18 @@ def measure(case: Case, size: int, num_text: int, repeats: int, device: str) -> 
     return row | {"host_us": time_host(batch, min(repeats, 20))}
 
 
-#: Windows of vLLM's look-up, and steps in an interval.
-MIN_N, MAX_N, NGRAM_STEPS = 2, 5, 8
-
-
-def vllm_step(requests: Batch, device: str) -> Callable[[], torch.Tensor]:
+def vllm_step(requests: Steps, device: str) -> Callable[[], torch.Tensor]:
     """A step of vLLM's own class of the V2 runner, with as much of its configuration as it reads."""
     if device != "cuda":
-        raise SkipError("vLLM's V2 kernel needs a GPU")
+        raise SkipTest("vLLM's V2 kernel needs a GPU")
     try:
         module = importlib.import_module("vllm.v1.worker.gpu.spec_decode.ngram.speculator")
     except Exception as error:  # not installed, or not for this machine
-        raise SkipError(f"vLLM cannot be imported: {type(error).__name__}: {error}") from error
+        raise SkipTest(f"vLLM cannot be imported: {type(error).__name__}: {error}") from error
     batch = requests.token_ids.shape[0]
     config = SimpleNamespace(
         speculative_config=SimpleNamespace(
-            prompt_lookup_min=MIN_N, prompt_lookup_max=MAX_N, num_speculative_tokens=NUM_DRAFT_TOKENS
+            prompt_lookup_min=2, prompt_lookup_max=5, num_speculative_tokens=NUM_DRAFT_TOKENS
         ),
         scheduler_config=SimpleNamespace(max_num_seqs=batch),
         model_config=SimpleNamespace(max_model_len=requests.token_ids.shape[1]),
@@ -262,30 +270,3 @@ def vllm_step(requests: Batch, device: str) -> Callable[[], torch.Tensor]:
         return found
 
     return step
-
-
-#: A batch writes its prompt again, and is half way through it: vLLM's kernel knows no predictions.
-AGAIN = Case("the prompt again", "again", steps=NGRAM_STEPS)
-
-
-def ngram_rows(device: str, is_dry: bool, out: Path) -> Iterator[Row]:
-    """A step of vLLM's kernel, and one of ours, which has the text as prediction, too."""
-    batches, *sizes = ((2,), 256, 1) if is_dry else ((64, 256, 1), 4096, 20)
-    for name in ("gpu_align step", "vLLM V2 n-gram")[: 1 if is_dry else None]:  # vLLM takes long to import
-        for batch in batches:
-            yield (
-                f"{name}, batch {batch}",
-                partial(beside_ngram, name.startswith("vLLM"), batch, *sizes, device),
-            )
-
-
-def beside_ngram(is_vllm: bool, size: int, num_text: int, repeats: int, device: str) -> dict[str, Any]:
-    """One row, of one new token a step; the first drafts are the text's next tokens."""
-    batch = StepBatch(AGAIN, size, num_text, device)
-    if is_vllm:
-        batch.step, batch.is_ours = vllm_step(batch, device), False
-    drafts = batch.step()
-    want = batch.token_ids[:, batch.start : batch.start + NUM_DRAFT_TOKENS]
-    found = drafts if isinstance(drafts, torch.Tensor) else drafts.token_ids
-    assert torch.equal(found.to(torch.int32), want), "expected the text's next tokens as drafts"
-    return {"batch": size, "tokens": 2 * num_text, "repeats": repeats, **time_steps(batch, repeats)}
