@@ -8,24 +8,21 @@ from typing import Any
 GREY = "#808080"
 
 
-def pyplot(**settings: Any) -> Any:
+def pyplot() -> Any:
     """matplotlib's, without a screen. Text stays text and ids repeat: the same numbers give the same file."""
     import matplotlib
 
     matplotlib.use("Agg")
     fixed = {"svg.fonttype": "none", "svg.hashsalt": "gpu-align", "font.family": "sans-serif"}
-    matplotlib.rcParams.update({**fixed, **settings})
+    matplotlib.rcParams.update(fixed)
     import matplotlib.pyplot as plt
 
     return plt
 
 
 def save(figure: Any, path: Path, **options: Any) -> None:
-    """Write a figure without a date, and close it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    dated = {".svg": "Date", ".png": "Software"}.get(path.suffix)
-    figure.savefig(path, metadata={dated: None} if dated else None, **options)
-    pyplot().close(figure)
+    """Write an SVG file without a date."""
+    figure.savefig(path, metadata={"Date": None}, **options)
 
 
 def for_both_schemes(figure: Any, panels: Any, legend: Any = None) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks import tables
 from benchmarks.corpus.files import download
-from benchmarks.quality.build_suffix_peer import add_to_path, build
+from benchmarks.quality.build_suffix_peer import make_ready
 from benchmarks.quality.replays import replay_batched
 from benchmarks.quality.runs import CachedSuffixDecoding, Counts, EarlierResponses
 from gpu_align import RecipePack
@@ -122,21 +122,21 @@ def encode(texts: Sequence[str]) -> list[list[int]]:
     return [load_tokenizer("tekken").encode(text) for text in texts]
 
 
-def token_texts(ids: Iterable[int]) -> list[str]:
-    token_bytes = load_tokenizer("tekken").token_bytes
-    return [token_bytes(int(token)).decode("utf-8", errors="replace") for token in ids]
-
-
 def measure() -> dict[str, Any]:
     """A pack's coverage and accuracy alone, and the counts of each drafter."""
     groups, outputs = draw()
     base = RecipePack.load().tokenize(encode)
-    pack = observe(groups, encode, token_texts, task=FORM)
-    [alone] = report(pack, outputs, encode, token_texts, K).tasks.values()
-    pairs = zip(
-        encode([prompt for _, prompt, _ in outputs]), encode([text for *_, text in outputs]), strict=True
-    )
-    records = [Record(str(i), prompt, [], output, "tekken") for i, (prompt, output) in enumerate(pairs)]
+    token_bytes = load_tokenizer("tekken").token_bytes
+
+    def texts_of(ids: Iterable[int]) -> list[str]:
+        return [token_bytes(int(token)).decode("utf-8", errors="replace") for token in ids]
+
+    pack = observe(groups, encode, texts_of, task=FORM)
+    [alone] = report(pack, outputs, encode, texts_of, K).tasks.values()
+    records = [
+        Record(str(i), *encode([prompt]), [], *encode([output]), "tekken")
+        for i, (_, prompt, output) in enumerate(outputs)
+    ]
     memory, remembered = ResponseMemory(MEMORY_TOKENS), []
     for record in records:
         known = memory.recall_for(None, record.prompt, RECALLED_TOKENS)
@@ -145,7 +145,7 @@ def measure() -> dict[str, Any]:
         memory.remember(None, record.output, record.prompt)
     samples = EarlierResponses((tokens for _, _, texts in groups for tokens in encode(texts)), DEPTH)
     suffix = CachedSuffixDecoding(4, samples)
-    own = pack.tokenize(encode, token_texts)
+    own = pack.tokenize(encode, texts_of)
     runs = {
         "base": replay_batched(records, K, recipes=base),
         "pack": replay_batched(records, K, recipes=own),
@@ -167,22 +167,18 @@ DRAFTERS = {
 
 def table(results: dict[str, Any]) -> str:
     """A row a drafter, and the pack's own figures."""
-    rows = []
-    for name, run in results["runs"].items():
-        wrong = tables.ratio(run["rejected"], run["accepted"])
-        rows.append([DRAFTERS[name], tables.ratio(run["output_tokens"], run["steps"]), wrong])
+    rows = [[DRAFTERS[name], *tables.at(run).split(" @ ")] for name, run in results["runs"].items()]
     pack, records = results["pack"], results["runs"]["base"]["records"]
-    return tables.table(
-        [f"{records} records, drafts from", "tokens a step", "rejected per accepted"], rows
-    ) + (f"\n\nThe pack's coverage is {pack['coverage']:.1%}, its accuracy {pack['accuracy']:.2%}.")
+    heads = f"{records} records, drafts from", "tokens a step", "rejected per accepted"
+    note = f"The pack's coverage is {pack['coverage']:.1%}, its accuracy {pack['accuracy']:.2%}."
+    return f"{tables.table(heads, rows)}\n\n{note}"
 
 
 def main() -> None:
     parser = tables.command("benchmarks.recipes", __doc__)
     parser.add_argument("--write", action="store_true", help="into results/recipes.json and docs/recipes.md")
     options = parser.parse_args()
-    build()
-    add_to_path()
+    make_ready()
     results = {"made_by": "python -m benchmarks.recipes --write", "num_draft_tokens": K, **measure()}
     print(table(results))
     if options.write:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,11 +32,6 @@ def _row(cells: Iterable[object]) -> str:
     return "|" + "".join(f" {cell} |" if cell != "" else " |" for cell in cells)
 
 
-def signed(share: float) -> str:
-    """``0.012`` → ``+1.2%``, with a minus sign that is one."""
-    return f"{share:+.1%}".replace("-", "−")
-
-
 def verdict(holds: bool) -> str:
     """The last cell of a check."""
     return "holds" if holds else "**does not hold**"
@@ -50,9 +44,10 @@ def ratio(above: float, below: float) -> str:
 
 def at(counts: Mapping[str, Any]) -> str:
     """Tokens a step @ rejected per accepted."""
-    return (
-        f"{ratio(counts['output_tokens'], counts['steps'])} @ {ratio(counts['rejected'], counts['accepted'])}"
+    speed, wrong = (
+        ratio(counts[a], counts[b]) for a, b in (("output_tokens", "steps"), ("rejected", "accepted"))
     )
+    return f"{speed} @ {wrong}"
 
 
 def fill(text: str, blocks: Mapping[str, Callable[[Results], str]], results: Results) -> str:
@@ -73,14 +68,9 @@ def fill_file(page: Path, blocks: Mapping[str, Callable[[Results], str]], result
 
 
 def write_json(path: Path, value: Any, depth: int = 99) -> None:
-    """Put `value` in place of the file, in one move: a process that is killed leaves the file as it was.
-
-    The text reads as a diff: a list of numbers, or what is this deep, is one line.
-    """
+    """The text reads as a diff: a list of numbers, or what is this deep, is one line."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(as_json(value, depth), encoding="utf-8")
-    os.replace(beside, path)
+    path.write_text(as_json(value, depth), encoding="utf-8")
 
 
 def read(name: str) -> dict[str, Any]:

@@ -30,8 +30,6 @@ from gpu_align.tools.simulate.policies import OURS
 MOST = 60
 #: Most tokens of views a request holds; those of the newest messages come first.
 CAPACITY = 16_384
-
-
 #: Drafter, and whether it is given the views.
 ROWS = [
     *product((OURS, "suffix_decoding_4_deep", "suffix_decoding_deep"), (False, True)),
@@ -60,7 +58,11 @@ def measure(policy_name: str, has_views: bool, records: Sequence[Record]) -> dic
 
 def measure_edits(options: argparse.Namespace) -> dict[str, Any]:
     """Print a row for each form of each collection in these folders, and return their counts."""
-    half = HALVES[1]
+
+    half, folders = HALVES[1], []
+    for folder in map(str, options.folders):  # each with the commit of its checkout
+        command = ["git", "-C", folder, "rev-parse", "--short=10", "HEAD"]
+        folders.append(f"{folder} {subprocess.run(command, capture_output=True, text=True).stdout}".strip())
     encode = lru_cache(1 << 14)(load_tokenizer(TOKENIZER).encode)
     cases = []
     for collection, answers in read(options.folders, half, MOST).items():
@@ -76,19 +78,13 @@ def measure_edits(options: argparse.Namespace) -> dict[str, Any]:
             print(*about.values(), *(f"{name} {tables.at(runs[name])}" for name in runs), sep=", ")
     return {
         "command": "python -m benchmarks.agents edits FOLDER...",
-        "folders": [f"{folder} {_commit(folder)}".strip() for folder in options.folders],
+        "folders": folders,
         "half": half,
         "num_draft_tokens": K,
         "tokenizer": TOKENIZER,
         "capacity": CAPACITY,
         "cases": cases,
     }
-
-
-def _commit(folder: Path) -> str:
-    """The abbreviated commit of a checkout, or an empty string if the folder is not a checkout."""
-    command = ["git", "-C", str(folder), "rev-parse", "--short=10", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ import json
 import random
 import re
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -31,7 +31,7 @@ from gpu_align.tools.simulate.policies import SHIPPED_PACK
 K, TOKENIZER, SHORT = 32, "tekken", 60
 #: Records of a set, calls of each file.
 MOST = 60
-PEER = "suffix_decoding_4_deep"
+PEER, COUNTS = "suffix_decoding_4_deep", ("output_tokens", "steps", "accepted", "rejected")
 BFCL = ("live_simple", "simple_python", "multiple", "live_multiple")
 STYLES = {"spaced": skeletons.SPACED, "compact": skeletons.COMPACT, "lines": skeletons.LINES}
 _text_ids = load_tokenizer(TOKENIZER).encode
@@ -100,10 +100,8 @@ def short_calls(folder: Path) -> Iterator[Rows]:
             text = call(name.replace(".", "_"), arguments)
             if len(encode(text)) <= SHORT:
                 other = {key: "example" if isinstance(value, str) else 1 for key, value in arguments.items()}
-                prompt, earlier = (
-                    render(each["question"][0], True, tools),
-                    call(name.replace(".", "_"), other),
-                )
+                earlier = call(name.replace(".", "_"), other)
+                prompt = render(each["question"][0], True, tools)
                 yield rows_of(each["id"], prompt, ids_of(CALLS.of_tools(tools), encode), text, earlier)
 
 
@@ -139,10 +137,8 @@ def objects(file: Path, style: skeletons.Style) -> Iterator[Rows]:
     given = skeletons.styles_of({}, style)
     for key, schema in islice(schemas.items(), MOST):
         made = (_value(schema, schema, random.Random(key + seed), words) for seed in "01")
-        text, earlier = (
-            json.dumps(each, ensure_ascii=False, separators=(comma, colon), indent=indent) + "<|im_end|>"
-            for each in made
-        )
+        spelling: dict[str, Any] = {"ensure_ascii": False, "separators": (comma, colon), "indent": indent}
+        text, earlier = (f"{json.dumps(each, **spelling)}<|im_end|>" for each in made)
         pieces = [piece for each in given for piece in skeletons.of_schema(schema, each)]
         prompt = render([{"role": "user", "content": "Describe it as JSON."}], True)
         yield rows_of(key, prompt, ids_of(pieces, encode, is_forced=True), text, earlier)
@@ -242,31 +238,28 @@ def _written(text: str, path: str) -> str:
     return call("write_file", {"path": path, "content": text}).removesuffix("<|im_end|>")
 
 
-def measured(cases: Iterable[Rows], is_json: bool) -> dict[str, dict[str, Any]]:
-    """Row and drafter → its counts; the peer has the skeletons, too."""
-    found, rows = {}, list(cases)
-    for row in rows[0]:
-        names = ["gpu_align", *([PEER] if row == "skeleton" and PEER in runnable_policy_names() else [])]
-        # As in a server: JSON by a schema is drafted without the shipped recipes.
-        pack = NO_PACK if is_json and row == "skeleton" else SHIPPED_PACK
-        records = [each[row] for each in rows]
-        for result in simulate(records, make_policies(names, records, K, recipes=pack), K):
-            counts = {name: getattr(result, name) for name in ("steps", "accepted", "rejected")}
-            found[f"{row}, {result.name.split()[0]}"] = {"tokens": result.output_tokens, **counts}
-    return found
-
-
-def measure_sets(options: argparse.Namespace) -> dict[str, Any]:
-    """Print the counts of the sets that were asked for, and return them."""
+def measure_sets(options: argparse.Namespace) -> dict[str, dict[str, dict[str, int]]]:
+    """Print the counts of the sets that were asked for, and return them, by row and drafter. The peer has the
+    skeletons, too."""
     sets = {"calls": short_calls(options.bfcl)} if options.bfcl else {}
     if options.schemas:
         sets |= {f"objects, {name}": objects(options.schemas, style) for name, style in STYLES.items()}
     if options.files:
         sets["files"] = files()
-    found = {}
+    found: dict[str, dict[str, dict[str, int]]] = {name: {} for name in sets}
     for name, cases in sets.items():
-        found[name] = measured(cases, name.startswith("objects"))
-        for row, counts in found[name].items():
-            speed = tables.at({**counts, "output_tokens": counts["tokens"]})
-            print(f"{name:22} {row:38} {speed}", flush=True)
+        rows = list(cases)
+        for row in rows[0]:
+            drafters = [
+                "gpu_align",
+                *([PEER] if row == "skeleton" and PEER in runnable_policy_names() else []),
+            ]
+            # As in a server: JSON by a schema is drafted without the shipped recipes.
+            pack = NO_PACK if name.startswith("objects") and row == "skeleton" else SHIPPED_PACK
+            records = [each[row] for each in rows]
+            for result in simulate(records, make_policies(drafters, records, K, recipes=pack), K):
+                label = f"{row}, {result.name.split()[0]}"
+                counts = {each: getattr(result, each) for each in COUNTS}
+                print(f"{name:22} {label:38} {tables.at(counts)}", flush=True)
+                found[name][label] = {"tokens": counts.pop("output_tokens"), **counts}
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice, product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,20 +51,18 @@ def _call(name: str, **arguments: Any) -> str:
     return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
 
 
-def _replacing(changes: Iterable[tuple[str, str, str]]) -> str:
-    """Calls with old and new text of each hunk. changes: path, before, after; texts end in a line feed."""
-    calls = []
-    for path, before, after in changes:
-        hunks: list[tuple[list[str], list[str]]] = []
-        lines = difflib.unified_diff(before.splitlines(True), after.splitlines(True), n=CONTEXT)
-        for line in islice(lines, 2, None):
-            if line.startswith("@@"):
-                hunks.append(([], []))
-                continue
-            for side, kept in zip(hunks[-1], (" -", " +"), strict=True):
-                side += [line[1:]] * (line[0] in kept)
-        calls += [_call("str_replace", path=path, old_str="".join(a), new_str="".join(b)) for a, b in hunks]
-    return "\n".join(calls)
+def _replacing(path: str, before: str, after: str) -> str:
+    """Calls with old and new text of each hunk. Both texts end in a line feed."""
+    hunks: list[tuple[list[str], list[str]]] = []
+    lines = difflib.unified_diff(before.splitlines(True), after.splitlines(True), n=CONTEXT)
+    for line in islice(lines, 2, None):
+        if line.startswith("@@"):
+            hunks.append(([], []))
+            continue
+        for side, kept in zip(hunks[-1], (" -", " +"), strict=True):
+            side += [line[1:]] * (line[0] in kept)
+    pairs = (("".join(old), "".join(new)) for old, new in hunks)
+    return "\n".join(_call("str_replace", path=path, old_str=old, new_str=new) for old, new in pairs)
 
 
 def _forms(written: str, said: str, **calls: str) -> dict[str, str]:
@@ -107,39 +105,32 @@ def _of_lines(collection: str, task: str, shown: tuple[Message, ...], text: str)
         return Answer(collection, task, shown, {AS_WRITTEN: text}, is_edit=False)
     first, last, new = int(found[1]), int(found[2]), found[3]
     call = _call("edit", start_line=first, end_line=last, replacement_text=new)
-    path, lines = _last_listing(shown)
-    replacing = ""
+    path, lines, replacing = "", {}, ""
+    for message in reversed(shown):  # the path and the numbered lines of the file that was shown last
+        if headers := list(_LISTING.finditer(message.text)):
+            listed = map(_NUMBERED.match, message.text[headers[-1].end() :].split("\n"))
+            path, lines = headers[-1]["path"], {int(line[1]): line[2] for line in listed if line}
+            break
     if all(number in lines for number in range(first, last + 1)):
         old = [f"{line}\n" for line in lines.values()]
         start, end = (list(lines).index(number) for number in (first, last))
         after = [*old[:start], new, *old[end + 1 :]]
-        replacing = _replacing([(path.lstrip("/"), "".join(old), "".join(after))])
+        replacing = _replacing(path.lstrip("/"), "".join(old), "".join(after))
     said = text[: found.start()].rstrip("` \n")
     return Answer(collection, task, shown, _forms(text, said, lines=call, replacing=replacing))
 
 
-def _last_listing(shown: tuple[Message, ...]) -> tuple[str, dict[int, str]]:
-    """The path and the numbered lines of the file that was shown last."""
-    for text, _ in reversed(shown):
-        if headers := list(_LISTING.finditer(text)):
-            found = map(_NUMBERED.match, text[headers[-1].end() :].split("\n"))
-            return headers[-1]["path"], {int(line[1]): line[2] for line in found if line}
-    return "", {}
-
-
 def tasks(folder: Path) -> Iterator[Answer]:
     """CanItEdit's ``CanItEdit/*.jsonl``: an instruction, a file before, and a person's file after."""
-    files = sorted(folder.rglob("CanItEdit/*.jsonl"))
-    for task in (
-        json.loads(line) for path in files for line in path.read_text(encoding="utf-8").splitlines()
-    ):
+    texts = (path.read_text(encoding="utf-8") for path in sorted(folder.rglob("CanItEdit/*.jsonl")))
+    for task in (json.loads(line) for text in texts for line in text.splitlines()):
         before, after = (f"{task[side].rstrip()}\n" for side in ("before", "after"))
         file = f"{task['name']}.py"
         numbered = (f"{number:6}\t{line}\n" for number, line in enumerate(before.splitlines(), 1))
         shown = f"Here's the result of running `cat -n` on {file}:\n{''.join(numbered)}"
         messages = (Message(task["instruction_descriptive"]), Message(shown, is_result=True))
         whole = _call("write_file", path=file, content=after)
-        calls = {"whole": whole, "replacing": _replacing([(file, before, after)])}
+        calls = {"whole": whole, "replacing": _replacing(file, before, after)}
         forms = _forms("", f"I will change `{file}`.", **calls)
         yield Answer("CanItEdit", task["full_name"], messages, forms, read="numbered")
 
@@ -155,10 +146,7 @@ def read(folders: list[Path], half: str, most: int) -> dict[str, list[Answer]]:
         for number, answer in enumerate(reader(folder)):
             if answer.half == half:
                 rank = hash_of("0", answer.collection, answer.task, str(number))
-                found.setdefault(answer.collection + ", no edit" * (not answer.is_edit), []).append(
-                    (rank, answer)
-                )
-    return {
-        name: [answer for _, answer in sorted(answers, key=lambda ranked: ranked[0])[:most]]
-        for name, answers in sorted(found.items())
-    }
+                name = answer.collection + ", no edit" * (not answer.is_edit)
+                found.setdefault(name, []).append((rank, answer))
+    ranked = {name: sorted(found[name], key=lambda pair: pair[0]) for name in sorted(found)}
+    return {name: [answer for _, answer in pairs[:most]] for name, pairs in ranked.items()}

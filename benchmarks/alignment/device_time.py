@@ -26,8 +26,6 @@ Work = Callable[[], object]
 
 #: Cycles that the first spin takes, about 0.5 ms, and the longest, about 0.1 s.
 SPIN_CYCLES, MAX_SPIN_CYCLES = 1_000_000, 200_000_000
-#: Intervals that are discarded as warm-up, of each kind.
-WARM_UP = 5
 
 
 def record(works: Sequence[Work], device: str) -> Work:
@@ -76,7 +74,7 @@ class Clock:
         return start.elapsed_time(end) * 1e3
 
     def compare(
-        self, work: Work, floor: Work, before: Work, repeats: int, warm_up: int = WARM_UP
+        self, work: Work, floor: Work, before: Work, repeats: int, warm_up: int = 5
     ) -> tuple[list[float], list[float]]:
         """`repeats` intervals of `work` and of `floor`, in turn; `before` runs ahead of each `work`, untimed."""
         times: list[float] = []

@@ -1,10 +1,7 @@
 """Edit pairs: texts before and after an edit, from real releases and from edits of known kinds.
 
 ``python -m benchmarks.corpus OUT.jsonl.gz`` downloads two pinned versions of each package, and writes one
-record for each source file that changed::
-
-    {"id": "flask/2.2.5..3.0.3/flask/app.py", "kind": "python", "text": "python", "package": "flask",
-     "split": "test", "tokens": "tekken", "prediction": [ids], "output": [ids]}
+record, the fields of `Entry`, for each source file that changed.
 
 Selection rule: files that both versions have, whose text differs, and whose *new* version has 200 to 8,000
 tokens; the old one may be of any length. Tokens are Tekken's unless the record says otherwise, so that no model
@@ -16,20 +13,20 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import sys
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 import httpx
 
 from benchmarks.corpus import kinds
-from benchmarks.corpus.files import SETS, Edit, Releases, changed_files, fetch_all
+from benchmarks.corpus.files import FIVE, SETS, Edit, Releases, changed_files, fetch_all
 from benchmarks.corpus.mix import other_tokens, synthetic_pairs
 from benchmarks.tables import command
 from gpu_align.errors import MissingExtraError
-from gpu_align.simulate import load_tokenizer
+from gpu_align.simulate import Record, load_tokenizer
 
 MIN_TOKENS = 200
 MAX_TOKENS = 8_000
@@ -37,8 +34,8 @@ MAX_TOKENS = 8_000
 KIND_SETS = {"kinds-tune": "tune", "kinds-test": "test"}
 
 
-class EditPair(NamedTuple):
-    """One edit as token ids, and what it is.
+class Entry(NamedTuple):
+    """One edit as token ids, and what it is. id: as flask/2.2.5..3.0.3/flask/app.py.
 
     kind: the sort of text for a real change of such a file (`benchmarks.corpus.files.SORTS`); else the kind of
     edit that was made (`benchmarks.corpus.edits.EDITS`), "unrelated" or "state", or in the sets of kinds what
@@ -55,25 +52,42 @@ class EditPair(NamedTuple):
     prediction: list[int]
     output: list[int]
 
+    @property
+    def record(self) -> Record:
+        """To replay; without a prompt."""
+        tokenizer = "tekken" if self.tokens == "tekken" else None
+        return Record(self.id, [], self.prediction, self.output, tokenizer)
+
+    @property
+    def in_five(self) -> bool:
+        """Whether it is one of the records of ``--set five``."""
+        names = {package.name for package in FIVE}
+        return self.kind == "python" and self.tokens == "tekken" and self.package in names
+
+    @property
+    def is_real(self) -> bool:
+        """Whether it is a change between two releases, in the tokens of the shipped tables."""
+        return self.kind == self.text and self.tokens == "tekken"
+
 
 def as_pair(
     edit: Edit, split: str, encode: Callable[[str], list[int]] | None = None, tokens: str = "tekken"
-) -> EditPair:
+) -> Entry:
     """An edit in the tokens of that name, which `encode` makes."""
     encode = encode or load_tokenizer(tokens).encode
-    return EditPair(*edit[:4], split, tokens, encode(edit.before), encode(edit.after))
+    return Entry(*edit[:4], split, tokens, encode(edit.before), encode(edit.after))
 
 
-def _is_selected(pair: EditPair) -> bool:
+def _is_selected(pair: Entry) -> bool:
     return MIN_TOKENS <= len(pair.output) <= MAX_TOKENS
 
 
-def source_pairs(releases: Releases, split: str) -> list[tuple[EditPair, Edit]]:
+def source_pairs(releases: Releases, split: str) -> list[tuple[Entry, Edit]]:
     """The edit pairs of one package by the module's selection rule, sorted by id, each with its texts.
 
     Of more than `Releases.most` files of a sort, those are kept whose ids have the lowest hashes.
     """
-    found: dict[str, list[tuple[EditPair, Edit]]] = defaultdict(list)
+    found: dict[str, list[tuple[Entry, Edit]]] = defaultdict(list)
     for edit in changed_files(releases):
         pair = as_pair(edit, split)
         if _is_selected(pair):
@@ -85,97 +99,60 @@ def source_pairs(releases: Releases, split: str) -> list[tuple[EditPair, Edit]]:
     return sorted(kept, key=lambda found: found[0].id)
 
 
-def build(name: str) -> list[EditPair]:
+def build(name: str) -> list[Entry]:
     """All records of one of `SETS`; but for "five" with made edits and other tokenizers, too."""
-    pairs: list[EditPair] = []
-    texts: list[Edit] = []
-
-    def add(label: str, found: Sequence[EditPair]) -> None:
-        print(_summary(label, found), flush=True)
-        pairs.extend(found)
-
-    is_mixed = name != "five"
-    needed = [*SETS[name], *(SETS["tune"] if is_mixed else ())]
+    needed = [*SETS[name], *(SETS["tune"] if name != "five" else ())]
     fetch_all(sorted({archive for _, releases in needed for archive in releases.archives}))
-    for split, releases in SETS[name]:
-        found = source_pairs(releases, split)
-        texts += [text for _, text in found]
-        add(f"{releases.name} {' → '.join(releases.versions)}", [pair for pair, _ in found])
-    if not is_mixed:
+    found = [each for split, releases in SETS[name] for each in source_pairs(releases, split)]
+    pairs, texts = [pair for pair, _ in found], [text for _, text in found]
+    if name == "five":
         return pairs
-    made = [as_pair(edit, name) for edit in synthetic_pairs(texts, name)]
-    add(f"{name}: edits made here", [pair for pair in made if _is_selected(pair)])
+    pairs += filter(_is_selected, (as_pair(edit, name) for edit in synthetic_pairs(texts, name)))
     # The tokenizer of our own is trained on the tune split, whichever split it is used on.
     tune = texts if name == "tune" else [text for s, r in SETS["tune"] for _, text in source_pairs(r, s)]
-    again = [
-        as_pair(edit._replace(id=f"{edit.id}@{tokens}"), name, encode, tokens)
-        for tokens, encode, chosen in other_tokens(texts, [text.after for text in tune])
-        for edit in chosen
-    ]
-    add(f"{name}: other tokenizers", again)
+    for tokens, encode, chosen in other_tokens(texts, [text.after for text in tune]):
+        again = (edit._replace(id=f"{edit.id}@{tokens}") for edit in chosen)
+        pairs += [as_pair(edit, name, encode, tokens) for edit in again]
     return pairs
 
 
-def build_kinds(split: str) -> list[EditPair]:
+def build_kinds(split: str) -> list[Entry]:
     """The records of ``kinds-tune`` or ``kinds-test``, by the module's selection rule.
 
     Of a kind of text, and of each thing that is made, so many records are kept as `kinds.NUM_REAL` and
     `kinds.NUM_MADE` say, from the packages in turn.
     """
     texts = kinds.kind_texts(split)
-    pairs: list[EditPair] = []
+    pairs: list[Entry] = []
     real = (text.edit for kind in kinds.KINDS for text in kinds.in_turns(texts.get(kind, [])))
-    made = kinds.made_pairs(texts)
-    for edits, names, most in (
-        (real, kinds.KINDS, kinds.NUM_REAL),
-        (made, (kinds.MODEL, *kinds.QUALITIES), kinds.NUM_MADE),
-    ):
-        missing = dict.fromkeys(names, most[split])
-        for edit in edits:
-            if missing[edit.kind] and _is_selected(pair := as_pair(edit, split)):
-                missing[edit.kind] -= 1
-                pairs.append(pair)
-            if not any(missing.values()):
-                break
-        for name in names:
-            print(_summary(name, [pair for pair in pairs if pair.kind == name]), flush=True)
+    made = kinds.MODEL, *kinds.QUALITIES
+    missing = dict.fromkeys(kinds.KINDS, kinds.NUM_REAL[split]) | dict.fromkeys(made, kinds.NUM_MADE[split])
+    for edit in chain(real, kinds.made_pairs(texts)):
+        if missing[edit.kind] and _is_selected(pair := as_pair(edit, split)):
+            missing[edit.kind] -= 1
+            pairs.append(pair)
+        if not any(missing[name] for name in made):
+            break
     return pairs
 
 
-def write_pairs(pairs: Iterable[EditPair], path: Path) -> str:
-    """Write `pairs` sorted by id as gzipped JSON lines; returns the SHA-256 of the lines.
-
-    The digest is of the uncompressed text: compressed bytes repeat on one machine, but another zlib may
-    pack the same text differently.
-    """
-    lines = (json.dumps(pair._asdict(), separators=(",", ":")) + "\n" for pair in sorted(pairs))
-    content = "".join(lines).encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(content, compresslevel=6, mtime=0))
-    return hashlib.sha256(content).hexdigest()
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Command line; returns the exit code (0, 1: a download failed, or a package is not installed)."""
+def main(argv: list[str] | None = None) -> None:
+    """Command line. SystemExit: a download failed, or a package is not installed."""
     parser = command("benchmarks.corpus", __doc__)
     parser.add_argument("out", type=Path, metavar="OUT.jsonl.gz")
     sets = sorted({*SETS, *KIND_SETS})
     parser.add_argument("--set", choices=sets, default="five", help="what to write (five)")
     options = parser.parse_args(argv)
-    print(f"{'package':<34} {'files':>6} {'prediction':>11} {'output':>9}   (tokens)")
     try:
         is_kinds = options.set in KIND_SETS
         pairs = build_kinds(KIND_SETS[options.set]) if is_kinds else build(options.set)
     except (httpx.HTTPError, RuntimeError, MissingExtraError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(_summary("all", pairs))
-    digest = write_pairs(pairs, options.out)
-    print(f"{options.out}: {options.out.stat().st_size:,} bytes, sha256 of the lines {digest}")
-    return 0
-
-
-def _summary(label: str, pairs: Sequence[EditPair]) -> str:
-    prediction = sum(len(pair.prediction) for pair in pairs)
-    output = sum(len(pair.output) for pair in pairs)
-    return f"{label:<34} {len(pairs):>6,} {prediction:>11,} {output:>9,}"
+        raise SystemExit(f"error: {error}") from error
+    for kind, number in Counter(pair.kind for pair in pairs).items():
+        print(f"{kind:16} {number:6,} records")
+    lines = (json.dumps(pair._asdict(), separators=(",", ":")) + "\n" for pair in sorted(pairs))
+    content = "".join(lines).encode()
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_bytes(gzip.compress(content, compresslevel=6, mtime=0))
+    # Of the text: compressed bytes repeat on one machine, but another zlib may pack the same text differently.
+    print(f"{options.out}: sha256 of the lines {hashlib.sha256(content).hexdigest()}")

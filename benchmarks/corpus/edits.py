@@ -43,9 +43,7 @@ def rename(text: str, donor: str, rng: random.Random) -> str | None:
     if not names:
         return None
     old = rng.choice(sorted(names))
-    parts = sorted(
-        w for w in set(_WORD.findall(donor)) if 4 <= len(w) <= 12 and w.isalpha() and w not in counts
-    )
+    parts = [w for w in _words(donor) if 4 <= len(w) <= 12 and w.isalpha() and w not in counts]
     if not parts:
         return None
     part = rng.choice(parts)
@@ -174,5 +172,4 @@ def _words(text: str) -> tuple[str, ...]:
 
 def indent_of(line: str) -> str:
     """The blanks that a line begins with."""
-    indent = re.match(r"[ \t]*", line)
-    return indent.group() if indent else ""
+    return line[: len(line) - len(line.lstrip(" \t"))]

@@ -97,7 +97,7 @@ def download(name: str, version: str, sdist: bool = False, cache: Path = CACHE) 
     if found := sorted(p for p in path.glob("*") if p.name.endswith((".whl", ".tgz", ".tar.gz", ".zip"))):
         return found[0]
     with httpx.Client(transport=httpx.HTTPTransport(retries=3), follow_redirects=True, timeout=180) as client:
-        url, sha256 = _npm_url(plain, version), None
+        url, sha256 = f"https://registry.npmjs.org/{plain}/-/{plain.rpartition('/')[2]}-{version}.tgz", None
         if not is_npm:
             url, sha256 = _pypi_url(client, plain, version, sdist)
         content = client.get(url).raise_for_status().content
@@ -109,18 +109,12 @@ def download(name: str, version: str, sdist: bool = False, cache: Path = CACHE) 
     return part.rename(path / url.rpartition("/")[2])
 
 
-def _npm_url(name: str, version: str) -> str:
-    return f"https://registry.npmjs.org/{name}/-/{name.rpartition('/')[2]}-{version}.tgz"
-
-
 def _pypi_url(client: httpx.Client, name: str, version: str, sdist: bool) -> tuple[str, str]:
     """Address and SHA-256 of the file."""
     kind = {"Accept": "application/vnd.pypi.simple.v1+json"}
-    index = (
-        client.get(f"https://pypi.org/simple/{_normalized(name)}/", headers=kind).raise_for_status().json()
-    )
+    index = client.get(f"https://pypi.org/simple/{_normalized(name)}/", headers=kind).raise_for_status()
     found = {}
-    for entry in index["files"]:
+    for entry in index.json()["files"]:
         stem = re.sub(r"(-[^-]+-none-any\.whl|\.tar\.gz|\.zip)$", "", entry["filename"])
         if stem != entry["filename"] and _normalized(stem) == _normalized(f"{name}-{version}"):
             found[entry["filename"].endswith(".whl")] = entry
@@ -163,10 +157,13 @@ def texts_in(archive: Path, sorts: Iterable[str] = ("python",)) -> dict[str, str
     """
     sorts, name = tuple(sorts), archive.name
     is_wheel = name.endswith(".whl")
-    stripped = _unversioned if is_wheel else _strip_top if name.endswith(".tgz") else _strip_sdist
     texts = {}
     for member, read in _members(archive):
-        path = stripped(member)
+        if is_wheel:
+            path = re.sub(r"^[^/]+\.data/data/", "", member)
+            path = re.sub(r"^[^/]+\.dist-info/", "dist-info/", path)
+        else:
+            path = member.partition("/")[2].removeprefix("" if name.endswith(".tgz") else "src/")
         if sort_of(path, sorts):
             with suppress(UnicodeDecodeError):
                 text = read().decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
@@ -200,18 +197,6 @@ def _members(archive: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
             for member in filter(tarfile.TarInfo.isfile, opened):
                 if (stream := opened.extractfile(member)) is not None:
                     yield member.name, stream.read
-
-
-def _unversioned(path: str) -> str:
-    return re.sub(r"^[^/]+\.dist-info/", "dist-info/", re.sub(r"^[^/]+\.data/data/", "", path))
-
-
-def _strip_top(path: str) -> str:
-    return path.partition("/")[2]
-
-
-def _strip_sdist(path: str) -> str:
-    return _strip_top(path).removeprefix("src/")
 
 
 def releases_in(name: str) -> tuple[Releases, ...]:

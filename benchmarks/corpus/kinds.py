@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from itertools import pairwise
+from operator import eq
 from typing import NamedTuple
 
 from benchmarks.corpus.files import NPM, SORTS, Edit, Releases, fetch_all, hash_of, releases_in
@@ -141,8 +142,9 @@ def made(name: str, text: KindText, alike: Sequence[KindText]) -> Edit | None:
     elif name == "sibling":
         siblings = [t for t in others if t.edit.package == edit.package and t.edit.after != edit.after]
         if siblings:
-            nearest = max(siblings, key=lambda t: (_common_prefix(t.path, text.path), hash_of(t.edit.id)))
-            before = nearest.edit.after
+            # Whose path begins like this one's for longest.
+            same = {t: [*map(eq, t.path, text.path), False].index(False) for t in siblings}
+            before = max(siblings, key=lambda t: (same[t], hash_of(t.edit.id))).edit.after
     elif name == "bad_diff":
         before = badly_applied(edit.before, edit.after, rng)
     else:
@@ -150,7 +152,3 @@ def made(name: str, text: KindText, alike: Sequence[KindText]) -> Edit | None:
     if before is None or after is None or before == after or not before.strip():
         return None
     return Edit(f"{name}/{edit.id}", name, edit.kind, edit.package, before, after)
-
-
-def _common_prefix(a: str, b: str) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

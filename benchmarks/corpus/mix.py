@@ -28,31 +28,28 @@ Encode = Callable[[str], list[int]]
 
 
 def encoder_of(tokens: str, training: Sequence[str]) -> Encode:
-    """The encoder of a name of tokens: "bytes" of UTF-8, a "bpe" of the texts `training`, or a tokenizer."""
+    """The encoder of a name of tokens: "bytes" of UTF-8, a "bpe" of the texts `training`, or a tokenizer.
+
+    The byte-level BPE is kept in `CACHE` under the texts' hash, so that it is trained once. Training counts pairs
+    and breaks ties by token id: the same texts give the same merges.
+    """
     if tokens == "bytes":
         return lambda text: list(text.encode())
     if tokens != "bpe":
         return load_tokenizer(tokens).encode
-    encode = trained_bpe(training).encode
-    return lambda text: list(encode(text).ids)
-
-
-def trained_bpe(texts: Sequence[str]) -> Any:
-    """The byte-level BPE of these texts; kept in `CACHE` under their hash, so that it is trained once.
-
-    Training counts pairs and breaks ties by token id: the same texts give the same merges.
-    """
-    digest = hashlib.sha256(repr((VOCAB_SIZE, sorted(texts))).encode()).hexdigest()[:16]
+    texts = sorted(training)
+    digest = hashlib.sha256(repr((VOCAB_SIZE, texts)).encode()).hexdigest()[:16]
     path = CACHE / f"bpe-{digest}.json"
     if not path.is_file():
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
         trainer = trainers.BpeTrainer(vocab_size=VOCAB_SIZE, initial_alphabet=alphabet, show_progress=False)
-        tokenizer.train_from_iterator(sorted(texts), trainer)
+        tokenizer.train_from_iterator(texts, trainer)
         path.parent.mkdir(parents=True, exist_ok=True)
         tokenizer.save(str(path))
-    return Tokenizer.from_file(str(path))
+    encode = Tokenizer.from_file(str(path)).encode
+    return lambda text: list(encode(text).ids)
 
 
 #: Records a kind of edit and split.
@@ -83,9 +80,12 @@ def synthetic_pairs(texts: Sequence[Edit], split: str) -> list[Edit]:
                 continue
             text = turns[sort].pop()
             rng = random.Random(hash_of(kind, text.id))
-            donor = _donor(text, donors[sort], rng)
-            if donor is None:
+            # Another package's text where there is one, else another text.
+            elsewhere = [d for d in donors[sort] if d.package != text.package]
+            elsewhere = elsewhere or [d for d in donors[sort] if d.id != text.id]
+            if not elsewhere:
                 continue
+            donor = rng.choice(elsewhere)
             before, after = donor.after, text.after
             if edit is not None:
                 before, after = text.after, edit(text.after, donor.after, rng)
@@ -94,7 +94,9 @@ def synthetic_pairs(texts: Sequence[Edit], split: str) -> list[Edit]:
                 count += 1
     for number in range(NUM_STATES[split]):
         form = ("json", "yaml", "json_compact")[number % 3]
-        pair = state_pair(form, random.Random(hash_of("state", split, str(number))))
+        rng = random.Random(hash_of("state", split, str(number)))
+        state = _state(rng)
+        pair = _write(form, state), _write(form, _update(state, rng))
         sort = "config" if form == "yaml" else "json"
         made.append(Edit(f"state/{split}/{number:02}.{form}", "state", sort, "", *pair))
     return made
@@ -105,12 +107,6 @@ def other_tokens(texts: Sequence[Edit], training: Sequence[str]) -> Iterator[tup
     short = [text for text in texts if text.num_tokens <= MAX_RETOKENIZED]
     for name in ("bpe", "bytes"):
         yield name, encoder_of(name, training), [t for t in short if hash_of(name, t.id) % ONE_IN == 0]
-
-
-def _donor(text: Edit, donors: Sequence[Edit], rng: random.Random) -> Edit | None:
-    """Another package's text where there is one, else another text."""
-    elsewhere = [d for d in donors if d.package != text.package] or [d for d in donors if d.id != text.id]
-    return rng.choice(elsewhere) if elsewhere else None
 
 
 _NAMES = [
@@ -126,13 +122,6 @@ _THINGS = [
     "invoices", "thumbnails", "customers", "backups", "metrics", "sessions", "manifests", "shipments",
     "contracts", "snapshots",
 ]  # fmt: skip
-
-
-def state_pair(form: str, rng: random.Random) -> tuple[str, str]:
-    """``(before, after)`` of one document: "json" (indented by 2), "json_compact" (one line), or "yaml"."""
-    before = _state(rng)
-    after = _update(before, rng)
-    return _write(form, before), _write(form, after)
 
 
 def _state(rng: random.Random) -> dict[str, Any]:
@@ -196,6 +185,7 @@ def _update(state: dict[str, Any], rng: random.Random) -> dict[str, Any]:
 
 
 def _write(form: str, state: dict[str, Any]) -> str:
+    """form: "json" (indented by 2), "json_compact" (one line), or "yaml"."""
     if form == "yaml":
         return "\n".join(_yaml(state, 0)) + "\n"
     shape: dict[str, Any] = {"indent": 2} if form == "json" else {"separators": (",", ":")}
@@ -209,9 +199,8 @@ def _yaml(value: Any, depth: int) -> list[str]:
         lines = []
         for key, inner in value.items():
             nested = isinstance(inner, (dict, list)) and inner
-            lines += (
-                [f"{pad}{key}:", *_yaml(inner, depth + 1)] if nested else [f"{pad}{key}: {_scalar(inner)}"]
-            )
+            lines.append(f"{pad}{key}:" + ("" if nested else f" {_scalar(inner)}"))
+            lines += _yaml(inner, depth + 1) if nested else []
         return lines
     lines = []
     for item in value:

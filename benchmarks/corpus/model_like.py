@@ -55,10 +55,8 @@ def reorder_imports(lines: Lines, donor: Lines, kind: str, rng: random.Random) -
         return lines
     result, at = list(lines), 0
     while at < len(result):
-        end = at
-        while (
-            end < len(result) and re.match(pattern, result[end]) and not re.search(r"[({]\s*$", result[end])
-        ):
+        end, opens = at, re.compile(r"[({]\s*$")
+        while end < len(result) and re.match(pattern, result[end]) and not opens.search(result[end]):
             end += 1
         if end - at >= 3:
             run = sorted(result[at:end])
@@ -77,13 +75,8 @@ def rename(lines: Lines, donor: Lines, kind: str, rng: random.Random) -> Lines:
         return lines
     old = rng.choice(names)
     word = rng.choice(("value", "item", "current", "base", "local", "input", "inner", "data"))
-    new = (
-        f"{old}_{word}"
-        if old.islower()
-        else old + word.capitalize()
-        if old[0].islower()
-        else word.capitalize() + old
-    )
+    camel = old + word.capitalize() if old[0].islower() else word.capitalize() + old
+    new = f"{old}_{word}" if old.islower() else camel
     return [re.sub(rf"\b{re.escape(old)}\b", new, line) for line in lines]
 
 
@@ -163,9 +156,8 @@ def truncate(lines: Lines, donor: Lines, kind: str, rng: random.Random) -> Lines
     begin, end = _COMMENT.get(kind, ("", ""))
     size = int(len(lines) * rng.uniform(0.25, 0.6))
     at = len(lines) - size if rng.random() < 0.6 else rng.randrange(len(lines) - size + 1)
-    remark = rng.choice(
-        ("... rest unchanged", "... existing code ...", "(unchanged)", "... rest of the file ...")
-    )
+    remarks = "... rest unchanged", "... existing code ...", "(unchanged)", "... rest of the file ..."
+    remark = rng.choice(remarks)
     return [*lines[:at], f"{indent_of(lines[at])}{begin}{remark}{end}\n", *lines[at + size :]]
 
 

@@ -39,8 +39,6 @@ PASSED, FAILED, SKIPPED, STARTED, OUT_OF_TIME = "passed", "failed", "skipped", "
 #: Seconds for everything, and for one row; a hung row ends its process.
 BUDGET, ROW_SECONDS = 1500.0, 180.0
 MAX_RESTARTS = 8
-
-
 #: A row's name, and what measures it. It raises where a check fails.
 Row = tuple[str, Callable[[], dict[str, Any]]]
 #: device ("cuda", "cpu"), whether sizes are tiny, and the folder of the results → the rows of a stage.

@@ -19,8 +19,7 @@ import numpy.typing as npt
 
 from benchmarks.corpus.files import NPM, SETS, SORTS, Releases, fetch_all, sort_of, texts_in
 from benchmarks.corpus.kinds import MODEL, QUALITIES, RELEASES, is_written
-from benchmarks.processes import pool
-from benchmarks.quality.runs import JOBS, Entry, make_corpora, read_entries
+from benchmarks.quality.runs import JOBS, make_corpora, pool, read_entries
 from benchmarks.tables import command
 from gpu_align import RecipePack, Source
 from gpu_align.files import NUM_BINS
@@ -74,49 +73,21 @@ def package_texts(split: str) -> Iterator[tuple[str, str]]:
         for _, path, text in sorted(files):
             sort = sort_of(path, SORTS) or ""
             is_whole = 0 < len(text) <= min(MAX_CHARACTERS, left[sort]) and is_written(text)
-            if text not in seen and is_whole and not is_vendored(path):
+            is_own = not any(folder.startswith(VENDORED) for folder in PurePosixPath(path).parts[:-1])
+            if text not in seen and is_whole and is_own:
                 left[sort] -= len(text)
                 seen.add(text)
                 yield package, text
-
-
-def is_vendored(path: str) -> bool:
-    """Whether a file is in a folder of another project's code.
-
-    >>> is_vendored("core/ext/upb-generated/a.h"), is_vendored("vendor.py")
-    (True, False)
-    """
-    return any(folder.startswith(VENDORED) for folder in PurePosixPath(path).parts[:-1])
 
 
 #: ``(package, text)`` of each text.
 Texts = Sequence[tuple[str, str]]
 
 
-def is_replayed(entry: Entry) -> bool:
-    """Whether a record is a real edit, not a wrong draft or an output like a model's."""
-    return entry.tokens == "tekken" and not (entry.kind == MODEL or entry.kind in QUALITIES[1:])
-
-
-def learnable_texts() -> list[tuple[str, str]]:
-    """``(package, text)`` of the tuning splits, without the texts that a package of the test splits has, too."""
-    archives = fetch_all({archive for r in releases_of("test") for archive in r.archives})
-    reported = {text for archive in archives for text in texts_in(archive, SORTS).values()}
-    return [(package, text) for package, text in package_texts("tune") if text not in reported]
-
-
 def without(texts: Texts, packages: Collection[str]) -> list[tuple[str, str]]:
     """The texts that none of these packages has."""
     theirs = {text for package, text in texts if package in packages}
     return [(package, text) for package, text in texts if text not in theirs]
-
-
-def parts_of(texts: Texts, entries: Sequence[Entry]) -> Iterator[tuple[list[tuple[str, str]], list[Record]]]:
-    """``(learned from, replayed)``, by package."""
-    packages = sorted({entry.package for entry in entries})
-    for part in range(NUM_PARTS):
-        held_out = set(packages[part::NUM_PARTS])
-        yield without(texts, held_out), [entry.record for entry in entries if entry.package in held_out]
 
 
 def learn(texts: Texts) -> RecipePack:
@@ -163,24 +134,29 @@ def main() -> None:
     said = "take this pack's instead of measuring one (many minutes)"
     parser.add_argument("--calibration", type=Path, metavar="PACK", help=said)
     args = parser.parse_args()
-    texts = learnable_texts()
+    # Without the texts that a package of the test splits has, too.
+    archives = fetch_all({archive for r in releases_of("test") for archive in r.archives})
+    reported = {text for archive in archives for text in texts_in(archive, SORTS).values()}
+    texts = [(package, text) for package, text in package_texts("tune") if text not in reported]
     pack = learn(texts)
     print(f"{len(texts):,} texts, {sum(len(text) for _, text in texts):,} characters: {pack!r}", flush=True)
     if args.calibration:
         _save(replace(pack, calibration=RecipePack.load(args.calibration).calibration), args.out)
         return
-    if code := make_corpora(*SPLITS):
-        raise SystemExit(code)
-    entries = [entry for name in SPLITS for entry in read_entries(name) if is_replayed(entry)]
-    parts = list(parts_of(texts, entries))
+    make_corpora(*SPLITS)
+    # Real edits, no wrong drafts and no outputs like a model's.
+    made = MODEL, *QUALITIES[1:]
+    tekken = (entry for name in SPLITS for entry in read_entries(name) if entry.tokens == "tekken")
+    entries = [entry for entry in tekken if entry.kind not in made]
+    packages = sorted({entry.package for entry in entries})
+    parts = [set(packages[part::NUM_PARTS]) for part in range(NUM_PARTS)]
+    records = [[entry.record for entry in entries if entry.package in part] for part in parts]
     calibration = [0.0] * NUM_BINS
     with pool(JOBS) as workers:
-        packs = workers.map(learn, [known for known, _ in parts], chunksize=1)
+        packs = workers.map(learn, [without(texts, part) for part in parts], chunksize=1)
         for number in range(NUM_ROUNDS):
-            tasks = [
-                (replace(p, calibration=tuple(calibration)), part)
-                for p, (_, part) in zip(packs, parts, strict=True)
-            ]
+            calibrated = [replace(each, calibration=tuple(calibration)) for each in packs]
+            tasks = zip(calibrated, records, strict=True)
             drafts, promised, accepted = np.sum(workers.map(observe, tasks, chunksize=1), axis=0)
             # Half of the way: what is chosen depends on it, and would go to and fro.
             offsets = (accepted - promised) / (drafts + PRIOR)

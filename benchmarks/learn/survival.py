@@ -1,8 +1,7 @@
 """Learn the survival tables that the drafter chooses by: ``python -m benchmarks.learn.survival [OUT.json]``.
 
-At every verification step each candidate that the drafter could have chosen is compared with what
-really came next; a class's curve is the share of its candidates whose first k tokens were all right. The steps
-are those of the drafter itself, so the replay is repeated with the table it just learned until they settle.
+At every verification step each candidate that the drafter could have chosen is compared with what really came
+next; a class's curve is the share of its candidates whose first k tokens were all right.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.corpus.kinds import MODEL
-from benchmarks.processes import pool
-from benchmarks.quality.runs import JOBS, make_corpora, read_entries
+from benchmarks.quality.runs import JOBS, make_corpora, pool, read_entries
 from benchmarks.tables import command
 from gpu_align.config import DrafterConfig
 from gpu_align.ops.choose import NUM_CLASSES
@@ -38,14 +36,8 @@ MADE = (MODEL, "draft_20")
 
 def training_records() -> list[Record]:
     """The records of `tune` that a table is learned from, in the order that `learn_table` wants."""
-    entries = read_entries("tune")
-    return _in_order(e.record for e in entries if e.kind in KINDS and e.tokens == "tekken")
-
-
-def calibration_records() -> list[Record]:
-    """The records that a calibration is counted in: those of `training_records`, and of the ten kinds of text."""
-    of_kinds = [e.record for e in read_entries("kinds-tune") if e.kind == e.text or e.kind in MADE]
-    return _in_order([*training_records(), *of_kinds])
+    chosen = (e for e in read_entries("tune") if e.kind in KINDS and e.tokens == "tekken")
+    return _in_order(each.record for each in chosen)
 
 
 def _in_order(records: Iterable[Record]) -> list[Record]:
@@ -56,10 +48,9 @@ def _in_order(records: Iterable[Record]) -> list[Record]:
 def _replayed(
     records: Sequence[Record], survival: npt.NDArray[np.float64], config: DrafterConfig, jobs: int
 ) -> list[ReplayCounts]:
-    """Replay the records with these curves, a part for each process.
+    """Replay the records with these curves, a part for each process; with one it is this one.
 
-    With one process it is this one, with whatever constants the operations have here. The context index keeps as
-    many tokens as the context has room for: one capacity for all processes.
+    The context index keeps as many tokens as the context has room for: one capacity for all processes.
     """
     longest = max(len(r.output) for r in records)
     curves = fit_curves(survival, NUM_DRAFT_TOKENS)
@@ -81,37 +72,33 @@ def learn(runs: fit.Array) -> fit.Array:
         n, r = seen[:, :, places], right[:, :, places]
         curve = (r.sum((1, 2, 3), keepdims=True) + 0.3) / (n.sum((1, 2, 3), keepdims=True) + 1)
         for axes in ((1, 3), (3,), ()):
-            curve = (r.sum(axes, keepdims=True) + fit.PRIOR * curve) / (
-                n.sum(axes, keepdims=True) + fit.PRIOR
-            )
+            count = n.sum(axes, keepdims=True) + fit.PRIOR
+            curve = (r.sum(axes, keepdims=True) + fit.PRIOR * curve) / count
         curves[:, :, places] = curve
     return fit.falling(curves)
 
 
-def learn_table(
-    records: Sequence[Record], config: DrafterConfig | None = None, jobs: int = 1
-) -> dict[str, Any]:
+def learn_table(records: Sequence[Record], config: DrafterConfig, jobs: int = 1) -> dict[str, Any]:
     """The content of ``survival.json``, learned from `training_records` in `NUM_ROUNDS` replays.
 
     config: the drafter's settings; its own table is not read. The number of processes changes nothing.
     """
     curves = np.power(0.9, np.arange(1, NUM_DRAFT_TOKENS + 1))[None].repeat(NUM_CLASSES, axis=0)
     for i in range(NUM_ROUNDS):
-        parts = _replayed(records, at_knots(curves).astype(np.float64), config or DrafterConfig(), jobs)
+        parts = _replayed(records, at_knots(curves).astype(np.float64), config, jobs)
         runs, drafts = (np.sum([part[field] for part in parts], axis=0) for field in range(2))
         tokens, steps, accepted, rejected = np.sum([part.total for part in parts], axis=0)
-        print(
-            f"round {i}: {tokens / steps:.2f} tokens a step, {rejected / accepted:.3f} rejected per accepted",
-            file=sys.stderr,
-        )
+        speed = f"{tokens / steps:.2f} tokens a step, {rejected / accepted:.3f} rejected per accepted"
+        print(f"round {i}: {speed}", file=sys.stderr)
         curves = learn(runs)
     return make_table(at_knots(curves), calibrate(drafts), runs.sum(axis=1), len(records), MADE_BY)
 
 
-def recalibrated(table: Mapping[str, Any], records: Sequence[Record]) -> dict[str, Any]:
-    """A table of `learn_table` or `read_table` with the calibration that one replay of `calibration_records` asks
-    for."""
-    curves = np.array(table["survival"])
+def recalibrated(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table of `learn_table` or `read_table` with the calibration that one replay asks for: of the records of
+    `training_records`, and of the ten kinds of text."""
+    of_kinds = [e.record for e in read_entries("kinds-tune") if e.kind == e.text or e.kind in MADE]
+    records, curves = _in_order([*training_records(), *of_kinds]), np.array(table["survival"])
     parts = _replayed(records, curves.astype(np.float64), DrafterConfig(), JOBS)
     drafts = np.sum([part.drafts for part in parts], axis=0)
     return make_table(curves, calibrate(drafts), np.array(table["seen"]), int(table["records"]), MADE_BY)
@@ -123,10 +110,9 @@ def main() -> None:
     said = "keep this table's curves, and calibrate it anew"
     parser.add_argument("--calibrate", type=Path, metavar="TABLE", help=said)
     args = parser.parse_args()
-    if code := make_corpora("tune", "kinds-tune"):
-        raise SystemExit(code)
-    table = read_table(args.calibrate) if args.calibrate else learn_table(training_records(), jobs=JOBS)
-    table = recalibrated(table, calibration_records())
+    make_corpora("tune", "kinds-tune")
+    known = args.calibrate and read_table(args.calibrate)
+    table = recalibrated(known or learn_table(training_records(), DrafterConfig(), JOBS))
     write_table(table, args.out)
     print(f"wrote {args.out}; calibration {table['calibration']}")
 

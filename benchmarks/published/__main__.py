@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks import tables
 from benchmarks.pictures import GREY, for_both_schemes, pyplot, save
-from benchmarks.quality.build_suffix_peer import add_to_path
+from benchmarks.quality.build_suffix_peer import make_ready
 from gpu_align.policies import OpenAI
 from gpu_align.predictors.base import PredictorOptions, count_accepted
 from gpu_align.simulate import Record, load_tokenizer, make_policies, replay, runnable_policy_names
@@ -35,32 +35,18 @@ LOOKAHEAD = 16
 RESUME_AFTER = {"here: a threshold of 35": 35, "here: 32, as published": 32}
 #: The token that an edit inserts; no letter has its id.
 OTHER = len(ascii_lowercase)
+#: Accepted, rejected.
 Counts = tuple[int, int]
-
-
-class Letters(NamedTuple):
-    """One of OpenAI's tasks: letters to write, in what the draft differs, and the published counts.
-
-    kind: what the draft has, at position `at`: "correct", "added", "missing" or "replaced". published: accepted,
-    rejected.
-    """
-
-    name: str
-    size: int
-    kind: str
-    at: int
-    published: Counts
-
-
-LETTERS = (
-    Letters("short, correct", SHORT, "correct", 0, (5, 0)),
-    Letters("short, one token added", SHORT, "added", SHORT_AT, (3, 2)),
-    Letters("short, one token missing", SHORT, "missing", SHORT_AT, (3, 2)),
-    Letters("short, one token replaced", SHORT, "replaced", SHORT_AT, (3, 2)),
-    Letters("long, correct", LONG, "correct", 0, (55, 0)),
-    Letters("long, one token added", LONG, "added", LONG_AT, (21, 11)),
-    Letters("long, one token missing", LONG, "missing", LONG_AT, (22, 11)),
-    Letters("long, one token replaced", LONG, "replaced", LONG_AT, (21, 11)),
+#: OpenAI's tasks: letters to write, what the draft has at a position, and the published counts.
+TASKS = (
+    ("short, correct", SHORT, "correct", 0, (5, 0)),
+    ("short, one token added", SHORT, "added", SHORT_AT, (3, 2)),
+    ("short, one token missing", SHORT, "missing", SHORT_AT, (3, 2)),
+    ("short, one token replaced", SHORT, "replaced", SHORT_AT, (3, 2)),
+    ("long, correct", LONG, "correct", 0, (55, 0)),
+    ("long, one token added", LONG, "added", LONG_AT, (21, 11)),
+    ("long, one token missing", LONG, "missing", LONG_AT, (22, 11)),
+    ("long, one token replaced", LONG, "replaced", LONG_AT, (21, 11)),
 )
 
 
@@ -101,13 +87,14 @@ def usage_of(draft: Sequence[int], output: Sequence[int], resume_after: int = 32
 
 def openai() -> dict[str, Any]:
     """The tasks by each threshold; and what is rejected by the position of one replaced token."""
-    letters = letters_of(LONG)
     tasks = []
-    for task in LETTERS:
-        draft = letters_of(task.size)
-        output = output_of(draft, task.kind, task.at)
-        here = {name: usage_of(draft, output, after) for name, after in RESUME_AFTER.items()}
-        tasks.append({**task._asdict(), "here": here})
+    for name, size, kind, at, published in TASKS:
+        draft = letters_of(size)
+        output = output_of(draft, kind, at)
+        here = {label: usage_of(draft, output, after) for label, after in RESUME_AFTER.items()}
+        task = {"name": name, "size": size, "kind": kind, "at": at, "published": published}
+        tasks.append({**task, "here": here})
+    letters = letters_of(LONG)
     rejected = [usage_of(letters, output_of(letters, "replaced", at))[1] for at in range(LONG)]
     return {"tasks": tasks, "rejected": rejected}
 
@@ -166,8 +153,8 @@ def edits() -> list[Edit]:
 
 def equal_lines(prediction: str, output: str) -> float:
     """The share of the output's lines, empty ones aside, that stand in the prediction as well."""
-    known, lines = set(prediction.splitlines()), [line for line in output.splitlines() if line.strip()]
-    return sum(line in known for line in lines) / len(lines)
+    lines = list(filter(str.strip, output.splitlines()))
+    return float(np.isin(lines, prediction.splitlines()).mean())
 
 
 def made_line(rng: random.Random, number: int, words: list[str], verbs: list[str]) -> str:
@@ -204,7 +191,7 @@ def counts_of(policy: Any, records: Iterable[Record]) -> dict[str, int]:
     return {name: sum(getattr(pair, name) for pair in found) for name in ("steps", "accepted", "rejected")}
 
 
-def cascade(quick: bool) -> dict[str, Any]:
+def cascade() -> dict[str, Any]:
     """The edits by three drafters; steps by the share of wrong lines, for every drafter."""
     tasks = []
     for edit in edits():
@@ -218,17 +205,15 @@ def cascade(quick: bool) -> dict[str, Any]:
             "published": edit.published,
             "here": {name: counts_of(policy, [record]) for name, policy in policies},
         })  # fmt: skip
-    names = list(DRAFTERS) if quick else list(runnable_policy_names())
-    levels, files = ((0, 50, 100), 1) if quick else (LEVELS, FILES)
-    curve: dict[str, Any] = {"changed": list(levels)}
+    names = runnable_policy_names()
+    curve: dict[str, Any] = {"changed": LEVELS}
     for layout in LAYOUTS:
-        records = [[record_of(*made_pair(layout, level, n)) for n in range(files)] for level in levels]
-        policies = make_policies(names, [r for found in records for r in found], K)
+        records = [[record_of(*made_pair(layout, level, n)) for n in range(FILES)] for level in LEVELS]
+        policies = zip(names, make_policies(names, [r for found in records for r in found], K), strict=True)
         curve[layout] = {
             "output_tokens": [sum(len(r.output) for r in found) for found in records],
             "steps": {
-                name: [counts_of(policy, found)["steps"] for found in records]
-                for name, policy in zip(names, policies, strict=True)
+                name: [counts_of(policy, found)["steps"] for found in records] for name, policy in policies
             },
         }
     return {"tasks": tasks, "curve": curve}
@@ -251,25 +236,20 @@ def letters_table(results: dict[str, Any]) -> str:
 
 def edits_table(results: dict[str, Any]) -> str:
     """Cascade's edits: tokens a step, acceptance and rejections here, with the published speed and acceptance."""
-
-    def percent(share: float) -> str:
-        return f"{share:.1%}".replace("%", "\u00a0%")
-
+    percent = "{:.1f}\u00a0%".format
     rows = []
     for task in results["cascade"]["tasks"]:
         tokens, cells = task["output_tokens"], []
         for drafter in DRAFTERS:
             run = task["here"][drafter]
             wrong = tables.ratio(run["rejected"], run["accepted"])
-            cell = f"{tokens / run['steps']:.2f} ({percent(run['accepted'] / tokens)}; {wrong})"
+            cell = f"{tokens / run['steps']:.2f} ({percent(100 * run['accepted'] / tokens)}; {wrong})"
             if drafter in task["published"]:
                 speed, accepted = task["published"][drafter]
-                cell += f"; published {speed:.2f}× ({percent(accepted)}: {1 / (1 - accepted):.2f})"
+                cell += f"; published {speed:.2f}× ({percent(100 * accepted)}: {1 / (1 - accepted):.2f})"
             cells.append(cell)
-        sizes = (
-            f"{task['prediction_tokens']:,} → {tokens:,} tokens, {percent(task['equal_lines'])} of the lines"
-        )
-        rows.append([f"{task['task']}: {sizes}", *cells])
+        same, sizes = percent(100 * task["equal_lines"]), f"{task['prediction_tokens']:,} → {tokens:,}"
+        rows.append([f"{task['task']}: {sizes} tokens, {same} of the lines", *cells])
     return tables.table(["task", *DRAFTERS.values()], rows)
 
 
@@ -327,29 +307,22 @@ def draw_accuracy(curve: dict[str, Any]) -> Any:
     return figure
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Command line; returns the exit code (0, or 1: suffix decoding is not built)."""
+def main() -> None:
     parser = tables.command("benchmarks.published", __doc__)
-    parser.add_argument(
-        "--write", action="store_true", help="into benchmarks/results, the page and its pictures"
-    )
-    parser.add_argument("--quick", action="store_true", help="three drafters and three points of the curve")
-    options = parser.parse_args(argv)
-    if options.write and options.quick:
-        parser.error("--write: the page has the whole experiments, expected no --quick")
-    if not add_to_path() and options.write:
-        parser.exit(1, "error: first run python -m benchmarks.quality.build_suffix_peer\n")
+    said = "into benchmarks/results, the page and its pictures"
+    parser.add_argument("--write", action="store_true", help=said)
+    options = parser.parse_args()
+    make_ready()
     # Tuples become lists, as in the file.
-    results = json.loads(json.dumps({"openai": openai(), "cascade": cascade(options.quick)}))
+    results = json.loads(json.dumps({"openai": openai(), "cascade": cascade()}))
     for block in BLOCKS.values():
         print(f"{block(results)}\n")
     if options.write:
-        (tables.RESULTS / "published.json").write_text(tables.as_json(results), encoding="utf-8")
+        tables.write_json(tables.RESULTS / "published.json", results)
         tables.fill_file(tables.DOCS / "published.md", BLOCKS, results)
         images = tables.DOCS / "img"
         save(draw_rejected(results["openai"]), images / "published-bifurcations.svg")
         save(draw_accuracy(results["cascade"]["curve"]), images / "published-accuracy.svg")
-    return 0
 
 
-raise SystemExit(main())
+main()

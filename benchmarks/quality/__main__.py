@@ -8,13 +8,13 @@ docs/_scripts/fill_numbers.py makes from the JSON file. Nothing of it is random 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks import tables
 from benchmarks.corpus.kinds import KINDS, MODEL, QUALITIES
-from benchmarks.quality import cases, checks, plot
-from benchmarks.quality.checks import Check, K, leads
+from benchmarks.quality import build_suffix_peer, cases, checks, plot
+from benchmarks.quality.checks import K, leads
 from benchmarks.quality.runs import (
     CACHED,
     CLAIRVOYANT,
@@ -24,7 +24,7 @@ from benchmarks.quality.runs import (
     Knowledge,
     Run,
     knowledge,
-    make_ready,
+    make_corpora,
     our_settings,
     quality_command,
     read_entries,
@@ -62,7 +62,7 @@ def with_cases(entries: Sequence[Entry]) -> list[Entry]:
         *cases.perfect(real),
         *cases.one_line_edits(real, load_tokenizer("tekken")),
         *strangers,
-        *cases.without_prediction(strangers),
+        *(cases.like(entry, [], "nothing") for entry in strangers),
     ]
 
 
@@ -73,48 +73,28 @@ def replays(run: Run, entry: Entry) -> bool:
     return run == Run(OURS, K) or (run == Run(CLAIRVOYANT, K) and entry.kind == "one_line")
 
 
-def checks_of(
-    test: Mapping[Run, Counts],
-    five: Mapping[Run, Counts],
-    pairs_of: Callable[[Run, str], list[PairResult]],
-) -> list[Check]:
-    """All rows with a verdict."""
-    ours = Run(OURS, K)
-    unrelated, nothing = (Counts.of(pairs_of(ours, kind)) for kind in ("unrelated_case", "nothing"))
-    return [
-        *checks.peer_checks(test),
-        *checks.five_checks(five),
-        checks.perfect_check(pairs_of(ours, "perfect")),
-        *checks.one_line_checks(pairs_of(ours, "one_line"), pairs_of(Run(CLAIRVOYANT, K), "one_line")),
-        *checks.unrelated_checks(unrelated, nothing),
-        checks.reliability_check(test[ours].reliability),
-    ]
-
-
-def main() -> int:
-    """Command line; returns the exit code (0, 1: something to compare with could not be fetched)."""
+def main() -> None:
     options = quality_command("benchmarks.quality", __doc__, "quality").parse_args()
-    if code := make_ready("test", "tune", "kinds-test"):
-        return code
+    build_suffix_peer.make_ready()
+    make_corpora("test", "tune", "kinds-test")
     entries = with_cases(read_entries("test")[:: options.one_in])
     known = knowledge(sorted({e.tokens for e in entries}))
     results = run_all(planned_runs(), entries, replays, known)
     rows = measure_kinds(read_entries("kinds-test")[:: options.one_in], known)
     found = as_json(results, entries, rows)
-    verdicts = ([*list(c.values())[:3], tables.verdict(c["passed"])] for c in found["checks"])
-    print(tables.table(["check", "found", "wanted", ""], verdicts, "llll"))
+    for check in found["checks"]:
+        print(check["name"], check["value"], check["wanted"], tables.verdict(check["passed"]), sep=", ")
     tables.write_json(options.json, found)
     if options.one_in == 1:
         plot.draw_stored(found, tables.DOCS / "img")
     holding = sum(check["passed"] for check in found["checks"])
     print(f"{holding} of {len(found['checks'])} checks hold")
-    return 0
 
 
 def as_json(
     results: Mapping[Run, Mapping[int, PairResult]],
     entries: Sequence[Entry],
-    rows: Mapping[str, Mapping[Run, Counts]],
+    rows: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The numbers of the documentation: integers, so that ratios are computed where they are shown."""
     test = {run: total(found, entries, lambda e: e.kind not in CASES) for run, found in results.items()}
@@ -123,6 +103,16 @@ def as_json(
     def pairs_of(run: Run, kind: str) -> list[PairResult]:
         return [pair for index, pair in sorted(results[run].items()) if entries[index].kind == kind]
 
+    ours = Run(OURS, K)
+    unrelated, nothing = (Counts.of(pairs_of(ours, kind)) for kind in ("unrelated_case", "nothing"))
+    rows_of_checks = [
+        *checks.peer_checks(test),
+        *checks.five_checks(five),
+        checks.perfect_check(pairs_of(ours, "perfect")),
+        *checks.one_line_checks(pairs_of(ours, "one_line"), pairs_of(Run(CLAIRVOYANT, K), "one_line")),
+        *checks.unrelated_checks(unrelated, nothing),
+        checks.reliability_check(test[ours].reliability),
+    ]
     return {
         "made_by": "python -m benchmarks.quality --json benchmarks/results/quality.json",
         "runs": [
@@ -136,21 +126,12 @@ def as_json(
             for run in test
         ],
         "reliability": [
-            {
-                "low": d.low,
-                "drafts": d.drafts,
-                "confidence": _rounded(d.confidence),
-                "accepted": _rounded(d.accepted),
-            }
-            for d in test[Run(OURS, K)].reliability.deciles()
+            {name: None if value != value else round(value, 4) for name, value in decile._asdict().items()}
+            for decile in test[ours].reliability.deciles()
         ],
-        "checks": [check._asdict() for check in checks_of(test, five, pairs_of)],
-        "rows": kinds_as_json(rows),
+        "checks": [check._asdict() for check in rows_of_checks],
+        "rows": rows,
     }
-
-
-def _rounded(value: float) -> float | None:
-    return None if value != value else round(value, 4)
 
 
 # Kinds of text and qualities of the prediction, of ``kinds-test``: a row each against every peer.
@@ -167,36 +148,22 @@ NAMED_PEER = "suffix_decoding_4_deep"
 SHOWN = (OURS, NAMED_PEER, "suffix_decoding_deep", "prompt_lookup", "openai", CLAIRVOYANT)
 
 
-def runs_of_kinds() -> list[Run]:
-    """Ours with every setting, and every peer."""
+def measure_kinds(entries: Sequence[Entry], known: Mapping[str, Knowledge]) -> dict[str, Any]:
+    """The numbers of the documentation, by label: counts at the default, and the leads over every peer."""
     peers = [name for name in runnable_policy_names() if name != OURS and name not in LEFT_OUT]
     runs = [Run(OURS, K, tuple(setting.items())) for setting in our_settings(K)]
-    return [*runs, *(Run(name, K) for name in (*peers, *CACHED, CLAIRVOYANT))]
-
-
-def labels_of(entry: Entry) -> tuple[str, ...]:
-    """The rows that a record counts in."""
-    return (entry.kind, ORIGINAL) if entry.kind == entry.text else (entry.kind,)
-
-
-def measure_kinds(entries: Sequence[Entry], known: Mapping[str, Knowledge]) -> dict[str, dict[Run, Counts]]:
-    """Label → run → its sums."""
-    results = run_all(runs_of_kinds(), entries, known=known)
-    found: dict[str, dict[Run, Counts]] = {}
+    runs += [Run(name, K) for name in (*peers, *CACHED, CLAIRVOYANT)]
+    results, found = run_all(runs, entries, known=known), {}
     for label in LABELS:
-        sums = {
-            run: total(pairs, entries, lambda entry, label=label: label in labels_of(entry))
-            for run, pairs in results.items()
-        }
-        found[label] = {run: counts for run, counts in sums.items() if counts.steps}
-    return {label: sums for label, sums in found.items() if sums}
 
+        def is_of(entry: Entry, label: str = label) -> bool:
+            return entry.kind == (entry.text if label == ORIGINAL else label)
 
-def kinds_as_json(found: Mapping[str, Mapping[Run, Counts]]) -> dict[str, Any]:
-    """The numbers of the documentation, by label: counts at the default, and the leads over every peer."""
-    return {
-        label: {
-            "runs": {name: counts[Run(name, K)].as_json() for name in SHOWN if Run(name, K) in counts},
+        sums = {run: total(pairs, entries, is_of) for run, pairs in results.items()}
+        if not sums[Run(OURS, K)].steps:
+            continue  # of a quick look
+        found[label] = {
+            "runs": {name: sums[Run(name, K)].as_json() for name in SHOWN if Run(name, K) in sums},
             "leads": [
                 {
                     "peer": lead.peer,
@@ -206,13 +173,12 @@ def kinds_as_json(found: Mapping[str, Mapping[Run, Counts]]) -> dict[str, Any]:
                 }
                 # The smallest first, after those that ours has no setting for.
                 for lead in sorted(
-                    leads(counts, K), key=lambda lead: (lead.ratio is not None, lead.ratio or 0.0)
+                    leads(sums, K), key=lambda lead: (lead.ratio is not None, lead.ratio or 0.0)
                 )
             ],
         }
-        for label, counts in found.items()
-    }
+    return found
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -21,7 +21,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -122,9 +122,8 @@ MECHANISMS: dict[str, Mechanism] = {
 
 def changed(file: str, pattern: str, new: str) -> str:
     """The text of that file with `new` for the only match of the pattern."""
-    text, times = re.subn(
-        pattern, new, (tables.ROOT / "gpu_align" / "ops" / file).read_text(encoding="utf-8")
-    )
+    path = tables.ROOT / "gpu_align" / "ops" / file
+    text, times = re.subn(pattern, new, path.read_text(encoding="utf-8"))
     if times != 1:
         raise ValueError(f"{file}: expected {pattern!r} once, found it {times} times")
     return text
@@ -134,11 +133,6 @@ def changed(file: str, pattern: str, new: str) -> str:
 GROUPS = ("test", "five")
 #: What was measured without one mechanism, as the JSON file has it.
 Row = dict[str, Any]
-
-
-def settings() -> list[dict[str, Any]]:
-    """The default and the settings around it: a curve is read at the default's rejections."""
-    return [{}, *(s for s in SWEEP if 2 <= s["length_factor"] <= 12 and s["min_survival"] <= 0.2)]
 
 
 def change(row: Row, baseline: Row, group: str) -> float | None:
@@ -200,11 +194,10 @@ def measured(job: Mapping[str, Any]) -> Row:
 
     rows = []
     for setting in job["settings"]:
-        pairs = replayed({**setting, **config}, entries)
-        five = [pair for entry, pair in zip(entries, pairs, strict=True) if entry.in_five]
-        rows.append(
-            {"setting": setting, "test": Counts.of(pairs).as_json(), "five": Counts.of(five).as_json()}
-        )
+        test = replayed({**setting, **config}, entries)
+        five = [pair for entry, pair in zip(entries, test, strict=True) if entry.in_five]
+        pairs = {"test": test, "five": five}
+        rows.append({"setting": setting, **{name: Counts.of(pairs[name]).as_json() for name in GROUPS}})
     perfect = replayed(config, cases.perfect([entry for entry in entries if entry.is_real]))
     least = sum(pair.steps == cases.least_steps(pair.output_tokens, K) for pair in perfect)
     unrelated = replayed(config, cases.unrelated(cases.hopeless(entries)))
@@ -215,8 +208,7 @@ def measured(job: Mapping[str, Any]) -> Row:
     }
 
 
-def main() -> int:
-    """Command line; returns the exit code (0, 1: the corpus could not be made)."""
+def main() -> None:
     parser = quality_command("benchmarks.quality.ablation", __doc__, "ablation")
     parser.add_argument("--only", nargs="*", metavar="NAME", help="measure these alone")
     said = "only see that the library has every line and function that is replaced"
@@ -225,15 +217,16 @@ def main() -> int:
     if options.check:
         for missing in MECHANISMS.values():
             compile(changed(*missing.change) if missing.change else "", missing.instead, "exec")
-        return 0
+        return
     names = [name for name in MECHANISMS if name == BASELINE or options.only is None or name in options.only]
-    if code := make_corpora("test", "tune"):
-        return code
+    make_corpora("test", "tune")
     with tempfile.TemporaryDirectory() as folder:
-        job = {"folder": folder, "one_in": options.one_in, "settings": settings()}
+        # The default and the settings around it: a curve is read at the default's rejections.
+        around = [s for s in SWEEP if 2 <= s["length_factor"] <= 12 and s["min_survival"] <= 0.2]
+        job = {"folder": folder, "one_in": options.one_in, "settings": [{}, *around]}
         # The shipped recipes in the tokens of the records; earlier outputs are known to other drafters.
         tokens = sorted({entry.tokens for entry in read_entries("test")[:: options.one_in]})
-        known = {name: replace(each, earlier=()) for name, each in knowledge(tokens).items()}
+        known = {name: each._replace(earlier=()) for name, each in knowledge(tokens).items()}
         Path(folder, "known").write_bytes(pickle.dumps(known))
         # The baseline's table is that of all rows that learn the same.
         rows = [measure(BASELINE, job)]
@@ -244,8 +237,7 @@ def main() -> int:
         print(row["mechanism"], *(f"{group} {row['change'][group]}" for group in GROUPS), sep=", ")
     made_by = "python -m benchmarks.quality.ablation --json benchmarks/results/ablation.json"
     tables.write_json(options.json, {"made_by": made_by, "one_in": options.one_in, "rows": rows})
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

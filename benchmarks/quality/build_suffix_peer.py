@@ -35,15 +35,21 @@ def add_to_path() -> bool:
     return True
 
 
-def build() -> None:
-    """Download and compile into `FOLDER`; does nothing where that is done already. RuntimeError: no compiler."""
+def make_ready() -> None:
+    """`build` where that was not done, and `add_to_path`. SystemExit: it cannot be built."""
     # An extension belongs to one Python: another one builds again.
     stamp = f"arctic-inference {VERSION}, nanobind {NANOBIND}, {sys.implementation.cache_tag}\n"
-    if (FOLDER / STAMP).is_file() and (FOLDER / STAMP).read_text() == stamp:
-        return
+    if not (FOLDER / STAMP).is_file() or (FOLDER / STAMP).read_text() != stamp:
+        build()
+        (FOLDER / STAMP).write_text(stamp)
+    add_to_path()
+
+
+def build() -> None:
+    """Download and compile into `FOLDER`."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
     if compiler is None:
-        raise RuntimeError("no C++ compiler: install g++ or clang++, or name one in CXX")
+        raise SystemExit("error: no C++ compiler: install g++ or clang++, or name one in CXX")
     shutil.rmtree(FOLDER, ignore_errors=True)
     work = FOLDER / "src"
     work.mkdir(parents=True)
@@ -69,10 +75,9 @@ def build() -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
-        raise RuntimeError("\n".join([f"{compiler} failed:", *done.stderr.strip().splitlines()[-5:]]))
-    (FOLDER / STAMP).write_text(stamp)
+        raise SystemExit("\n".join([f"error: {compiler} failed:", *done.stderr.strip().splitlines()[-5:]]))
 
 
 if __name__ == "__main__":
-    build()
+    make_ready()
     print(f"suffix decoding of arctic-inference {VERSION} is in {FOLDER}")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from benchmarks.corpus.build import Entry
 from benchmarks.corpus.edits import one_line_edit
 from benchmarks.corpus.files import hash_of
-from benchmarks.quality.runs import Entry
-from gpu_align.simulate import Record
 from gpu_align.tools.simulate.tokenizers import TextTokenizer, token_texts
 
 #: Length of the files that get a one-line edit, tokens; and edits a file.
@@ -24,17 +23,12 @@ def least_steps(num_output: int, num_draft_tokens: int) -> int:
 
 def hopeless(entries: Sequence[Entry]) -> list[Entry]:
     """Those of the real ones that `unrelated` predictions are tried on."""
-    return [e for e in entries if e.is_real and len(e.record.output) <= UNRELATED_TOKENS][::UNRELATED_ONE_IN]
+    return [e for e in entries if e.is_real and len(e.output) <= UNRELATED_TOKENS][::UNRELATED_ONE_IN]
 
 
 def perfect(entries: Sequence[Entry]) -> list[Entry]:
     """Each output as its own prediction."""
-    return [_like(e, e.record.output, "perfect") for e in entries]
-
-
-def without_prediction(entries: Sequence[Entry]) -> list[Entry]:
-    """The same outputs, and nothing predicted."""
-    return [_like(e, [], "nothing") for e in entries]
+    return [like(e, e.output, "perfect") for e in entries]
 
 
 def unrelated(entries: Sequence[Entry]) -> list[Entry]:
@@ -42,10 +36,10 @@ def unrelated(entries: Sequence[Entry]) -> list[Entry]:
     found = []
     for entry in entries:
         alike = (e for e in entries if (e.text, e.tokens) == (entry.text, entry.tokens))
-        others = [e for e in alike if e.package != entry.package and e.record.prediction]
+        others = [e for e in alike if e.package != entry.package and e.prediction]
         if others:
-            other = random.Random(hash_of("unrelated", entry.record.id)).choice(others)
-            found.append(_like(entry, other.record.prediction, "unrelated_case"))
+            other = random.Random(hash_of("unrelated", entry.id)).choice(others)
+            found.append(like(entry, other.prediction, "unrelated_case"))
     return found
 
 
@@ -53,22 +47,20 @@ def one_line_edits(entries: Sequence[Entry], tokenizer: TextTokenizer) -> list[E
     """Files of about `FILE_TOKENS` tokens, whole lines, and each with one word or number of one line replaced."""
     found = []
     for entry in entries:
-        record = entry.record
-        if entry.tokens != "tekken" or len(record.output) < FILE_TOKENS:
+        if entry.tokens != "tekken" or len(entry.output) < FILE_TOKENS:
             continue
-        text = "".join(token_texts(tokenizer, record.output[:FILE_TOKENS])).rpartition("\n")[0] + "\n"
+        text = "".join(token_texts(tokenizer, entry.output[:FILE_TOKENS])).rpartition("\n")[0] + "\n"
         before = tokenizer.encode(text)
         if len(before) < FILE_TOKENS // 2:
             continue  # one long line, and nothing before it
         for number in range(EDITS_A_FILE):
-            rng = random.Random(hash_of("line", record.id, str(number)))
-            after = one_line_edit(text, text, rng)
-            if after is not None:
-                pair = Record(f"{record.id}#{number}", [], before, tokenizer.encode(after), record.tokenizer)
-                found.append(Entry(pair, "one_line", entry.text, entry.package, entry.split, entry.tokens))
+            rng = random.Random(hash_of("line", entry.id, str(number)))
+            if (after := one_line_edit(text, text, rng)) is not None:
+                edited = {"prediction": before, "output": tokenizer.encode(after)}
+                found.append(entry._replace(id=f"{entry.id}#{number}", kind="one_line", **edited))
     return found
 
 
-def _like(entry: Entry, prediction: list[int], kind: str) -> Entry:
-    record = Record(f"{kind}:{entry.record.id}", [], prediction, entry.record.output, entry.record.tokenizer)
-    return Entry(record, kind, entry.text, entry.package, entry.split, entry.tokens)
+def like(entry: Entry, prediction: list[int], kind: str) -> Entry:
+    """Its output with another prediction."""
+    return entry._replace(id=f"{kind}:{entry.id}", kind=kind, prediction=prediction)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from typing import NamedTuple
+
+import numpy as np
 
 from benchmarks.quality.cases import least_steps
 from benchmarks.quality.replays import Reliability
@@ -37,13 +38,7 @@ def height(points: Sequence[Point], rejected_per_accepted: float) -> float | Non
     """
     if not points or rejected_per_accepted < points[0].rejected_per_accepted:
         return None
-    for left, right in pairwise(points):
-        if rejected_per_accepted < right.rejected_per_accepted:
-            part = (rejected_per_accepted - left.rejected_per_accepted) / (
-                right.rejected_per_accepted - left.rejected_per_accepted
-            )
-            return left.tokens_per_step + part * (right.tokens_per_step - left.tokens_per_step)
-    return points[-1].tokens_per_step
+    return float(np.interp(rejected_per_accepted, *zip(*points, strict=True)))
 
 
 #: Ahead of every peer by this factor, at no more rejections than the peer's.
@@ -128,9 +123,9 @@ def five_checks(counts: Mapping[Run, Counts]) -> list[Check]:
 
 def perfect_check(pairs: Sequence[PairResult]) -> Check:
     """A perfect prediction takes the least possible number of steps."""
-    over = [p for p in pairs if p.steps != least_steps(p.output_tokens, K)]
-    value = f"{len(pairs) - len(over)} of {len(pairs)} outputs at the exact minimum"
-    return Check("perfect prediction", value, "all", bool(pairs) and not over)
+    least = sum(p.steps == least_steps(p.output_tokens, K) for p in pairs)
+    value = f"{least} of {len(pairs)} outputs at the exact minimum"
+    return Check("perfect prediction", value, "all", 0 < len(pairs) == least)
 
 
 def one_line_checks(pairs: Sequence[PairResult], clairvoyant: Sequence[PairResult]) -> list[Check]:
@@ -139,30 +134,27 @@ def one_line_checks(pairs: Sequence[PairResult], clairvoyant: Sequence[PairResul
     New tokens that are nowhere before have to be generated one by one by any drafter; the second row allows for
     them.
     """
-    rows = []
+    rows, steps = [], np.array([p.steps for p in pairs])
     for name, least in (
         ("above a perfect prediction's", [least_steps(p.output_tokens, K) for p in pairs]),
         ("above the clairvoyant bound's", [p.steps for p in clairvoyant]),
     ):
-        above = [p.steps - n for p, n in zip(pairs, least, strict=True)]
-        within = sum(a <= MAX_STEPS_ABOVE for a in above)
-        mean = sum(above) / max(len(above), 1)
-        value = f"{within} of {len(above)} edits, mean {mean:.2f}, most {max(above, default=0)}"
-        name, holds = f"one-line edit in 1,000 tokens: steps {name}", 0 < len(above) == within
-        rows.append(Check(name, value, f"all at most {MAX_STEPS_ABOVE}", holds))
+        above = steps - least
+        within = int((above <= MAX_STEPS_ABOVE).sum())
+        value = f"{within} of {len(above)} edits, mean {above.mean():.2f}, most {above.max()}"
+        name = f"one-line edit in 1,000 tokens: steps {name}"
+        rows.append(Check(name, value, f"all at most {MAX_STEPS_ABOVE}", within == len(above)))
     return rows
 
 
 def unrelated_checks(unrelated: Counts, without: Counts) -> list[Check]:
     """The cost of a prediction that has nothing to do with the output."""
-    share = unrelated.rejected_from_prediction / max(unrelated.output_tokens, 1)
-    few, fewer = (
-        unrelated.records > 0 and share <= MAX_UNRELATED_REJECTED,
-        0 < unrelated.steps <= without.steps,
-    )
-    wanted, steps = f"at most {MAX_UNRELATED_REJECTED}", f"{unrelated.steps:,} : {without.steps:,}"
+    share = unrelated.rejected_from_prediction / unrelated.output_tokens
+    rejected = "unrelated prediction: rejected drafts from it per output token"
+    steps = f"{unrelated.steps:,} : {without.steps:,}"
+    few, fewer = share <= MAX_UNRELATED_REJECTED, unrelated.steps <= without.steps
     return [
-        Check("unrelated prediction: rejected drafts from it per output token", f"{share:.4f}", wanted, few),
+        Check(rejected, f"{share:.4f}", f"at most {MAX_UNRELATED_REJECTED}", few),
         Check("unrelated prediction: steps, beside none at all", steps, "no more", fewer),
     ]
 
@@ -170,6 +162,6 @@ def unrelated_checks(unrelated: Counts, without: Counts) -> list[Check]:
 def reliability_check(reliability: Reliability) -> Check:
     """Confidence against acceptance, in every decile that holds one per cent of the drafts."""
     gap = reliability.worst_gap()
-    drafts = int(reliability.drafts.sum())
+    drafts = int(reliability.counts[0].sum())
     value, passed = f"{gap:.3f} ({drafts:,} drafts)", drafts > 0 and gap <= MAX_GAP
     return Check("confidence: worst |accepted - promised| of a decile", value, f"at most {MAX_GAP}", passed)

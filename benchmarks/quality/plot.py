@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.pictures import GREY, for_both_schemes, pyplot, save
 from benchmarks.quality.checks import Point, our_curve, point
-from benchmarks.quality.replays import Decile
 from benchmarks.quality.runs import CLAIRVOYANT, WITHOUT_RECIPES, Counts, Run
 from benchmarks.tables import DOCS, read
 from gpu_align.tools.simulate.policies import OURS
@@ -38,38 +39,34 @@ FAMILIES = {
 }
 _JOINED = ("suffix decoding", "suffix decoding, depth 128", "suffix decoding with the tuning split")
 _TICKS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10)
-_LEAST_REJECTED = _TICKS[0]
 TITLE = "Test split of the corpus; each mark is a setting, the large one our default"
 
 
-def draw_trade_off(counts: Mapping[Run, Counts], title: str, path: Path) -> None:
+def draw_trade_off(counts: Mapping[Run, Counts], path: Path) -> None:
     """One panel a K: tokens a step over rejected per accepted (logarithmic), our curve and every peer."""
-    plt = pyplot()
     sizes = sorted({run.num_draft_tokens for run in counts})
-    figure, panels = plt.subplots(
-        1, len(sizes), figsize=(3.1 * len(sizes), 4.9), sharey=True, squeeze=False, layout="constrained"
+    figure, panels = pyplot().subplots(
+        1, len(sizes), figsize=(3.1 * len(sizes), 4.9), sharey=True, layout="constrained"
     )
-    for panel, k in zip(panels[0], sizes, strict=True):
+    for panel, k in zip(panels, sizes, strict=True):
         _draw_curves(panel, counts, k)
         panel.set_title(f"K = {k}", fontsize=11)
-        without = counts.get(Run(OURS, k, WITHOUT_RECIPES))
-        if without is not None:
-            panel.plot(
-                *_xy([point(without)]), color=_OURS, linestyle="", marker="o", markersize=9, fillstyle="none",
-                zorder=6, label="gpu-align without recipes",
-            )  # fmt: skip
+        panel.plot(
+            *_xy([point(counts[Run(OURS, k, WITHOUT_RECIPES)])]), color=_OURS, linestyle="", marker="o",
+            markersize=9, fillstyle="none", zorder=6, label="gpu-align without recipes",
+        )  # fmt: skip
         if (bound := counts.get(Run(CLAIRVOYANT, k))) is not None:
             panel.axhline(bound.tokens_per_step, color=GREY, linewidth=0.8, linestyle=":")
             panel.annotate(
                 "bound: clairvoyant", (0.02, bound.tokens_per_step), fontsize=9, color=GREY,
                 xycoords=("axes fraction", "data"), ha="left", va="bottom",
             )  # fmt: skip
-    panels[0][0].set_ylabel("tokens a verification step", fontsize=11)
-    panels[0][len(sizes) // 2].set_xlabel("rejected drafts per accepted one", fontsize=11)
-    handles, labels = panels[0][-1].get_legend_handles_labels()
-    legend = figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
-    figure.suptitle(title, fontsize=11, color=GREY)
-    for_both_schemes(figure, panels[0], legend)
+    panels[0].set_ylabel("tokens a verification step", fontsize=11)
+    panels[len(sizes) // 2].set_xlabel("rejected drafts per accepted one", fontsize=11)
+    handles = panels[-1].get_legend_handles_labels()
+    legend = figure.legend(*handles, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
+    figure.suptitle(TITLE, fontsize=11, color=GREY)
+    for_both_schemes(figure, panels, legend)
     save(figure, path, dpi=150)
 
 
@@ -77,9 +74,8 @@ def _draw_curves(panel: Any, counts: Mapping[Run, Counts], num_draft_tokens: int
     """Our curve with its default, and every family that has members, over a logarithmic axis."""
     ours = [p for p in our_curve(counts, num_draft_tokens) if p.rejected_per_accepted > 0]
     panel.plot(*_xy(ours), color=_OURS, linewidth=2.2, marker="o", markersize=4, label="gpu-align", zorder=5)
-    default = counts.get(Run(OURS, num_draft_tokens))
-    if default is not None:
-        panel.plot(*_xy([point(default)]), color=_OURS, marker="o", markersize=9, zorder=6)
+    default = point(counts[Run(OURS, num_draft_tokens)])
+    panel.plot(*_xy([default]), color=_OURS, marker="o", markersize=9, zorder=6)
     for label, (pattern, colour, marker) in FAMILIES.items():
         members = sorted(
             point(c)
@@ -94,25 +90,21 @@ def _draw_curves(panel: Any, counts: Mapping[Run, Counts], num_draft_tokens: int
     panel.set_xscale("log")
     panel.set_xticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
     panel.minorticks_off()
-    panel.set_xlim(_LEAST_REJECTED * 0.8, None)
+    panel.set_xlim(_TICKS[0] * 0.8, None)
 
 
-def draw_reliability(deciles: Sequence[Decile], path: Path) -> None:
+def draw_reliability(deciles: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Observed acceptance over promised, a dot a decile, as large as its share of the drafts."""
-    plt = pyplot()
-    figure, panel = plt.subplots(figsize=(4.6, 4.6))
+    figure, panel = pyplot().subplots(figsize=(4.6, 4.6))
     panel.fill_between([0, 1], [-0.05, 0.95], [0.05, 1.05], color=GREY, alpha=0.2, linewidth=0)
     panel.plot([0, 1], [0, 1], color=GREY, linewidth=0.8)
-    deciles = [d for d in deciles if d.drafts]
-    panel.scatter(
-        [d.confidence for d in deciles], [d.accepted for d in deciles], color=_OURS, alpha=0.85, zorder=3,
-        s=[12 + 400 * d.share for d in deciles],
-    )  # fmt: skip
-    for d in deciles:
-        panel.annotate(
-            f"{d.share:.1%}", (d.confidence, d.accepted), xytext=(8, -4), textcoords="offset points", fontsize=8,
-            color=GREY,
-        )  # fmt: skip
+    points = [(d["confidence"], d["accepted"]) for d in deciles if d["drafts"]]
+    drafts = np.array([d["drafts"] for d in deciles if d["drafts"]])
+    shares = drafts / drafts.sum()
+    panel.scatter(*zip(*points, strict=True), color=_OURS, alpha=0.85, zorder=3, s=12 + 400 * shares)
+    for at, share in zip(points, shares, strict=True):
+        label = {"xytext": (8, -4), "textcoords": "offset points", "fontsize": 8, "color": GREY}
+        panel.annotate(f"{share:.1%}", at, **label)
     panel.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="confidence, mean of a decile", ylabel="share accepted")
     panel.set_title("does confidence mean what it says?", fontsize=11)
     for_both_schemes(figure, [panel])
@@ -122,27 +114,18 @@ def draw_reliability(deciles: Sequence[Decile], path: Path) -> None:
 
 def _xy(points: Sequence[Point]) -> tuple[list[float], list[float]]:
     """Nothing is at 0 on a logarithmic axis: what rejects less than the axis shows stands at its left end."""
-    return [max(p.rejected_per_accepted, _LEAST_REJECTED) for p in points], [
-        p.tokens_per_step for p in points
-    ]
+    rejected, tokens = zip(*points, strict=True)
+    return [max(each, _TICKS[0]) for each in rejected], list(tokens)
 
 
-def stored(numbers: Mapping[str, Any]) -> tuple[dict[Run, Counts], list[Decile]]:
-    """The sums of every run over the test split, and our deciles that hold drafts."""
+def draw_stored(numbers: Mapping[str, Any], folder: Path) -> None:
+    """``quality.svg`` and ``reliability.svg``, from the numbers of the documentation."""
     counts = {
         Run(run["policy"], run["num_draft_tokens"], tuple(run["setting"].items())): Counts(**run["test"])
         for run in numbers["runs"]
     }
-    found = [decile for decile in numbers["reliability"] if decile["drafts"]]
-    drafts = sum(decile["drafts"] for decile in found)
-    return counts, [Decile(**decile, share=decile["drafts"] / drafts) for decile in found]
-
-
-def draw_stored(numbers: Mapping[str, Any], folder: Path) -> None:
-    """``quality.svg`` and ``reliability.svg``."""
-    counts, deciles = stored(numbers)
-    draw_trade_off(counts, TITLE, folder / "quality.svg")
-    draw_reliability(deciles, folder / "reliability.svg")
+    draw_trade_off(counts, folder / "quality.svg")
+    draw_reliability(numbers["reliability"], folder / "reliability.svg")
 
 
 if __name__ == "__main__":

@@ -23,33 +23,25 @@ from gpu_align.tools.simulate.replay import PairResult, VerifiedStep
 class Decile(NamedTuple):
     """The draft tokens whose confidence is in ``[low, low + 0.1)``, the last tenth closed.
 
-    How many, their share of all draft tokens, their mean confidence, and the share of them that was accepted; NaN
-    where there are none.
+    How many, their mean confidence, and the share of them that was accepted; NaN where there are none.
     """
 
     low: float
     drafts: int
-    share: float
     confidence: float
     accepted: float
 
 
-def _ten() -> NDArray[np.float64]:
-    return np.zeros(10)
-
-
 @dataclass
 class Reliability:
-    """Counts of verified draft tokens, up to the first wrong one of each draft, by tenths of their confidence.
+    """Verified draft tokens, up to the first wrong one of each draft, by tenths of their confidence.
 
     Attributes:
-        drafts, accepted: [10], tokens, and those of them that were accepted.
-        confidence: [10], the sum of their confidences: that of each *given the ones before it*.
+        counts: [3, 10], tokens, the sum of their confidences, and those of them that were accepted. A confidence
+            is that of a token *given the ones before it*.
     """
 
-    drafts: NDArray[np.float64] = field(default_factory=_ten)
-    accepted: NDArray[np.float64] = field(default_factory=_ten)
-    confidence: NDArray[np.float64] = field(default_factory=_ten)
+    counts: NDArray[np.float64] = field(default_factory=lambda: np.zeros((3, 10)))
 
     def add(self, confidence: Sequence[float], num_accepted: int) -> None:
         """Count one draft: `confidence` of its verified tokens, of which the first `num_accepted` were right."""
@@ -58,28 +50,21 @@ class Reliability:
         if not ((values >= 0) & (values <= 1)).all():
             raise ValueError(f"confidence: expected 0 <= p <= 1, found {values.tolist()}")
         tenths = np.minimum((values * 10).astype(np.int64), 9)
-        np.add.at(self.drafts, tenths, 1)
-        np.add.at(self.accepted, tenths[:num_accepted], 1)
-        np.add.at(self.confidence, tenths, values)
+        weights = np.ones(len(values)), values, np.arange(len(values)) < num_accepted
+        self.counts += [np.bincount(tenths, weight, 10) for weight in weights]
 
     def take(self, other: Reliability) -> None:
         """Count what `other` has counted, too."""
-        self.drafts += other.drafts
-        self.accepted += other.accepted
-        self.confidence += other.confidence
+        self.counts += other.counts
 
     def deciles(self) -> list[Decile]:
-        total = max(self.drafts.sum(), 1)
         with np.errstate(invalid="ignore"):
-            means = self.confidence / self.drafts, self.accepted / self.drafts
-        rows = zip(self.drafts.tolist(), *(each.tolist() for each in means), strict=True)
-        return [
-            Decile(i / 10, int(drafts), drafts / total, *shares) for i, (drafts, *shares) in enumerate(rows)
-        ]
+            shares = (self.counts[1:] / self.counts[0]).T.tolist()
+        return [Decile(i / 10, int(self.counts[0, i]), *pair) for i, pair in enumerate(shares)]
 
     def worst_gap(self, least_share: float = 0.01) -> float:
         """The largest ``|accepted - confidence|`` of the deciles with at least this share of the tokens, or 0."""
-        large = (d for d in self.deciles() if d.drafts and d.share >= least_share)
+        large = (d for d in self.deciles() if d.drafts and d.drafts >= least_share * self.counts[0].sum())
         return max((abs(d.accepted - d.confidence) for d in large), default=0.0)
 
 
@@ -155,6 +140,16 @@ def bound(record: Record, num_draft_tokens: int, matched: bool = False) -> PairR
     No draft is ever rejected. A longer draft is never worse than a shorter one, so no drafter that copies from
     prediction or output takes fewer steps than this without `matched`.
     """
+
+    def longest_in(text: NDArray[np.int64]) -> int:
+        starts = np.arange(len(text)) if last is None else np.flatnonzero(text[:-1] == last) + 1
+        for length, token in enumerate(truth):
+            starts = starts[starts + length < len(text)]
+            starts = starts[text[starts + length] == token]
+            if not len(starts):
+                return length
+        return len(truth)
+
     result = PairResult.begin(record)
     prediction = np.asarray(record.prediction, np.int64)
     context = np.asarray([*record.prompt, *record.output], np.int64)
@@ -162,20 +157,8 @@ def bound(record: Record, num_draft_tokens: int, matched: bool = False) -> PairR
     while position < len(record.output):
         now = len(record.prompt) + position
         truth, last = context[now : now + num_draft_tokens], context[now - 1] if matched else None
-        right = max(_longest_in(text, truth, last) for text in (prediction, context[:now]))
+        right = max(map(longest_in, (prediction, context[:now])))
         step = VerifiedStep.verify(record.output, position, truth[:right].tolist())
         result.count(step)
         position = step.end
     return result
-
-
-def _longest_in(text: NDArray[np.int64], truth: NDArray[np.int64], last: int | None) -> int:
-    """The length of the longest prefix of `truth` that occurs in `text`, after `last` where that is told."""
-    starts, length = np.arange(len(text)) if last is None else np.flatnonzero(text[:-1] == last) + 1, 0
-    while length < len(truth):
-        longer = starts[starts + length < len(text)]
-        longer = longer[text[longer + length] == truth[length]]
-        if not len(longer):
-            break
-        starts, length = longer, length + 1
-    return length

@@ -11,14 +11,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from benchmarks.corpus import build as corpus
-from benchmarks.corpus.build import KIND_SETS
-from benchmarks.corpus.files import FIVE, SETS
+from benchmarks.corpus.build import KIND_SETS, Entry
+from benchmarks.corpus.files import SETS
 from benchmarks.corpus.mix import encoder_of
-from benchmarks.processes import pool
 from benchmarks.quality import build_suffix_peer
 from benchmarks.quality.replays import OurPair, Reliability, bound, replay_batched
 from benchmarks.tables import command
@@ -27,13 +29,28 @@ from gpu_align.policies import RECIPE_POLICIES
 from gpu_align.predictors import TokenPredictor
 from gpu_align.simulate import NO_PACK, SWEEP, Record, load_tokenizer, replay
 from gpu_align.tools.policies import REQUEST, SuffixDecoding, suffix_tree
-from gpu_align.tools.simulate.policies import OURS, make_policies, setting_name
+from gpu_align.tools.simulate.policies import OURS, make_policies
 from gpu_align.tools.simulate.replay import PairResult
 
 #: Set of the corpus → its file.
 CORPORA = {name: Path(f".cache/corpus-{name}.jsonl.gz") for name in (*SETS, *KIND_SETS)}
 #: Processes.
 JOBS = os.cpu_count() or 1
+
+
+def pool(jobs: int, begin: Callable[[], None] | None = None) -> Any:
+    """Processes with one thread of torch each; each calls `begin` first.
+
+    Spawned, not forked: torch's threads do not survive a fork.
+    """
+    return get_context("spawn").Pool(jobs, _begin, [begin])
+
+
+def _begin(begin: Callable[[], None] | None) -> None:
+    torch.set_num_threads(1)
+    build_suffix_peer.add_to_path()
+    if begin is not None:
+        begin()
 
 
 def quality_command(module: str, doc: str | None, out: str) -> argparse.ArgumentParser:
@@ -44,23 +61,11 @@ def quality_command(module: str, doc: str | None, out: str) -> argparse.Argument
     return parser
 
 
-def make_ready(*names: str) -> int:
-    """Build Arctic's suffix tree, and make the corpora that are not there; returns an exit code."""
-    try:
-        build_suffix_peer.build()
-    except RuntimeError as error:
-        print(f"error: suffix decoding cannot be built to compare with: {error}", file=sys.stderr)
-        return 1
-    build_suffix_peer.add_to_path()
-    return make_corpora(*names)
-
-
-def make_corpora(*names: str) -> int:
-    """Make the corpora that are not there: the second half of `make_ready`."""
+def make_corpora(*names: str) -> None:
+    """Make the corpora that are not there."""
     for name in names:
-        if not CORPORA[name].is_file() and (code := corpus.main([str(CORPORA[name]), "--set", name])):
-            return code
-    return 0
+        if not CORPORA[name].is_file():
+            corpus.main([str(CORPORA[name]), "--set", name])
 
 
 def knowledge(tokens: Sequence[str]) -> dict[str, Knowledge]:
@@ -73,7 +78,7 @@ def knowledge(tokens: Sequence[str]) -> dict[str, Knowledge]:
 def _knowledge(tokens: str) -> Knowledge:
     # The BPE is trained on just these texts, so that its cached file is found by their hash.
     token_bytes = load_tokenizer("tekken").token_bytes
-    outputs = (e.record.output for e in read_entries("tune") if e.is_real)
+    outputs = (e.output for e in read_entries("tune") if e.is_real)
     texts = [b"".join(map(token_bytes, output)).decode() for output in outputs]
     encode = encoder_of(tokens, texts)
     recipes = RecipePack.load().tokenize(lambda words: [encode(word) for word in words])
@@ -112,62 +117,26 @@ CACHED_DEPTH = 128
 SHARD_TOKENS = 120_000
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A record of the corpus and its labels."""
-
-    record: Record
-    kind: str
-    text: str
-    package: str
-    split: str
-    tokens: str
-
-    @property
-    def in_five(self) -> bool:
-        """Whether it is one of the records of ``--set five``."""
-        names = {package.name for package in FIVE}
-        return self.kind == "python" and self.tokens == "tekken" and self.package in names
-
-    @property
-    def is_real(self) -> bool:
-        """Whether it is a change between two releases, in the tokens of the shipped tables."""
-        return self.kind == self.text and self.tokens == "tekken"
-
-
 @lru_cache(maxsize=1)
 def read_entries(name: str) -> list[Entry]:
     """A set of the corpus, in its order."""
-    entries = []
     with gzip.open(CORPORA[name], "rt", encoding="utf-8") as lines:
-        for line in lines:
-            f = json.loads(line)
-            record = Record(
-                f["id"], [], f["prediction"], f["output"], "tekken" if f["tokens"] == "tekken" else None
-            )
-            entries.append(Entry(record, f["kind"], f["text"], f["package"], f["split"], f["tokens"]))
-    return entries
+        return [Entry(**json.loads(line)) for line in lines]
 
 
-@dataclass(frozen=True)
-class Knowledge:
+class Knowledge(NamedTuple):
     """The knowledge of a drafter in one kind of tokens: the shipped pack, and outputs of the tuning split."""
 
     recipes: Recipes | None = None
     earlier: Sequence[Sequence[int]] = ()
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """One drafter with one setting at one K; a setting of ours may say ``recipes="off"`` and a smaller K, too."""
 
     policy: str
     num_draft_tokens: int
     setting: tuple[tuple[str, Any], ...] = ()
-
-    @property
-    def name(self) -> str:
-        return setting_name(dict(self.setting)) if self.policy == OURS else self.policy
 
     @property
     def without_recipes(self) -> bool:
@@ -216,10 +185,8 @@ class Counts:
         counts = cls()
         for pair in pairs:
             counts.records += 1
-            counts.output_tokens += pair.output_tokens
-            counts.steps += pair.steps
-            counts.accepted += pair.accepted
-            counts.rejected += pair.rejected
+            for name in ("output_tokens", "steps", "accepted", "rejected"):
+                setattr(counts, name, getattr(counts, name) + getattr(pair, name))
             counts.rejected_from_prediction += pair.rejected_from.get(Source.PREDICTION, 0)
             if isinstance(pair, OurPair):
                 counts.reliability.take(pair.reliability)
@@ -248,34 +215,23 @@ def run_records(run: Run, records: Sequence[Record], known: Knowledge | None = N
     if run.policy == OURS:
         setting = {name: value for name, value in run.setting if name != "recipes"}
         k = setting.pop("num_draft_tokens", k)
-        config = DrafterConfig(**setting)
-        pairs = replay_batched(records, k, config, None if run.without_recipes else known.recipes)
-    else:
-        policy = policy_of(run, records, known)
-        pairs = [replay(policy, record, k) for record in records]
-    return pairs
-
-
-def policy_of(run: Run, records: Sequence[Record], known: Knowledge) -> TokenPredictor:
-    """A peer."""
+        recipes = None if run.without_recipes else known.recipes
+        return replay_batched(records, k, DrafterConfig(**setting), recipes)
+    policy: TokenPredictor
     if run.policy in RECIPE_POLICIES:
-        if known.recipes is None:
-            raise ValueError(f"{run.policy}: expected recipes in the tokens of the records, found none")
-        return RECIPE_POLICIES[run.policy](known.recipes)
-    if run.policy in CACHED:
-        return CachedSuffixDecoding(CACHED[run.policy], _earlier_responses(known))
-    [policy] = make_policies([run.policy], records, run.num_draft_tokens)
-    return policy
+        policy = RECIPE_POLICIES[run.policy](known.recipes)
+    elif run.policy in CACHED:
+        # A tree takes seconds to fill, and the runs of one K share it.
+        if not _TREE or _TREE[0][0] is not known:
+            _TREE[:] = [(known, EarlierResponses(known.earlier, CACHED_DEPTH))]
+        policy = CachedSuffixDecoding(CACHED[run.policy], _TREE[0][1])
+    else:
+        [policy] = make_policies([run.policy], records, k)
+    return [replay(policy, record, k) for record in records]
 
 
-#: The tree that was used last, and of what it is: it takes seconds to fill, and the runs of one K share it.
+#: The tree that was used last, and of what it is.
 _TREE: list[tuple[Knowledge, EarlierResponses]] = []
-
-
-def _earlier_responses(known: Knowledge) -> EarlierResponses:
-    if not _TREE or _TREE[0][0] is not known:
-        _TREE[:] = [(known, EarlierResponses(known.earlier, CACHED_DEPTH))]
-    return _TREE[0][1]
 
 
 def run_all(
@@ -286,11 +242,7 @@ def run_all(
 ) -> dict[Run, dict[int, PairResult]]:
     """Every run over the entries that it is `chosen` for: run → index of the entry → result.
 
-    Args:
-        runs: what to run.
-        entries: the corpus.
-        chosen: which entries a run replays; all by default.
-        known: by the name of an entry's tokens, what drafters may know in them; nothing by default.
+    known: by the name of an entry's tokens, what drafters may know in them; nothing by default.
     """
     tasks = []
     for run in runs:
@@ -301,20 +253,21 @@ def run_all(
                 by_tokens[entry.tokens].append(index)
         for indices in by_tokens.values():
             tasks += [(run, shard) for shard in _shards(indices, entries)]
-    # What takes long goes first: the bound, whose steps are long, and ours. What shares a tree of earlier
-    # responses stays together, so that no worker fills it twice.
-    tasks.sort(key=lambda task: (*_when(task[0]), entries[task[1][0]].tokens, task[0].num_draft_tokens))
+
+    def when(task: tuple[Run, list[int]]) -> tuple[Any, ...]:
+        """Begin with the long ones, the bound and ours. Runs that share a tree of earlier responses stay together,
+        so that no worker fills it twice."""
+        (name, k), tokens = (task[0].policy, task[0].num_draft_tokens), entries[task[1][0]].tokens
+        return name != CLAIRVOYANT, name != OURS, name not in CACHED, tokens, k
+
+    tasks.sort(key=when)
     results: dict[Run, dict[int, PairResult]] = {run: {} for run in runs}
     with pool(JOBS, partial(_know, entries, known or {})) as workers:
         for number, (run, indices, pairs) in enumerate(workers.imap_unordered(_work, tasks), 1):
             results[run].update(zip(indices, pairs, strict=True))
             if sys.stderr.isatty():
-                print(f"{number:,} of {len(tasks):,} parts, {run.name}", end="\r", file=sys.stderr)
+                print(f"{number:,} of {len(tasks):,} parts, {run.policy}", end="\r", file=sys.stderr)
     return results
-
-
-def _when(run: Run) -> tuple[bool, bool, bool]:
-    return run.policy != CLAIRVOYANT, run.policy != OURS, run.policy not in CACHED
 
 
 _ENTRIES: Sequence[Entry] = ()
@@ -339,14 +292,10 @@ def _work(task: tuple[Run, list[int]]) -> tuple[Run, list[int], list[PairResult]
 
 def _shards(indices: Sequence[int], entries: Sequence[Entry]) -> list[list[int]]:
     """Parts of `indices` with about equal numbers of tokens, none with many more than `SHARD_TOKENS`."""
-    sizes = {index: len(entries[index].record.output) for index in indices}
-    count = max(1, -(-sum(sizes.values()) // SHARD_TOKENS))
-    shards: list[list[int]] = [[] for _ in range(count)]
-    totals = [0] * count
+    sizes = {index: len(entries[index].output) for index in indices}
+    shards: list[list[int]] = [[] for _ in range(max(1, -(-sum(sizes.values()) // SHARD_TOKENS)))]
     for index in sorted(indices, key=lambda index: -sizes[index]):
-        least = totals.index(min(totals))
-        shards[least].append(index)
-        totals[least] += sizes[index]
+        min(shards, key=lambda shard: sum(map(sizes.__getitem__, shard))).append(index)
     return shards
 
 

@@ -246,7 +246,6 @@ def _rows(record: Record, recipes: gpu_align.Recipes | None) -> tuple[Any, Any, 
 
 # Rules: how many drafts of each request a step verifies.
 
-
 #: Before a step of B requests: [B] drafts proposed, [B, K] the drafter's estimates in units of 1/`ONE`, 0 beyond
 #: them, and [B] a number that changes when another request takes the place → [B] draft slots, ``0 <= slots <= K``.
 #: Each costs a verified token, whether or not it holds a draft.

@@ -14,7 +14,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 from benchmarks import tables
-from benchmarks.tables import DOCS, ratio, signed
+from benchmarks.tables import DOCS, ratio
 
 #: Clock of the latency model, in GHz.
 GIGAHERTZ = 1.755
@@ -174,7 +174,12 @@ def rows(numbers: dict[str, Any]) -> str:
 
 
 def _lead(lead: dict[str, Any]) -> str:
-    return "no setting" if lead["ratio"] is None else signed(lead["ratio"] - 1)
+    return "no setting" if lead["ratio"] is None else _signed(lead["ratio"] - 1)
+
+
+def _signed(share: float) -> str:
+    """``0.012`` → ``+1.2%``, with a minus sign that is one."""
+    return f"{share:+.1%}".replace("-", "−")
 
 
 def confidence(numbers: dict[str, Any]) -> str:
@@ -226,7 +231,7 @@ def ablation(numbers: dict[str, Any]) -> str:
     for row in stored["rows"]:
         baseline = row["mechanism"] == "everything"
         changes = [
-            "–" if c is None else signed(c) for c in (row["change"][group] for group in ("test", "five"))
+            "–" if c is None else _signed(c) for c in (row["change"][group] for group in ("test", "five"))
         ]
         if baseline:
             changes = [" at ".join(_ratios(row["settings"][0][group])) for group in ("test", "five")]
