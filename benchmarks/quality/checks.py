@@ -134,25 +134,26 @@ def one_line_checks(pairs: Sequence[PairResult], clairvoyant: Sequence[PairResul
     New tokens that are nowhere before have to be generated one by one by any drafter; the second row allows for
     them.
     """
-    rows, steps = [], np.array([p.steps for p in pairs])
+    rows, steps = [], np.array([p.steps for p in pairs], dtype=int)
     for name, least in (
         ("above a perfect prediction's", [least_steps(p.output_tokens, K) for p in pairs]),
         ("above the clairvoyant bound's", [p.steps for p in clairvoyant]),
     ):
-        above = steps - least
-        within = int((above <= MAX_STEPS_ABOVE).sum())
-        value = f"{within} of {len(above)} edits, mean {above.mean():.2f}, most {above.max()}"
+        above = steps - np.array(least, dtype=int)
+        within, mean = int((above <= MAX_STEPS_ABOVE).sum()), above.sum() / max(len(above), 1)
+        value = f"{within} of {len(above)} edits, mean {mean:.2f}, most {above.max(initial=0)}"
         name = f"one-line edit in 1,000 tokens: steps {name}"
-        rows.append(Check(name, value, f"all at most {MAX_STEPS_ABOVE}", within == len(above)))
+        rows.append(Check(name, value, f"all at most {MAX_STEPS_ABOVE}", 0 < len(above) == within))
     return rows
 
 
 def unrelated_checks(unrelated: Counts, without: Counts) -> list[Check]:
     """The cost of a prediction that has nothing to do with the output."""
-    share = unrelated.rejected_from_prediction / unrelated.output_tokens
+    share = unrelated.rejected_from_prediction / max(unrelated.output_tokens, 1)
     rejected = "unrelated prediction: rejected drafts from it per output token"
     steps = f"{unrelated.steps:,} : {without.steps:,}"
-    few, fewer = share <= MAX_UNRELATED_REJECTED, unrelated.steps <= without.steps
+    few = unrelated.steps > 0 and share <= MAX_UNRELATED_REJECTED
+    fewer = 0 < unrelated.steps <= without.steps
     return [
         Check(rejected, f"{share:.4f}", f"at most {MAX_UNRELATED_REJECTED}", few),
         Check("unrelated prediction: steps, beside none at all", steps, "no more", fewer),
