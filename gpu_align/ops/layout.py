@@ -251,6 +251,7 @@ class Request(NamedTuple):
 
     tokens: Any  # [total] int32: prompt and output
     total: Any
+    last: Any  # its last token; 0 without any
     output_start: Any  # tokens of the prompt
     prediction: Any  # `SourceText`
     context: Any  # `SourceText`: prompt and output, where drafts may come from them

@@ -23,6 +23,7 @@ from ..ops.choose.reference import worth
 from ..ops.choose.survival import SurvivalTables
 from ..ops.compose.reference import write_draft
 from ..ops.host import c
+from ..ops.index.reference import load_bucket
 from ..ops.jit import Entry
 from ..ops.layout import (
     FIRST_GAP,
@@ -42,9 +43,10 @@ from ..ops.layout import (
 from ..ops.match import NUM_CANDIDATES
 from ..ops.match.reference import CandidateArrays, allocate_candidates
 from ..ops.recipes import ALL_PACKS
+from ..ops.recipes.reference import find_recipe
 from ..ops.recipes.table import Recipes, RecipeTable
 from ..ops.slots import occupy_slot, store_prediction
-from ..ops.step.reference import choose_draft, last_bucket, load_request, update_state
+from ..ops.step.reference import choose_draft, load_request, update_state
 
 
 class View(NamedTuple):
@@ -133,8 +135,8 @@ def _look(
         )  # fmt: skip
         request = load_request(state, settings, slots[r], token_ids[slots[r]], totals[r])
         alignment, edits = update_state(request, load_state(request))
-        bucket = last_bucket(request)
-        choice = choose_draft(request, bucket, alignment, recipes, tables, settings, found)
+        bucket, recipe = load_bucket(request.prediction, request.last), find_recipe(recipes, request)
+        choice = choose_draft(request, bucket, recipe, alignment, tables, settings, found)
         view.cursor[r], view.lane[r] = alignment.cursor, choice.lane
         view.num_chosen[r], view.expected_chosen[r] = choice.num, choice.expected
         view.recipe[r] = choice.row if choice.lane < 0 else -1

@@ -140,15 +140,15 @@ def _local_looks(prediction, near, o_local, p_output, done, end):
 
 
 @triton.jit
-def _global_looks(prediction, anchor, p_output, o_done, m_done):
+def _global_looks(prediction, anchor, p_output, o_done):
     """``(done, position)`` of the first check after which the output is back in sync, `NOWHERE` without one.
 
-    o_done: [looks, 1], the output's tokens at each, rising; m_done: which there are, one at least.
+    o_done: [looks, 1], the output's tokens at each.
     """
-    o_last = tl.where(m_done, o_done, c.GLOBAL_MATCH) - 1
-    begin, end = nearest(prediction, load_bucket(prediction, tl.load(p_output + o_last), m_done), anchor)
+    o_last = o_done - 1
+    begin, end = nearest(prediction, load_bucket(prediction, tl.load(p_output + o_last)), anchor)
     o_entry = begin + tl.arange(0, c.NEAREST)[None, :]
-    m_entry = (o_entry < end) & m_done
+    m_entry = o_entry < end
     o_position = tl.load(prediction.index.positions + tl.where(m_entry, o_entry, 0))
     m_entry &= (o_position >= c.GLOBAL_MATCH) & (o_position <= prediction.length)
     # Most differ in their last tokens.
@@ -179,7 +179,9 @@ def _resync(prediction, anchor, p_output, done, num_output):
         last_look = tl.minimum(end, first - 1)
         if look <= last_look:
             o_done = look + tl.arange(0, c.LOCAL_RANGE // c.GLOBAL_EVERY)[:, None] * c.GLOBAL_EVERY
-            looked, found = _global_looks(prediction, anchor, p_output, o_done, o_done <= last_look)
+            # Another first look stands for one that is not due.
+            o_done = tl.where(o_done <= last_look, o_done, look)
+            looked, found = _global_looks(prediction, anchor, p_output, o_done)
             position = tl.where(looked < first, found, position)
             first = tl.minimum(first, looked)
         done = tl.minimum(first, end)

@@ -31,10 +31,9 @@ def _count_before(p_positions, size, anchor):
 
 
 @triton.jit
-def load_bucket(prediction, token, is_token):
-    """``(begin, end)`` of each token in the prediction, one or [buckets, 1]; (0, 0) without a token."""
-    # Without positions there may be no index.
-    m_index = tl.where(is_token, prediction.length, 0) > 1
+def load_bucket(prediction, token):
+    """``(begin, end)`` of each token in the prediction, one or [buckets, 1]."""
+    m_index = token * 0 + prediction.length > 1  # without positions there may be no index
     p_bucket = prediction.index.offsets + c.bucket_of(token, prediction.index.shift)
     return tl.load(p_bucket, mask=m_index, other=0), tl.load(p_bucket + 1, mask=m_index, other=0)
 
@@ -83,22 +82,23 @@ def _clear_context(context):
 
 @triton.jit
 def insert_context(context, seen):
-    i_position = tl.maximum(seen, 1)
-    if c.starts_over(context.length, seen):
+    is_fresh = (context.length > 0) & c.starts_over(context.length, seen)
+    i_position = tl.where(is_fresh, 1, tl.maximum(seen, 1))
+    o_position = i_position + tl.arange(0, INSERT_LANES)
+    # Loaded a turn ahead.
+    b_next = tl.load(context.tokens + o_position - 1, mask=o_position < context.length, other=0)
+    if is_fresh:
         _clear_context(context)
         tl.debug_barrier()  # other threads insert in what these have cleared
-        i_position = tl.minimum(i_position, 1)
     while i_position < context.length:
-        o_position = i_position + tl.arange(0, INSERT_LANES)
-        m_position = o_position < context.length
-        b_token = tl.load(context.tokens + o_position - 1, mask=m_position, other=0)
-        p_way = context.index.ways + (
-            c.bucket_of(b_token, context.index.shift) * c.WAYS + o_position % c.WAYS
-        )
+        b_token, m_position = b_next, o_position < context.length
+        p_way = context.index.ways + c.bucket_of(b_token, context.index.shift) * c.WAYS + o_position % c.WAYS
         # Two positions of a turn may have the same way: the later one stays, in whatever order they come. No
         # thread reads them before a barrier.
         tl.atomic_max(p_way, o_position, mask=m_position, sem="relaxed", scope="cta")
         i_position += INSERT_LANES
+        o_position += INSERT_LANES
+        b_next = tl.load(context.tokens + o_position - 1, mask=o_position < context.length, other=0)
 
 
 @triton.jit(do_not_specialize=["prediction_tokens_ptr", "keys_ptr", "base", "num_keys", "shift"])

@@ -10,10 +10,9 @@ from ..layout import SourceText
 
 
 @njit
-def load_bucket(prediction: SourceText, token: int, is_token: bool) -> tuple[int, int]:
-    """``(begin, end)``: the positions after a token in the prediction; (0, 0) without a token."""
-    # Without positions there may be no index.
-    if not is_token or prediction.length < 2:
+def load_bucket(prediction: SourceText, token: int) -> tuple[int, int]:
+    """``(begin, end)``: the positions after a token in the prediction."""
+    if prediction.length < 2:  # without positions there may be no index
         return 0, 0
     bucket, offsets = c.bucket_of(token, prediction.index.shift), prediction.index.offsets
     return to_int(offsets[bucket]), to_int(offsets[bucket + 1])
@@ -38,7 +37,7 @@ def insert_context(context: SourceText, seen: int) -> None:
 
     The position after all tokens is entered with the next ones: nothing follows it yet.
     """
-    if c.starts_over(context.length, seen):
+    if context.length > 0 and c.starts_over(context.length, seen):
         context.index.ways[:] = -1
         seen = 0
     for position in range(max(seen, 1), context.length):

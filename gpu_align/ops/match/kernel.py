@@ -61,9 +61,8 @@ def _lookups(request, bucket, cursor):
     prediction, context = request.prediction, request.context
     o_c = tl.arange(0, LOOKUP_LANES)
     o_way = o_c - c.NEAREST
-    token = tl.load(request.tokens + request.total - 1, mask=request.total > 0, other=0)
     m_context = (o_way >= 0) & (o_way < tl.where(context.length > 0, c.WAYS, 0))
-    p_ways = context.index.ways + c.bucket_of(token, context.index.shift) * c.WAYS
+    p_ways = context.index.ways + c.bucket_of(request.last, context.index.shift) * c.WAYS
     b_way = tl.load(p_ways + o_way, mask=m_context, other=0)
     o_one = tl.arange(0, 1)
     begin, end = nearest(prediction, (bucket[0] + o_one, bucket[1] + o_one), cursor)

@@ -66,7 +66,7 @@ def _match_keys(
         if matched >= settings.min_match:
             _enter(keys, 0, (matched - 1) * c.TIE + c.TIE - 1 - c.rank_of(position, cursor))
     if context.length > 0:
-        bucket_id = c.bucket_of(tokens[total - 1], context.index.shift)
+        bucket_id = c.bucket_of(request.last, context.index.shift)
         for way in range(c.WAYS):
             position = int(context.index.ways[bucket_id, way])
             if 0 < position < total:

@@ -24,6 +24,7 @@ def load_request(state, settings, slot, p_tokens, total):
     return Request(
         p_tokens,
         total,
+        tl.load(p_tokens + total - 1, mask=total > 0, other=0),
         output_start,
         SourceText(state.prediction_tokens + base, length, index, kind),
         SourceText(p_tokens, tl.where(context_start != c.VACANT, total, 0), context_index, c.TEXT_CONTEXT),
@@ -36,27 +37,16 @@ def load_request(state, settings, slot, p_tokens, total):
 
 
 @triton.jit
-def last_bucket(request):
-    is_token = request.total > request.output_start
-    token = tl.load(request.tokens + request.total - 1, mask=is_token, other=0)
-    return load_bucket(request.prediction, token, is_token)
-
-
-@triton.jit
 def update_state(request, state):
-    if request.context.length > 0:
-        insert_context(request.context, state[0])
+    insert_context(request.context, state[0])
     alignment, edits = realign(request, state)
     tl.debug_barrier()  # the index is read below, by other threads
     return alignment, edits
 
 
 @triton.jit
-def choose_draft(
-    request, bucket, alignment, recipes, tables, settings, K: tl.constexpr, HAS_SHAPES: tl.constexpr
-):
+def choose_draft(request, bucket, recipe, alignment, tables, settings, K: tl.constexpr):
     found = candidates(request, bucket, alignment, settings)
-    recipe = find_recipe(recipes, request, HAS_SHAPES)
     return c.better(choose(request, found, alignment, tables, settings, K), recipe)
 
 
@@ -70,11 +60,11 @@ def _end_of(b_tokens, length, p_meta, vocab_size, o_k, BLOCK_K: tl.constexpr):
 
 
 @triton.jit
-def _read_confidence(tables, recipes, choice, length, o_k, K: tl.constexpr):
-    """[BLOCK_K] float32."""
+def _read_confidence(tables, recipes, choice, o_k, K: tl.constexpr):
+    """[BLOCK_K] float32: of all drafts of a choice. How many are left of them is not waited for."""
     p_recipe = recipes.confidence + choice.row * c.MAX_TOKENS
     p_row = tl.where(choice.kind == c.TEXT_RECIPE, p_recipe, tables.confidence + choice.row * K)
-    return tl.load(p_row + o_k, mask=o_k < length, other=0.0)
+    return tl.load(p_row + o_k, mask=o_k < choice.num, other=0.0)
 
 
 # What an engine brings to a call, and numbers: one kernel, whatever they are. Triton specializes all that is in a
@@ -119,24 +109,24 @@ def step_kernel(
     # All that a slot holds is loaded at once, whether or not it is used: what follows waits for memory once.
     request = load_request(state, settings, i_slot, p_tokens, total)
     stored = load_state(request)
-    last = tl.load(p_tokens + total - 1, mask=total > 0, other=0)
     o_k = tl.arange(0, BLOCK_K)
     b_tokens = tl.zeros([BLOCK_K], tl.int32)
     b_confidence = tl.zeros([BLOCK_K], tl.float32)
     length = 0
     source = tl.full([], 0, tl.int32)
     if (tl.load(num_sampled_ptr + i_b) > 0) & (request.output_start != c.VACANT):
-        bucket = last_bucket(request)
+        bucket = load_bucket(request.prediction, request.last)
+        recipe = find_recipe(recipes, request, HAS_SHAPES)
         alignment, edits = update_state(request, stored)
-        choice = choose_draft(request, bucket, alignment, recipes, tables, settings, K, HAS_SHAPES)
+        choice = choose_draft(request, bucket, recipe, alignment, tables, settings, K)
+        b_confidence = _read_confidence(tables, recipes, choice, o_k, K)
         b_tokens, length = write_draft(request, edits, recipes, choice, max_context_len, o_k, BLOCK_K)
         length = _end_of(b_tokens, length, request.meta, settings.vocab_size, o_k, BLOCK_K)
-        b_confidence = _read_confidence(tables, recipes, choice, length, o_k, K)
         source = c.source_of(choice.kind, length)
-    last = tl.where((last >= 0) & (last < settings.vocab_size), last, 0)
+    last = tl.where((request.last >= 0) & (request.last < settings.vocab_size), request.last, 0)
     m_k = o_k < K
     o_out = i_b.to(tl.int64) * K + o_k
     tl.store(out.token_ids + o_out, tl.where(o_k < length, b_tokens, last).to(tl.int64), mask=m_k)
-    tl.store(out.confidence + o_out, b_confidence, mask=m_k)
+    tl.store(out.confidence + o_out, tl.where(o_k < length, b_confidence, 0.0), mask=m_k)
     tl.store(out.length + i_b, length)
     tl.store(out.source + i_b, source.to(tl.int8))

@@ -79,6 +79,7 @@ def load_request(
     return Request(
         tokens,
         total,
+        int(tokens[total - 1]) if total > 0 else 0,
         int(meta[c.OUTPUT_START]),
         SourceText(state.prediction_tokens[base : base + length], length, index, to_int(meta[c.TEXT_KIND])),
         SourceText(tokens, total if meta[c.CONTEXT_START] != c.VACANT else 0, context_index, c.TEXT_CONTEXT),
@@ -91,20 +92,12 @@ def load_request(
 
 
 @njit
-def last_bucket(request: Request) -> tuple[int, int]:
-    """`load_bucket` of the output's last token."""
-    is_token = request.total > request.output_start
-    return load_bucket(request.prediction, request.tokens[request.total - 1] if is_token else 0, is_token)
-
-
-@njit
 def update_state(request: Request, state: tuple[int, Alignment, EditRows]) -> tuple[Alignment, EditRows]:
     """Bring what is known of a request up to date: the index of its context, and where it stands.
 
     state: of `load_state`. Returns ``(alignment, edits)`` of `realign`.
     """
-    if request.context.length > 0:
-        insert_context(request.context, state[0])
+    insert_context(request.context, state[0])
     return realign(request, state)
 
 
@@ -112,20 +105,18 @@ def update_state(request: Request, state: tuple[int, Alignment, EditRows]) -> tu
 def choose_draft(
     request: Request,
     bucket: tuple[int, int],
+    recipe: Choice,
     alignment: Alignment,
-    recipes: RecipeTable,
     tables: SurvivalTables,
     settings: StepSettings,
     found: CandidateArrays,
 ) -> Choice:
     """Write the candidates of a request, after `update_state`, and say what is drafted.
 
-    bucket: `last_bucket`.
+    bucket: of the last token. recipe: of `find_recipe`.
     """
     candidates(request, bucket, alignment, settings, found)
-    choice: Choice = c.better(
-        choose(request, found, alignment, tables, settings), find_recipe(recipes, request)
-    )
+    choice: Choice = c.better(choose(request, found, alignment, tables, settings), recipe)
     return choice
 
 
@@ -186,14 +177,14 @@ def step_reference(
         length, source, confidence = 0, 0, tables.confidence[0]
         if num_sampled[b] > 0 and request.output_start != c.VACANT:
             alignment, edits = update_state(request, load_state(request))
-            choice = choose_draft(request, last_bucket(request), alignment, recipes, tables, settings, found)
+            bucket, recipe = load_bucket(request.prediction, request.last), find_recipe(recipes, request)
+            choice = choose_draft(request, bucket, recipe, alignment, tables, settings, found)
             length, _ = write_draft(request, edits, recipes, choice, width, draft)
             length = _end_of(draft, length, request.meta, settings.vocab_size)
             source = c.source_of(choice.kind, length)
             is_recipe = choice.kind == c.TEXT_RECIPE
             confidence = recipes.confidence[choice.row] if is_recipe else tables.confidence[choice.row]
-        last = int(request.tokens[total - 1]) if total > 0 else 0
-        draft[length:] = last if 0 <= last < settings.vocab_size else 0
+        draft[length:] = request.last if 0 <= request.last < settings.vocab_size else 0
         for k in range(K):
             out.confidence[b, k] = confidence[k] if k < length else 0.0
         out.length[b] = length
