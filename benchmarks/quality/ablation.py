@@ -80,7 +80,7 @@ MECHANISMS: dict[str, Mechanism] = {
     ),
     "local resync": Mechanism(
         "in sync again by the global resync only",
-        (_RESYNC, "LOCAL_MATCH = 32, 4", f"LOCAL_MATCH = 32, {_NEVER}"),
+        (_RESYNC, "LOCAL_MATCH = 32 - WINDOW", f"LOCAL_MATCH = {_NEVER}"),
     ),
     "margin": Mechanism(
         "one bucket for all margins",
@@ -104,7 +104,7 @@ MECHANISMS: dict[str, Mechanism] = {
     ),
     "LCS row": Mechanism(
         "after a divergence the cursor stays at the anchor",
-        _returns("align/reference.py", "extend_rows", "row"),
+        _returns("align/reference.py", "_extend_rows", "row"),
     ),
     "LCS window of 62": Mechanism("of 31 tokens", ("layout.py", "\nWINDOW = 62", "\nWINDOW = 31")),
     "cursor window": Mechanism("the cursor alone", (_MATCH, "CURSOR_AHEAD = 1", "CURSOR_AHEAD = 0")),

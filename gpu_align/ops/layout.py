@@ -10,7 +10,6 @@ tensor                 shape                         holds
 ``offsets``            [A]                           of each prediction where each bucket begins (CSR)
 ``slot_meta``          [S, `SLOT_META`]              what the host says about a slot's request
 ``align_state``        [S, `ALIGN_STATE`]            where the output stands in the prediction
-``lcs_row``            [S] int64                     bit j: the LCS is longer with token j after the anchor
 ``edits``              [S, `MAX_EDITS`, `EDIT`]      what the output last put in place of what
 ``context_index``      [S, buckets, `WAYS`]          latest positions of each token in the request's context
 =====================  ============================  ======================================================
@@ -54,11 +53,13 @@ SLOT_META = END_TOKENS + MAX_END_TOKENS
 VACANT = 2**31 - 1
 
 #: Columns of ``align_state``: context tokens processed so far (-1: none, start over); edits recorded; then the
-#: fields of `Alignment` but the row.
-SEEN, NUM_EDITS, IN_SYNC, CURSOR, ANCHOR, DIVERGED_AT, NUM_IN_SYNC, NUM_COMMON, ALIGN_STATE = range(9)
+#: fields of `Alignment`.
+(
+    SEEN, NUM_EDITS, IN_SYNC, CURSOR, ANCHOR, DIVERGED_AT, NUM_IN_SYNC, NUM_COMMON, LCS_ROW, ALIGN_STATE,
+) = range(10)  # fmt: skip
 NUM_ALIGNMENT = ALIGN_STATE - IN_SYNC
-#: Tokens after the anchor that the LCS row covers: bits of one signed word, where a sum of two does not overflow.
-WINDOW = 62
+#: Tokens after the anchor that the LCS row covers: with those of a local match before it, a word of 32 bits.
+WINDOW = 28
 
 #: Columns of ``edits``: the key, which is the token at the edit's position (`NO_EDIT` where there is no edit any
 #: more) and the one after it, the output position of the first new token, the number of old and of new tokens, 1
@@ -156,7 +157,6 @@ class StepState(NamedTuple):
     offsets: torch.Tensor
     slot_meta: torch.Tensor
     align_state: torch.Tensor
-    lcs_row: torch.Tensor
     edits: torch.Tensor
     context_index: torch.Tensor
 
@@ -167,16 +167,15 @@ def allocate_state(
     """State of `max_slots` vacant slots and an arena of `num_tokens` tokens."""
     import torch
 
-    def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-        return torch.zeros(shape, dtype=dtype, device=device)
+    def zeros(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.int32, device=device)
 
     slot_meta, align_state = zeros(max_slots, SLOT_META), zeros(max_slots, ALIGN_STATE)
     slot_meta[:, OUTPUT_START] = slot_meta[:, CONTEXT_START] = VACANT
     align_state[:, SEEN] = -1
     return StepState(
         zeros(num_tokens), zeros(num_tokens), zeros(num_tokens), slot_meta, align_state,
-        zeros(max_slots, dtype=torch.int64), zeros(max_slots, MAX_EDITS, EDIT),
-        zeros(max_slots, 1 << context_index_bits(max_context_len), WAYS),
+        zeros(max_slots, MAX_EDITS, EDIT), zeros(max_slots, 1 << context_index_bits(max_context_len), WAYS),
     )  # fmt: skip
 
 
@@ -258,7 +257,6 @@ class Request(NamedTuple):
     packs: Any  # a bit for each recipe pack that it uses
     meta: Any  # [SLOT_META] int32
     align_state: Any  # [ALIGN_STATE] int32
-    lcs_row: Any  # [1] int64
     edits: Any  # [MAX_EDITS, EDIT] int32
 
 

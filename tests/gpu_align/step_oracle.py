@@ -11,7 +11,6 @@ from gpu_align.ops.align import (
     GLOBAL_EVERY,
     GLOBAL_MATCH,
     LOCAL_MATCH,
-    LOCAL_RANGE,
     MATCH_WEIGHT,
     MAX_EDIT_LEN,
     MAX_EDITS_AT_ONCE,
@@ -124,7 +123,7 @@ class Oracle:
 
     def resync(self, output: list[int]) -> int | None:
         text = self.text
-        for end in range(self.anchor, self.anchor + LOCAL_RANGE):
+        for end in range(self.anchor, self.anchor + WINDOW + 1):
             if LOCAL_MATCH <= end <= len(text) and output[-LOCAL_MATCH:] == text[end - LOCAL_MATCH : end]:
                 return end
         if len(output) % GLOBAL_EVERY == 0:

@@ -1,15 +1,15 @@
 """Find the place of a request in its prediction. README.md has the loop; here are its numbers."""
 
 from ..layout import WINDOW, Alignment
-from ..rules import int32, int64, rule
+from ..rules import rule
 
 #: The LCS row with all bits set.
 EVERY_BIT = (1 << WINDOW) - 1
 #: What a matching token adds to the cursor's score; a skipped token of the prediction costs 1.
 MATCH_WEIGHT = 4
-#: The output is in sync again where its last `LOCAL_MATCH` tokens end within `LOCAL_RANGE` positions of the
-#: anchor, or, checked at every `GLOBAL_EVERY`-th output token, its last `GLOBAL_MATCH` tokens end anywhere.
-LOCAL_RANGE, LOCAL_MATCH = 32, 4
+#: The output is in sync again where its last `LOCAL_MATCH` tokens end at the anchor or at most `WINDOW` positions
+#: after it, or, checked at every `GLOBAL_EVERY`-th output token, its last `GLOBAL_MATCH` tokens end anywhere.
+LOCAL_MATCH = 32 - WINDOW
 GLOBAL_EVERY, GLOBAL_MATCH = 8, 8
 #: The most tokens of either side of an edit, and the most edits that one divergence records.
 MAX_EDIT_LEN, MAX_EDITS_AT_ONCE = 16, 8
@@ -26,13 +26,13 @@ def starts_over(total: int, seen: int) -> bool:
 @rule
 def in_sync_at(a: Alignment, cursor: int, num_in_sync: int, num_common: int) -> Alignment:
     """The alignment in sync at a cursor; it keeps where the output diverged last."""
-    return Alignment(1, cursor, a.anchor, a.diverged_at, num_in_sync, num_common, a.row)
+    return Alignment(1, cursor, a.anchor, a.diverged_at, num_in_sync, num_common, a.row * 0)
 
 
 @rule
 def diverge(a: Alignment, done: int) -> Alignment:
     """The alignment diverged at its cursor, after `done` output tokens."""
-    return Alignment(0, a.cursor, a.cursor, done, a.num_in_sync, a.num_common, a.row * 0)
+    return Alignment(0, a.cursor, a.cursor, done, a.num_in_sync, a.num_common, a.row)
 
 
 @rule
@@ -56,16 +56,15 @@ def extend_row(row: int, matches: int) -> int:
 
 @rule
 def count_ones(word: int) -> int:
-    """The bits of an int64 that are 1: neighbouring fields of 1, 2, 4, … bits, each a count, become one."""
-    word = (word & 0x5555555555555555) + ((word >> 1) & 0x5555555555555555)
-    word = (word & 0x3333333333333333) + ((word >> 2) & 0x3333333333333333)
-    word = (word + (word >> 4)) & 0x0F0F0F0F0F0F0F0F
+    """The bits of an int32 that are 1: neighbouring fields of 1, 2, 4, … bits, each a count, become one."""
+    word = (word & 0x55555555) + ((word >> 1) & 0x55555555)
+    word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
+    word = (word + (word >> 4)) & 0x0F0F0F0F
     word = word + (word >> 8)
-    word = word + (word >> 16)
-    return int32((word + (word >> 32)) & 0x7F)
+    return (word + (word >> 16)) & 0x3F
 
 
 @rule
 def score_at(row: int, j: int) -> int:
     """Of the position j after the anchor, ``0 <= j <= WINDOW``: `MATCH_WEIGHT` for each common token, less j."""
-    return count_ones((row << int64(-j + WINDOW)) & EVERY_BIT) * MATCH_WEIGHT - j
+    return count_ones((row << (-j + WINDOW)) & EVERY_BIT) * MATCH_WEIGHT - j

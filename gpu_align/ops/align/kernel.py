@@ -6,46 +6,23 @@ import triton
 import triton.language as tl
 
 from ..device import c
-from ..index.kernel import load_back_clamped, load_bucket, load_each, nearest
+from ..index.kernel import load_bucket, load_each, nearest
 from ..layout import Alignment
 
-#: Lanes for the bits of an LCS row, and for half of them; positions that are compared with all edits at once.
-ROW_LANES, HALF_ROW, EDIT_LOOKUPS = tl.constexpr(64), tl.constexpr(32), tl.constexpr(32)
-#: Tokens of a diverged output in a turn of a loop, which looks at `LOCAL_RANGE` at once, a lane each.
+#: Lanes for the tokens around the anchor, for those of a diverged output that are processed at once, and for
+#: positions that are compared with all edits at once.
+LANES = tl.constexpr(32)
+#: Tokens of a diverged output in a turn of a loop.
 TURN = tl.constexpr(4)
 
 
 @triton.jit
-def _half_window(prediction, position, num):
-    """The first `num` tokens from `position` on, and the bit of each, 0 beyond them; [HALF_ROW] int32."""
-    o_w = tl.arange(0, HALF_ROW)
-    b_token = tl.load(prediction.tokens + position + o_w, mask=o_w < num, other=0)
-    return b_token, tl.where(o_w < num, tl.full([HALF_ROW], 1, tl.int32) << o_w, 0)
-
-
-@triton.jit
-def extend_rows(row, prediction, anchor, p_output, begin, num_output):
-    num_window = tl.minimum(prediction.length - anchor, c.WINDOW)
-    b_low, b_low_bit = _half_window(prediction, anchor, num_window)
-    b_high, b_high_bit = _half_window(prediction, anchor + HALF_ROW, num_window - HALF_ROW)
-    # Loaded a turn ahead.
-    token = tl.load(p_output + tl.minimum(begin, num_output - 1))
-    for i in range(begin, num_output):
-        next_token = tl.load(p_output + tl.minimum(i + 1, num_output - 1))
-        low = tl.reduce_or(tl.where(b_low == token, b_low_bit, 0), axis=0)
-        high = tl.reduce_or(tl.where(b_high == token, b_high_bit, 0), axis=0)
-        row = c.extend_row(row, (c.int64(high) << HALF_ROW) | (c.int64(low) & 0xFFFFFFFF))
-        token = next_token
-    return row
-
-
-@triton.jit
 def cursor_of(row, prediction, anchor):
-    o_j = tl.arange(0, ROW_LANES)
+    o_j = tl.arange(0, LANES)
     # The smallest of the lanes with the largest score: one key.
-    b_key = c.score_at(row, tl.minimum(o_j, c.WINDOW)) * ROW_LANES + (-o_j + (ROW_LANES - 1))
+    b_key = c.score_at(row, tl.minimum(o_j, c.WINDOW)) * LANES + (-o_j + (LANES - 1))
     key = tl.max(tl.where(o_j <= tl.minimum(prediction.length - anchor, c.WINDOW), b_key, 0), axis=0)
-    return anchor + (-(key % ROW_LANES) + (ROW_LANES - 1))
+    return anchor + (-(key % LANES) + (LANES - 1))
 
 
 class Edits(NamedTuple):
@@ -88,8 +65,8 @@ def _run_length(prediction, cursor, p_output, done, num_output):
 def _invalidate_edits(edits, prediction, cursor, run):
     """The edits without those whose key the output has just passed unedited, `run` positions from the cursor."""
     b_at = edits.b_at
-    for i in range(0, run, EDIT_LOOKUPS):
-        o_i = i + tl.arange(0, EDIT_LOOKUPS)
+    for i in range(0, run, LANES):
+        o_i = i + tl.arange(0, LANES)
         m_edit = have_keys(prediction, edits, cursor + o_i, o_i < run)
         b_at = tl.where(tl.max(m_edit.to(tl.int32), axis=0) > 0, c.NO_EDIT, b_at)
     is_changed = edits.is_changed | tl.max((b_at != edits.b_at).to(tl.int32), axis=0)
@@ -100,65 +77,35 @@ def _invalidate_edits(edits, prediction, cursor, run):
 
 
 @triton.jit
-def _load_before(prediction, o_position, MATCH: tl.constexpr):
-    """The MATCH tokens before each position, from the last on: a tuple of [lanes]; any if it has fewer."""
-    m_position = (o_position >= MATCH) & (o_position <= prediction.length)
-    # No load has a mask, see `match_length`. A page of the arena is longer than MATCH.
-    return load_each(prediction.tokens + tl.where(m_position, o_position, MATCH) - 1, MATCH, -1)
-
-
-@triton.jit
-def _ends_like(before, last, MATCH: tl.constexpr):
-    """Whether the tokens of `load_before` are the last of the output, from the last on."""
-    m_agree = before[0] == last[0]
-    for i in tl.static_range(1, MATCH):
-        m_agree &= before[i] == last[i]
+def _agree(p_text, p_last, FIRST: tl.constexpr, END: tl.constexpr):
+    """Whether the tokens from FIRST to before END, counted backwards from both, are the same."""
+    m_agree = tl.load(p_text - FIRST) == tl.load(p_last - FIRST)
+    for i in tl.static_range(FIRST + 1, END):
+        m_agree &= tl.load(p_text - i) == tl.load(p_last - i)
     return m_agree
-
-
-@triton.jit
-def _local_looks(prediction, near, o_local, p_output, done, end):
-    """``(done, position)`` of the first of ``output[done:end]``, `LOCAL_RANGE` at most, after which it ends
-    like a position near the anchor; `NOWHERE` without one. near: `load_before` of these positions, `o_local`.
-    """
-    o_lane = tl.arange(0, c.LOCAL_RANGE)
-    # No token of a prediction is below 0.
-    b_tokens = tl.load(p_output + done + o_lane, mask=done + o_lane < end, other=-1)
-    before = load_back_clamped(p_output + done - 1 + o_lane * 0, done - 1, c.LOCAL_MATCH)
-    last = ()
-    for i in tl.static_range(c.LOCAL_MATCH):
-        last = last + (tl.where(done > i, before[i], -1),)
-    b_first = tl.full([c.LOCAL_RANGE], c.NOWHERE, tl.int32)  # of each position
-    for i in range(done, end, TURN):
-        for k in tl.static_range(TURN):
-            token = tl.gather(b_tokens, o_lane * 0 + (i - done + k), axis=0)
-            last = (token,) + last[: c.LOCAL_MATCH - 1]
-            b_first = tl.where(_ends_like(near, last, c.LOCAL_MATCH), tl.minimum(b_first, i + k + 1), b_first)
-    m_local = (o_local >= c.LOCAL_MATCH) & (o_local <= prediction.length) & (b_first < c.NOWHERE)
-    first = tl.min(tl.where(m_local, b_first, c.NOWHERE), axis=0)
-    return first, tl.min(tl.where(m_local & (b_first == first), o_local, c.NOWHERE), axis=0)
 
 
 @triton.jit
 def _global_looks(prediction, anchor, p_output, o_done):
     """``(done, position)`` of the first check after which the output is back in sync, `NOWHERE` without one.
 
-    o_done: [looks, 1], the output's tokens at each.
+    o_done: [looks, 1], the output's tokens at each. No load has a mask, see `match_length`.
     """
-    o_last = o_done - 1
-    begin, end = nearest(prediction, load_bucket(prediction, tl.load(p_output + o_last)), anchor)
+    p_last = p_output + o_done - 1
+    begin, end = nearest(prediction, load_bucket(prediction, tl.load(p_last)), anchor)
     o_entry = begin + tl.arange(0, c.NEAREST)[None, :]
     m_entry = o_entry < end
     o_position = tl.load(prediction.index.positions + tl.where(m_entry, o_entry, 0))
-    m_entry &= (o_position >= c.GLOBAL_MATCH) & (o_position <= prediction.length)
+    m_entry &= o_position >= c.GLOBAL_MATCH
     # Most differ in their last tokens.
-    m_entry &= _ends_like(_load_before(prediction, o_position, 2), load_each(p_output + o_last, 2, -1), 2)
+    p_text = prediction.tokens + tl.where(m_entry, o_position, c.GLOBAL_MATCH) - 1
+    m_entry &= _agree(p_text, p_last, 0, 2)
     looked = tl.full([], c.NOWHERE, tl.int32)
     position = looked
     if tl.max(m_entry.to(tl.int32)) > 0:
         # Lanes that are done load one token all together: each place in memory takes a load longer.
-        texts = _load_before(prediction, tl.where(m_entry, o_position, c.GLOBAL_MATCH), c.GLOBAL_MATCH)
-        m_same = m_entry & _ends_like(texts, load_each(p_output + o_last, c.GLOBAL_MATCH, -1), c.GLOBAL_MATCH)
+        p_text = prediction.tokens + tl.where(m_entry, o_position, c.GLOBAL_MATCH) - 1
+        m_same = m_entry & _agree(p_text, p_last, 2, c.GLOBAL_MATCH)
         b_rank = tl.min(tl.where(m_same, c.rank_of(o_position, anchor), c.NOWHERE), axis=1, keep_dims=True)
         looked = tl.min(tl.where(b_rank < c.NOWHERE, o_done, c.NOWHERE))
         position = c.position_of(tl.min(tl.where(o_done == looked, b_rank, c.NOWHERE)), anchor)
@@ -166,26 +113,62 @@ def _global_looks(prediction, anchor, p_output, o_done):
 
 
 @triton.jit
-def _resync(prediction, anchor, p_output, done, num_output):
-    """``(done, position)`` of the first of ``output[done:num_output]`` after which it is in sync again, or
-    `num_output` and `NOWHERE`. `LOCAL_RANGE` tokens a turn, all looks among them at once."""
-    o_local = anchor + tl.arange(0, c.LOCAL_RANGE)
-    near = _load_before(prediction, o_local, c.LOCAL_MATCH)
+def _word_of(b_window, b_bit, token):
+    """The bits of the lanes that have the token."""
+    return tl.reduce_or(tl.where(b_window == token, b_bit, 0), axis=0)
+
+
+@triton.jit
+def _resync(prediction, a, p_output, done, num_output):
+    """``(done, position, row)`` of the first of ``output[done:num_output]`` after which it is in sync again, or
+    `num_output`, `NOWHERE` and the LCS row of all. `LANES` tokens a turn, all global looks among them at once.
+
+    A word has a bit for each token around the anchor: `LOCAL_MATCH` before it, `WINDOW` after it.
+    """
+    o_lane = tl.arange(0, LANES)
+    o_window = a.anchor - c.LOCAL_MATCH + o_lane
+    m_window = (o_window >= 0) & (o_window < prediction.length)
+    b_window = tl.load(prediction.tokens + o_window, mask=m_window, other=0)
+    b_bit = tl.where(m_window, tl.full([LANES], 1, tl.int32) << o_lane, 0)
+    words = ()  # of the tokens before, the latest first
+    for k in tl.static_range(1, c.LOCAL_MATCH):
+        token = tl.load(p_output + tl.maximum(done - k, 0))
+        words = words + (tl.where(done >= k, _word_of(b_window, b_bit, token), 0),)  # type: ignore[assignment]
+    row = a.row
     position = tl.full([], c.NOWHERE, tl.int32)
     while (position == c.NOWHERE) & (done < num_output):
-        end = tl.minimum(done + c.LOCAL_RANGE, num_output)
-        first, position = _local_looks(prediction, near, o_local, p_output, done, end)
+        end = tl.minimum(done + LANES, num_output)
+        # No token of a prediction is below 0.
+        b_tokens = tl.load(p_output + done + o_lane, mask=done + o_lane < end, other=-1)
+        first = position  # tokens after which the window has the last `LOCAL_MATCH`,
+        ends = tl.zeros([], tl.int32)  # and the bits where these end
+        i = done
+        while (ends == 0) & (i < end):
+            for k in tl.static_range(TURN):
+                b_token = tl.gather(b_tokens, o_lane * 0 + (i - done + k), axis=0)
+                word = _word_of(b_window, b_bit, b_token)
+                row = c.extend_row(row, word >> c.LOCAL_MATCH)
+                here = word
+                for j in tl.static_range(c.LOCAL_MATCH - 1):
+                    here &= words[j] << (j + 1)
+                words = (word,) + words[: c.LOCAL_MATCH - 2]
+                first = tl.where((ends == 0) & (here != 0), i + k + 1, first)
+                ends = tl.where(ends == 0, here, ends)
+            i += TURN
+        if ends != 0:
+            lane = tl.min(tl.where((ends & b_bit) != 0, o_lane, LANES), axis=0)
+            position = a.anchor + lane - (c.LOCAL_MATCH - 1)
         look = (done // c.GLOBAL_EVERY + 1) * c.GLOBAL_EVERY
         last_look = tl.minimum(end, first - 1)
         if look <= last_look:
-            o_done = look + tl.arange(0, c.LOCAL_RANGE // c.GLOBAL_EVERY)[:, None] * c.GLOBAL_EVERY
+            o_done = look + tl.arange(0, LANES // c.GLOBAL_EVERY)[:, None] * c.GLOBAL_EVERY
             # Another first look stands for one that is not due.
             o_done = tl.where(o_done <= last_look, o_done, look)
-            looked, found = _global_looks(prediction, anchor, p_output, o_done)
+            looked, found = _global_looks(prediction, a.anchor, p_output, o_done)
             position = tl.where(looked < first, found, position)
             first = tl.minimum(first, looked)
         done = tl.minimum(first, end)
-    return done, position
+    return done, position, row
 
 
 @triton.jit
@@ -253,7 +236,7 @@ def record_edits(edits, prediction, alignment, position, p_output, done):
 
 @triton.jit
 def _process_tokens(request, p_output, done, num_output, a, edits):
-    """Process ``output[done:num_output]``, but for the row: returns the `Alignment` `a` and the edits after it."""
+    """Process ``output[done:num_output]``: returns the `Alignment` `a` and the edits after it."""
     prediction = request.prediction
     while done < num_output:
         if a.in_sync > 0:
@@ -266,8 +249,10 @@ def _process_tokens(request, p_output, done, num_output, a, edits):
             if (run < c.MAX_MATCH) & (done < num_output):
                 a = c.diverge(a, done)
         if a.in_sync == 0:
-            done, position = _resync(prediction, a.anchor, p_output, done, num_output)
-            if position != c.NOWHERE:
+            done, position, row = _resync(prediction, a, p_output, done, num_output)
+            if position == c.NOWHERE:
+                a = c.at_cursor(a, cursor_of(row, prediction, a.anchor), row)
+            else:
                 common = common_end(prediction, a, position, p_output, done)
                 if position >= a.anchor:
                     edits = record_edits(edits, prediction, a, position, p_output, done)
@@ -286,7 +271,7 @@ def _store_columns(p_first, values, FIRST: tl.constexpr, NUM: tl.constexpr):
 def load_state(request):
     p_align = request.align_state
     p_edits = request.edits + tl.arange(0, c.MAX_EDITS) * c.EDIT
-    alignment = Alignment(*load_each(p_align + c.IN_SYNC, c.NUM_ALIGNMENT), tl.load(request.lcs_row))
+    alignment = Alignment(*load_each(p_align + c.IN_SYNC, c.NUM_ALIGNMENT))
     edits = Edits(tl.load(p_align + c.NUM_EDITS), *load_each(p_edits, c.EDIT), 0)
     return tl.load(p_align + c.SEEN), alignment, edits
 
@@ -312,7 +297,6 @@ def _store_registers(request, a, edits, is_fresh):
     tl.store(p_align + c.SEEN, request.total)
     tl.store(p_align + c.NUM_EDITS, edits.count)
     _store_columns(p_align + c.IN_SYNC, a, 0, c.NUM_ALIGNMENT)
-    tl.store(request.lcs_row, a.row)
     # Carrying `is_fresh` in `is_changed` took 96 → 102 registers in a step with recipes for sm_90.
     if is_fresh | (edits.is_changed > 0):
         _store_columns(request.edits + tl.arange(0, c.MAX_EDITS) * c.EDIT, edits, 1, c.EDIT)
@@ -333,11 +317,6 @@ def realign(request, state):
     p_output = request.tokens + request.output_start
     done = tl.maximum(tl.where(is_fresh, 0, seen) - request.output_start, 0)
     a, edits = _process_tokens(request, p_output, done, num_output, a, edits)
-    if a.in_sync == 0:
-        # Only the tokens since the output diverged last are in the row.
-        first = tl.maximum(done, a.diverged_at)
-        row = extend_rows(a.row, prediction, a.anchor, p_output, first, num_output)
-        a = c.at_cursor(a, cursor_of(row, prediction, a.anchor), row)
     tl.debug_barrier()  # all threads have read what is written now
     _store_registers(request, a, edits, is_fresh)
     return a, edits

@@ -28,7 +28,7 @@ def _holds(tokens: IntArray, token: int) -> bool:
 
 
 @njit
-def extend_rows(row: int, prediction: SourceText, anchor: int, output: IntArray, begin: int) -> int:
+def _extend_rows(row: int, prediction: SourceText, anchor: int, output: IntArray, begin: int) -> int:
     """The LCS row after ``output[begin:]``."""
     window = prediction.tokens[anchor : anchor + c.WINDOW]
     for i in range(begin, len(output)):
@@ -81,9 +81,9 @@ def _invalidate_edits(edits: EditRows, prediction: SourceText, cursor: int, run:
 
 @njit
 def _local_resync(prediction: SourceText, anchor: int, output: IntArray) -> int:
-    """The first of `LOCAL_RANGE` positions from the anchor on that the output ends like, or -1."""
+    """The first position from the anchor to `WINDOW` after it that the output ends like, or -1."""
     tokens, done = prediction.tokens, len(output)
-    first, behind = max(anchor, c.LOCAL_MATCH), min(anchor + c.LOCAL_RANGE, prediction.length + 1)
+    first, behind = max(anchor, c.LOCAL_MATCH), min(anchor + c.WINDOW, prediction.length) + 1
     if done >= c.LOCAL_MATCH and _holds(tokens[first - 1 : behind - 1], output[done - 1]):
         for position in range(first, behind):
             if match_length(tokens, position, output, c.LOCAL_MATCH) == c.LOCAL_MATCH:
@@ -212,7 +212,7 @@ def load_state(request: Request) -> tuple[int, Alignment, EditRows]:
     state = request.align_state
     alignment = Alignment(
         to_int(state[c.IN_SYNC]), to_int(state[c.CURSOR]), to_int(state[c.ANCHOR]), to_int(state[c.DIVERGED_AT]),
-        to_int(state[c.NUM_IN_SYNC]), to_int(state[c.NUM_COMMON]), to_int(request.lcs_row[0]),
+        to_int(state[c.NUM_IN_SYNC]), to_int(state[c.NUM_COMMON]), to_int(state[c.LCS_ROW]),
     )  # fmt: skip
     return to_int(state[c.SEEN]), alignment, EditRows(to_int(state[c.NUM_EDITS]), request.edits)
 
@@ -223,7 +223,7 @@ def _store_state(request: Request, a: Alignment, edits: EditRows) -> None:
     state[c.SEEN], state[c.NUM_EDITS] = request.total, edits.count
     state[c.IN_SYNC], state[c.CURSOR], state[c.ANCHOR] = a.in_sync, a.cursor, a.anchor
     state[c.DIVERGED_AT], state[c.NUM_IN_SYNC] = a.diverged_at, a.num_in_sync
-    state[c.NUM_COMMON], request.lcs_row[0] = a.num_common, a.row
+    state[c.NUM_COMMON], state[c.LCS_ROW] = a.num_common, a.row
 
 
 @njit
@@ -243,7 +243,7 @@ def realign(request: Request, state: tuple[int, Alignment, EditRows]) -> tuple[A
         a, edits = _process_tokens(request, output, done, a, edits)
         if a.in_sync == 0:
             # Only the tokens since the output diverged last are in the row.
-            row = extend_rows(a.row, prediction, a.anchor, output, max(done, a.diverged_at))
+            row = _extend_rows(a.row, prediction, a.anchor, output, max(done, a.diverged_at))
             a = c.at_cursor(a, cursor_of(row, prediction, a.anchor), row)
     _store_state(request, a, edits)
     return a, edits

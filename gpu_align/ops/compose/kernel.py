@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ..align.kernel import EDIT_LOOKUPS, have_keys
+from ..align.kernel import LANES, have_keys
 from ..device import c
 
 
@@ -18,7 +18,7 @@ def _trusts_edits(edits):
 def _next_edit(prediction, edits, b_age, m_trusted, o_position, o_look, num):
     """``look * c.MAX_EDITS + age`` of the first position with the key of an edit, and of its edits the latest one.
 
-    `NOWHERE` where no position has one. o_look: [EDIT_LOOKUPS], the draft at each position, below `num`.
+    `NOWHERE` where no position has one. o_look: [LANES], the draft at each position, below `num`.
     """
     m_edit = have_keys(prediction, edits, o_position, o_look < num)
     m_edit = m_edit & (o_position[:, None] + edits.b_old[None, :] <= prediction.length)
@@ -42,12 +42,12 @@ def _replay_edits(request, edits, position, num, BLOCK_K: tl.constexpr):
     replays = tl.where(edits.count > 0, 0, c.MAX_REPLAYS)
     m_trusted = (edits.b_seen_before > 0) | _trusts_edits(edits)
     while (replays < c.MAX_REPLAYS) & (clear < num):
-        o_look = clear + tl.arange(0, EDIT_LOOKUPS)
+        o_look = clear + tl.arange(0, LANES)
         o_position = position + o_look - since
         # `age` 0 is that of the last lane written.
         b_age = (edits.count - 1 - o_way) & (c.MAX_EDITS - 1)
         key = _next_edit(prediction, edits, b_age, m_trusted, o_position, o_look, num)
-        clear += EDIT_LOOKUPS
+        clear += LANES
         if key != c.NOWHERE:
             replays += 1
             k = key // c.MAX_EDITS

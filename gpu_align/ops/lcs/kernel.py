@@ -235,7 +235,7 @@ def lcs_wavefront_kernel(
             tl.debug_barrier()  # the next panel reads, in other threads, the carries written here
         b_end = tl.minimum(tl.maximum(b_n - o_word * 64, 0), 64).to(tl.int64)
         b_v |= tl.where(b_end < 64, b_ones << (b_end & 63), 0)
-        b_count = c.count_ones(~b_v)
+        b_count = c.count_ones(c.int32(~b_v)) + c.count_ones(c.int32(~b_v >> 32))
         b_counts = tl.reshape(b_count, [BLOCK_B, BLOCK_W])
         if row_ptr is not None:
             b_row = b_length + tl.reshape(tl.cumsum(b_counts, axis=1), [BLOCK_B * BLOCK_W]) - b_count

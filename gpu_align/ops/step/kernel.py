@@ -31,7 +31,6 @@ def load_request(state, settings, slot, p_tokens, total):
         packs,
         p_meta,
         state.align_state + slot * c.ALIGN_STATE,
-        state.lcs_row + slot,
         state.edits + slot * (c.MAX_EDITS * c.EDIT),
     )
 

@@ -86,7 +86,6 @@ def load_request(
         to_int(meta[c.RECIPE_PACKS]),
         meta,
         state.align_state[slot],
-        state.lcs_row[slot : slot + 1],
         state.edits[slot],
     )
 

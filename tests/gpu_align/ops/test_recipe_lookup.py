@@ -28,7 +28,7 @@ from tests.gpu_align.ops.test_step import END, layout
 
 
 def request_of(tokens: list[int]) -> Request:
-    return Request(np.array(tokens), len(tokens), 0, 0, None, None, ALL_PACKS, None, None, None, None)
+    return Request(np.array(tokens), len(tokens), 0, 0, None, None, ALL_PACKS, None, None, None)
 
 
 class TestFromLists:
