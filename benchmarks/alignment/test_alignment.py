@@ -34,7 +34,8 @@ from benchmarks.alignment.workload import (
 )
 from benchmarks.quality.build_suffix_peer import add_to_path
 from gpu_align import DrafterConfig
-from gpu_align.ops.layout import WINDOW
+from gpu_align.ops.align import WINDOW
+from gpu_align.ops.layout import LCS_ROW
 from gpu_align.ops.lcs import lcs_length, lcs_prefix_row
 from gpu_align.policies import OPTIONAL_POLICIES, POLICIES, Myers, Policy, StaticText
 from gpu_align.predictors import PredictorOptions
@@ -190,7 +191,7 @@ def diverged_steps(texts: Texts, device: str) -> Steps:
     steps = Steps(texts, device, config=DrafterConfig(use_context=False))
     steps.advance()
     steps.propose()
-    words, rows = steps.drafter._state.lcs_row[:4].tolist(), since_divergence(texts)[2]
+    words, rows = steps.drafter._state.align_state[:4, LCS_ROW].tolist(), since_divergence(texts)[2]
     for word, row in zip(words, rows, strict=False):
         assert [word >> j & 1 for j in range(WINDOW)] == np.diff(row[: WINDOW + 1]).tolist()
     return steps

@@ -114,9 +114,7 @@ def observe(part: tuple[RecipePack, list[Record]]) -> npt.NDArray[np.float64]:
             if step.source != Source.RECIPE:
                 continue
             total = len(record.prompt) + step.start
-            request = Request(
-                tokens, total, 0, len(record.prompt), None, None, ALL_PACKS, None, None, None
-            )
+            request = Request(tokens, total, 0, len(record.prompt), None, None, ALL_PACKS, None, None, None)
             recipe = find_recipe(counted, request).row
             for k in range(min(step.accepted + 1, len(step.draft))):
                 p = float(counted.confidence[recipe, k])

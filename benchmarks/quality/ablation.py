@@ -80,7 +80,7 @@ MECHANISMS: dict[str, Mechanism] = {
     ),
     "local resync": Mechanism(
         "in sync again by the global resync only",
-        (_RESYNC, "LOCAL_MATCH = 32 - WINDOW", f"LOCAL_MATCH = {_NEVER}"),
+        _returns("align/reference.py", "_local_resync", "-1"),
     ),
     "margin": Mechanism(
         "one bucket for all margins",
@@ -96,7 +96,7 @@ MECHANISMS: dict[str, Mechanism] = {
     ),
     "adherence": Mechanism(
         "one bucket, and no match is ignored",
-        _returns(_CHOOSE, "adherence_of", "ADHERENCE_CLOSE"),
+        _returns(_CHOOSE, "adherence_of", "2"),
     ),
     "min_survival_lost": Mechanism("`min_survival` for all drafts", config={"min_survival_lost": 0.0}),
     "edit replay": Mechanism(
@@ -106,7 +106,7 @@ MECHANISMS: dict[str, Mechanism] = {
         "after a divergence the cursor stays at the anchor",
         _returns("align/reference.py", "_extend_rows", "row"),
     ),
-    "LCS window of 62": Mechanism("of 31 tokens", ("layout.py", "\nWINDOW = 62", "\nWINDOW = 31")),
+    "LCS window of 28": Mechanism("of 14 tokens", (_RESYNC, "\nWINDOW = 28", "\nWINDOW = 14")),
     "cursor window": Mechanism("the cursor alone", (_MATCH, "CURSOR_AHEAD = 1", "CURSOR_AHEAD = 0")),
     "exact prefix": Mechanism(
         "an exact prefix is a match like any other",

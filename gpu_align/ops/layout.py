@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     import torch  # at run time only where tensors are made: predictors and skeletons need none
 
 #: Columns of ``slot_meta``: the prediction's offset in the arena, its length, the shift of its index (32 less its
-#: `index_bits`), where the request's output begins, where the context begins that may be drafted from, a bit for
-#: each recipe pack that the request uses, what its prediction is, one of the text kinds below, 1 where its tokens
-#: are sampled at `HIGH_TEMPERATURE` or above, and the tokens that end it, -1 after the last of them.
+#: `index_bits`), where the request's output begins (`NOWHERE` in a vacant slot), 1 where its own context may be
+#: drafted from, a bit for each recipe pack that it uses, what its prediction is, one of the text kinds below, 1
+#: where its tokens are sampled at `HIGH_TEMPERATURE` or above, and the tokens that end it, -1 after the last.
 (
-    PREDICTION_BASE, PREDICTION_LEN, PREDICTION_SHIFT, OUTPUT_START, CONTEXT_START, RECIPE_PACKS, TEXT_KIND,
+    PREDICTION_BASE, PREDICTION_LEN, PREDICTION_SHIFT, OUTPUT_START, USES_CONTEXT, RECIPE_PACKS, TEXT_KIND,
     IS_HOT, END_TOKENS,
 ) = range(9)  # fmt: skip
 #: End tokens of a slot; further ones are ignored.
@@ -49,17 +49,12 @@ SLOT_META = END_TOKENS + MAX_END_TOKENS
 (
     TEXT_PREDICTION, TEXT_CONTEXT, TEXT_RECIPE, TEXT_MEMORY, TEXT_RELATED_MEMORY, TEXT_SKELETON, TEXT_FORCED,
 ) = range(1, 8)  # fmt: skip
-#: `OUTPUT_START` of a slot without a request, `CONTEXT_START` where the context is not drafted from.
-VACANT = 2**31 - 1
 
 #: Columns of ``align_state``: context tokens processed so far (-1: none, start over); edits recorded; then the
 #: fields of `Alignment`.
 (
     SEEN, NUM_EDITS, IN_SYNC, CURSOR, ANCHOR, DIVERGED_AT, NUM_IN_SYNC, NUM_COMMON, LCS_ROW, ALIGN_STATE,
 ) = range(10)  # fmt: skip
-NUM_ALIGNMENT = ALIGN_STATE - IN_SYNC
-#: Tokens after the anchor that the LCS row covers: with those of a local match before it, a word of 32 bits.
-WINDOW = 28
 
 #: Columns of ``edits``: the key, which is the token at the edit's position (`NO_EDIT` where there is no edit any
 #: more) and the one after it, the output position of the first new token, the number of old and of new tokens, 1
@@ -79,9 +74,6 @@ NOWHERE = 2**31 - 1
 #: no output token matches one, and a draft ends before it. No two of a text are equal, so that an edit is not
 #: replayed at another gap.
 FIRST_GAP = 2**31 - 2**16
-#: Related memories are a skeleton if at least one of so many tokens is a gap. It is a forced skeleton if it begins
-#: with text, not with a gap.
-SKELETON_SHARE = 16
 
 
 class Source(IntEnum):
@@ -97,11 +89,14 @@ class Source(IntEnum):
 
 
 def text_kind(tokens: npt.ArrayLike, memory: bool, related: bool) -> int:
-    """The text kind of a prediction that `Drafter.add` calls a memory and related."""
+    """The text kind of a prediction that `Drafter.add` calls a memory and related.
+
+    Related memories are a skeleton if at least one of 16 tokens is a gap, a forced one if they begin with text.
+    """
     if not (memory and related):
         return TEXT_MEMORY if memory else TEXT_PREDICTION
     is_gap = np.asarray(tokens) >= FIRST_GAP
-    if not is_gap.any() or is_gap.sum() * SKELETON_SHARE < is_gap.size:
+    if not is_gap.any() or is_gap.sum() * 16 < is_gap.size:
         return TEXT_RELATED_MEMORY
     return TEXT_SKELETON if is_gap[0] else TEXT_FORCED
 
@@ -171,7 +166,7 @@ def allocate_state(
         return torch.zeros(shape, dtype=torch.int32, device=device)
 
     slot_meta, align_state = zeros(max_slots, SLOT_META), zeros(max_slots, ALIGN_STATE)
-    slot_meta[:, OUTPUT_START] = slot_meta[:, CONTEXT_START] = VACANT
+    slot_meta[:, OUTPUT_START] = NOWHERE
     align_state[:, SEEN] = -1
     return StepState(
         zeros(num_tokens), zeros(num_tokens), zeros(num_tokens), slot_meta, align_state,

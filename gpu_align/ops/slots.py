@@ -45,8 +45,7 @@ def occupy_slot(
         recipe_packs, text_kind, is_hot, end_tokens: columns of ``slot_meta``, see `layout`.
     """
     shift = 32 - c.index_bits(c.whole_pages(num_tokens))
-    context_start = 0 if use_context else c.VACANT
-    known = base, num_tokens, shift, prompt_len, context_start, recipe_packs, text_kind, int(is_hot)
+    known = base, num_tokens, shift, prompt_len, use_context, recipe_packs, text_kind, is_hot
     row = np.full(c.SLOT_META, -1, np.int32)
     row[: c.END_TOKENS] = known
     ends = end_tokens[: c.MAX_END_TOKENS]
@@ -57,7 +56,7 @@ def occupy_slot(
 def vacate_slot(state: StepState, slot: int) -> None:
     """Nothing is drafted for the slot any more."""
     row = np.zeros(c.SLOT_META, np.int32)
-    row[[c.OUTPUT_START, c.CONTEXT_START]] = c.VACANT
+    row[c.OUTPUT_START] = c.NOWHERE
     _write_row(state, slot, row)
 
 

@@ -13,7 +13,7 @@ import torch
 
 from gpu_align import Drafter, DrafterConfig, Recipes
 from gpu_align.ops import layout as c
-from gpu_align.ops.align import NO_EDIT
+from gpu_align.ops.align import NO_EDIT, WINDOW
 from gpu_align.ops.choose import NUM_CLASSES, SURVIVAL_ONE
 from gpu_align.ops.compose import LINE_END, NUM_RUNS
 from gpu_align.ops.layout import SEEN, WAYS
@@ -98,7 +98,7 @@ def standing_of(drafter: Drafter, slot: int) -> tuple[Any, ...]:
     edits = [tuple(row[:6]) if row[c.EDIT_AT] != NO_EDIT else None for row in rows]
     if state[c.IN_SYNC] > 0:
         return True, state[c.CURSOR], state[c.NUM_IN_SYNC], edits
-    row = [*accumulate(state[c.LCS_ROW] >> j & 1 for j in range(c.WINDOW))]
+    row = [*accumulate(state[c.LCS_ROW] >> j & 1 for j in range(WINDOW))]
     return False, state[c.ANCHOR], state[c.DIVERGED_AT], row, state[c.NUM_IN_SYNC], edits
 
 

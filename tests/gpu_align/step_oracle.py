@@ -14,9 +14,10 @@ from gpu_align.ops.align import (
     MATCH_WEIGHT,
     MAX_EDIT_LEN,
     MAX_EDITS_AT_ONCE,
+    WINDOW,
 )
 from gpu_align.ops.compose import MAX_REPLAYS
-from gpu_align.ops.layout import HASH, MAX_EDITS, NEAREST, PAGE, WAYS, WINDOW, context_index_bits, index_bits
+from gpu_align.ops.layout import HASH, MAX_EDITS, NEAREST, PAGE, WAYS, context_index_bits, index_bits
 
 MAX_MATCH = 64
 LENGTH_EDGES = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, 49, 64)

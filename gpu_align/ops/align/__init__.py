@@ -1,16 +1,18 @@
 """Find the place of a request in its prediction. README.md has the loop; here are its numbers."""
 
-from ..layout import WINDOW, Alignment
+from ..layout import Alignment
 from ..rules import rule
 
+#: The output is in sync again where its last `LOCAL_MATCH` tokens end at the anchor or at most `WINDOW` positions
+#: after it, or, checked at every `GLOBAL_EVERY`-th output token, its last `GLOBAL_MATCH` tokens end anywhere.
+LOCAL_MATCH = 4
+GLOBAL_EVERY, GLOBAL_MATCH = 8, 8
+#: Tokens after the anchor that the LCS row covers: with `LOCAL_MATCH` before it, a word of 32 bits.
+WINDOW = 28
 #: The LCS row with all bits set.
 EVERY_BIT = (1 << WINDOW) - 1
 #: What a matching token adds to the cursor's score; a skipped token of the prediction costs 1.
 MATCH_WEIGHT = 4
-#: The output is in sync again where its last `LOCAL_MATCH` tokens end at the anchor or at most `WINDOW` positions
-#: after it, or, checked at every `GLOBAL_EVERY`-th output token, its last `GLOBAL_MATCH` tokens end anywhere.
-LOCAL_MATCH = 32 - WINDOW
-GLOBAL_EVERY, GLOBAL_MATCH = 8, 8
 #: The most tokens of either side of an edit, and the most edits that one divergence records.
 MAX_EDIT_LEN, MAX_EDITS_AT_ONCE = 16, 8
 #: `EDIT_AT` of an entry without an edit.

@@ -133,7 +133,7 @@ def _resync(prediction, a, p_output, done, num_output):
     words = ()  # of the tokens before, the latest first
     for k in tl.static_range(1, c.LOCAL_MATCH):
         token = tl.load(p_output + tl.maximum(done - k, 0))
-        words = words + (tl.where(done >= k, _word_of(b_window, b_bit, token), 0),)  # type: ignore[assignment]
+        words = words + (tl.where(done >= k, _word_of(b_window, b_bit, token), 0),)
     row = a.row
     position = tl.full([], c.NOWHERE, tl.int32)
     while (position == c.NOWHERE) & (done < num_output):
@@ -222,7 +222,9 @@ def _last_common(prediction, alignment, position, p_output, done):
 @triton.jit
 def record_edits(edits, prediction, alignment, position, p_output, done):
     """The edits with those that made ``output[diverged_at:done]`` of ``prediction[anchor:position]``."""
-    for _ in range(c.MAX_EDITS_AT_ONCE):
+    num = 0
+    while (num < c.MAX_EDITS_AT_ONCE) & ((position > alignment.anchor) | (done > alignment.diverged_at)):
+        num += 1
         common = common_end(prediction, alignment, position, p_output, done)
         position -= common
         done -= common
@@ -261,17 +263,10 @@ def _process_tokens(request, p_output, done, num_output, a, edits):
 
 
 @triton.jit
-def _store_columns(p_first, values, FIRST: tl.constexpr, NUM: tl.constexpr):
-    """``values[FIRST : FIRST + NUM]`` to as many columns."""
-    for i in tl.static_range(NUM):
-        tl.store(p_first + i, values[FIRST + i])
-
-
-@triton.jit
 def load_state(request):
     p_align = request.align_state
     p_edits = request.edits + tl.arange(0, c.MAX_EDITS) * c.EDIT
-    alignment = Alignment(*load_each(p_align + c.IN_SYNC, c.NUM_ALIGNMENT))
+    alignment = Alignment(*load_each(p_align + c.IN_SYNC, c.ALIGN_STATE - c.IN_SYNC))
     edits = Edits(tl.load(p_align + c.NUM_EDITS), *load_each(p_edits, c.EDIT), 0)
     return tl.load(p_align + c.SEEN), alignment, edits
 
@@ -296,10 +291,13 @@ def _store_registers(request, a, edits, is_fresh):
     p_align = request.align_state
     tl.store(p_align + c.SEEN, request.total)
     tl.store(p_align + c.NUM_EDITS, edits.count)
-    _store_columns(p_align + c.IN_SYNC, a, 0, c.NUM_ALIGNMENT)
+    for i in tl.static_range(c.ALIGN_STATE - c.IN_SYNC):
+        tl.store(p_align + c.IN_SYNC + i, a[i])
     # Carrying `is_fresh` in `is_changed` took 96 → 102 registers in a step with recipes for sm_90.
     if is_fresh | (edits.is_changed > 0):
-        _store_columns(request.edits + tl.arange(0, c.MAX_EDITS) * c.EDIT, edits, 1, c.EDIT)
+        p_edits = request.edits + tl.arange(0, c.MAX_EDITS) * c.EDIT
+        for i in tl.static_range(c.EDIT):
+            tl.store(p_edits + i, edits[i + 1])
 
 
 @triton.jit

@@ -39,7 +39,7 @@ def score_deficit(position, alignment):
         m_window = (o_j >= 0) & (o_j <= c.WINDOW)
         top = c.score_at(alignment.row, alignment.cursor - alignment.anchor)
         b_score = c.score_at(alignment.row, tl.where(m_window, o_j, 0))
-        b_deficit = tl.where(m_window, top - b_score, c.NO_SCORE)
+        b_deficit = tl.where(m_window, top - b_score, c.CLOSE_DEFICIT + 1)
     return b_deficit
 
 
@@ -67,28 +67,22 @@ def classes(found, alignment, num_output):
 
 
 @triton.jit
-def _worth(found, b_row, tables, length_quarters, K: tl.constexpr):
-    """``(num, expected)``, [LANES] int32 each: `worth` of every candidate."""
-    m_live = found.position >= 0
-    b_num = tl.minimum(length_quarters * (found.matched + 1) // 4, K)
-    b_num = tl.where(found.matched >= c.MAX_MATCH, K, b_num)
-    # Expected drafts are a table of both limits: its load waits for no other.
-    b_expected = tl.load(tables.expected_accepted + b_row * (K + 1) + b_num, mask=m_live, other=0)
-    return tl.minimum(b_num, tl.load(tables.max_draft_len + b_row, mask=m_live, other=0)), b_expected
-
-
-@triton.jit
 def choose(request, found, alignment, tables, settings, K: tl.constexpr):
     """Expected drafts are below ``K * 2**16``, K at most 256: with the lane they are a key of 31 bits."""
     o_c = tl.arange(0, LANES)
     kind = request.prediction.kind
     num_output = tl.maximum(request.total - request.output_start, 0) + c.prior_of(kind)
     b_class = classes(found, alignment, num_output)
-    b_num, b_expected = _worth(found, b_class + c.limits_of(kind), tables, settings.length_quarters, K)
+    b_row, m_live = b_class + c.limits_of(kind), found.position >= 0
+    b_num = tl.minimum(settings.length_quarters * (found.matched + 1) // 4, K)
+    b_num = tl.where(found.matched >= c.MAX_MATCH, K, b_num)
+    # Expected drafts are a table of both limits: its load waits for no other.
+    b_expected = tl.load(tables.expected_accepted + b_row * (K + 1) + b_num, mask=m_live, other=0)
+    b_num = tl.minimum(b_num, tl.load(tables.max_draft_len + b_row, mask=m_live, other=0))
     m_exact = (o_c == c.AT_CURSOR) & c.is_exact_prefix(alignment, num_output)
     b_num = tl.where(m_exact, K, b_num)
     b_expected = tl.where(m_exact, c.EXACT_PREFIX, b_expected)
-    top = tl.max(tl.where(found.position >= 0, b_expected * LANES + (-o_c + (LANES - 1)), 0), axis=0)
+    top = tl.max(tl.where(m_live, b_expected * LANES + (-o_c + (LANES - 1)), 0), axis=0)
     lane = -(top % LANES) + (LANES - 1)
     num = tl.where(top >= LANES, _at_lane(b_num, lane), 0)
     return Choice(

@@ -45,14 +45,13 @@ def margins(found: CandidateArrays, adherence: int) -> None:
 def score_deficit(position: int, alignment: Alignment) -> Any:
     """How much worse than the cursor the alignment finds a position in the prediction.
 
-    In sync: `deficit_of` the distance. Diverged: by how much `score_at` is lower.
-    Outside of the window: `NO_SCORE`.
+    In sync: `deficit_of` the distance. Diverged: by how much `score_at` is lower; outside of the window it is far.
     """
     if alignment.in_sync > 0:
         return c.deficit_of(position - alignment.cursor)
     j = position - alignment.anchor
     if not 0 <= j <= c.WINDOW:
-        return c.NO_SCORE
+        return c.CLOSE_DEFICIT + 1
     return c.score_at(alignment.row, alignment.cursor - alignment.anchor) - c.score_at(alignment.row, j)
 
 

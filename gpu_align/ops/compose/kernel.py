@@ -8,13 +8,6 @@ from ..device import c
 
 
 @triton.jit
-def _trusts_edits(edits):
-    m_valid = edits.b_at != c.NO_EDIT
-    invalid = tl.minimum(edits.count, c.MAX_EDITS) - tl.sum(m_valid.to(tl.int32), axis=0)
-    return tl.sum(tl.where(m_valid, edits.b_seen_before, 0), axis=0) >= invalid
-
-
-@triton.jit
 def _next_edit(prediction, edits, b_age, m_trusted, o_position, o_look, num):
     """``look * c.MAX_EDITS + age`` of the first position with the key of an edit, and of its edits the latest one.
 
@@ -40,7 +33,10 @@ def _replay_edits(request, edits, position, num, BLOCK_K: tl.constexpr):
     since = 0
     clear = 0
     replays = tl.where(edits.count > 0, 0, c.MAX_REPLAYS)
-    m_trusted = (edits.b_seen_before > 0) | _trusts_edits(edits)
+    m_valid = edits.b_at != c.NO_EDIT
+    invalid = tl.minimum(edits.count, c.MAX_EDITS) - tl.sum(m_valid.to(tl.int32), axis=0)
+    trusts_all = tl.sum(tl.where(m_valid, edits.b_seen_before, 0), axis=0) >= invalid
+    m_trusted = (edits.b_seen_before > 0) | trusts_all
     while (replays < c.MAX_REPLAYS) & (clear < num):
         o_look = clear + tl.arange(0, LANES)
         o_position = position + o_look - since
@@ -108,16 +104,6 @@ def _shift_lanes(recipes, p_source, o_source, b_tokens, shift, m_copied):
 
 
 @triton.jit
-def _remainder(o_k, period, BLOCK_K: tl.constexpr):
-    """``o_k % period`` for ``o_k < BLOCK_K <= 256`` and ``period >= 1``: a division takes longer."""
-    period = tl.minimum(period, BLOCK_K)
-    for i in tl.static_range(9):
-        multiple = period << (8 - i)
-        o_k = tl.where(o_k >= multiple, o_k - multiple, o_k)
-    return o_k
-
-
-@triton.jit
 def write_draft(request, edits, recipes, choice, max_context_len, o_k, BLOCK_K: tl.constexpr):
     """``(tokens [BLOCK_K] int32, length)``."""
     position = choice.position
@@ -130,7 +116,12 @@ def write_draft(request, edits, recipes, choice, max_context_len, o_k, BLOCK_K: 
     in_period = tl.where(c.wraps_around(choice.matched, period), choice.num, tl.minimum(choice.num, period))
     length = tl.where(is_context, in_period, tl.where(is_recipe, choice.num, length))
     if is_context & (length > period):
-        o_source = position + _remainder(o_k, period, BLOCK_K)
+        # ``position + o_k % period``, for ``o_k < BLOCK_K <= 256``: a division takes longer.
+        o_wrapped = o_k
+        for i in tl.static_range(9):
+            multiple = tl.minimum(period, BLOCK_K) << (8 - i)
+            o_wrapped = tl.where(o_wrapped >= multiple, o_wrapped - multiple, o_wrapped)
+        o_source = position + o_wrapped
     o_source = tl.where(is_recipe, position * c.MAX_TOKENS + o_k, o_source)
     # A draft ends where the engine's row ends.
     length = tl.maximum(tl.minimum(length, max_context_len - request.total), 0)

@@ -10,27 +10,6 @@ INSERT_LANES = tl.constexpr(128)
 
 
 @triton.jit
-def _count_before(p_positions, size, anchor):
-    """``sum(position < anchor for position in p_positions[:size])`` of rising positions: a search in 33 parts.
-
-    p_positions, size, and what is returned: [1] or [buckets, 1].
-    """
-    o_probe = tl.arange(0, 32)
-    low = size * 0
-    high = size
-    while tl.max(high - low) > 0:
-        # Parts of `part` positions; those whose last one is below the anchor are below it altogether.
-        part = (high - low + 32) // 33
-        o_last = low + (o_probe + 1) * part - 1
-        m_last = (o_last >= low) & (o_last < high)
-        b_position = tl.load(p_positions + tl.where(m_last, o_last, 0))
-        b_below = (m_last & (b_position < anchor)).to(tl.int32)
-        low += part * tl.sum(b_below, axis=len(b_below.shape) - 1, keep_dims=True)
-        high = tl.minimum(low + part - 1, high)
-    return low
-
-
-@triton.jit
 def load_bucket(prediction, token):
     """``(begin, end)`` of each token in the prediction, one or [buckets, 1]."""
     m_index = token * 0 + prediction.length > 1  # without positions there may be no index
@@ -40,12 +19,25 @@ def load_bucket(prediction, token):
 
 @triton.jit
 def nearest(prediction, bucket, anchor):
-    """``(begin, end)`` in the prediction's positions: up to `NEAREST` of a bucket, around the anchor."""
+    """``(begin, end)`` in the prediction's positions: up to `NEAREST` of a bucket, around the anchor.
+
+    bucket, and what is returned: [1] or [buckets, 1] each.
+    """
     begin, end = bucket
-    size = end - begin
-    if tl.max(size) > c.NEAREST:
-        before = _count_before(prediction.index.positions + begin, size, anchor)
-        begin += tl.minimum(tl.maximum(before - c.NEAREST // 2, 0), tl.maximum(size - c.NEAREST, 0))
+    if tl.max(end - begin) > c.NEAREST:
+        # How many of the rising positions are below the anchor: a search in 33 parts of `part` positions. Those
+        # whose last one is below the anchor are below it altogether.
+        o_probe = tl.arange(0, 32)
+        low, high = begin, end
+        while tl.max(high - low) > 0:
+            part = (high - low + 32) // 33
+            o_last = low + (o_probe + 1) * part - 1
+            m_last = (o_last >= low) & (o_last < high)
+            b_position = tl.load(prediction.index.positions + tl.where(m_last, o_last, 0))
+            b_below = (m_last & (b_position < anchor)).to(tl.int32)
+            low += part * tl.sum(b_below, axis=len(b_below.shape) - 1, keep_dims=True)
+            high = tl.minimum(low + part - 1, high)
+        begin = tl.maximum(tl.minimum(low - c.NEAREST // 2, end - c.NEAREST), begin)
     return begin, tl.minimum(begin + c.NEAREST, end)
 
 
@@ -71,16 +63,6 @@ def load_back_clamped(p_last, most, BACK: tl.constexpr):
 
 
 @triton.jit
-def _clear_context(context):
-    # Two entries at a time: buckets have an even number of ways.
-    p_pairs = context.index.ways.to(tl.pointer_type(tl.int64))
-    num_pairs = c.num_ways(context.index.shift) // 2
-    o_i = tl.arange(0, 512)
-    for i_block in range(0, num_pairs, 512):
-        tl.store(p_pairs + i_block + o_i, tl.full([512], -1, tl.int64), mask=i_block + o_i < num_pairs)
-
-
-@triton.jit
 def insert_context(context, seen):
     is_fresh = (context.length > 0) & c.starts_over(context.length, seen)
     i_position = tl.where(is_fresh, 1, tl.maximum(seen, 1))
@@ -88,7 +70,14 @@ def insert_context(context, seen):
     # Loaded a turn ahead.
     b_next = tl.load(context.tokens + o_position - 1, mask=o_position < context.length, other=0)
     if is_fresh:
-        _clear_context(context)
+        # Two entries at a time: buckets have an even number of ways.
+        p_pairs = context.index.ways.to(tl.pointer_type(tl.int64))
+        num_pairs = c.num_ways(context.index.shift) // 2
+        o_pair = tl.arange(0, 512)
+        for i_pair in range(0, num_pairs, 512):
+            tl.store(
+                p_pairs + i_pair + o_pair, tl.full([512], -1, tl.int64), mask=i_pair + o_pair < num_pairs
+            )
         tl.debug_barrier()  # other threads insert in what these have cleared
     while i_position < context.length:
         b_token, m_position = b_next, o_position < context.length

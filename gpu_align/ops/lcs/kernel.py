@@ -28,12 +28,6 @@ def _load_clamped(ptr, o_b, m_b, limit):
     return tl.minimum(tl.maximum(tl.load(ptr + o_b, mask=m_b, other=0), 0), limit)
 
 
-@triton.jit
-def _first_slot(b_token, PLANES: tl.constexpr):
-    """The slot at which the search for a token begins, 0 ≤ slot < 2 << PLANES, int32."""
-    return (((b_token.to(tl.int64) * c.HASH) & 0xFFFFFFFF) >> (31 - PLANES)).to(tl.int32)
-
-
 @triton.jit(
     do_not_specialize=[
         "stride_context_b", "stride_prediction_b", "stride_table_b", "stride_code_b", "stride_planes_b",
@@ -101,7 +95,7 @@ def lcs_code_kernel(
         b_code = i_n + o_t
         m_open = b_code < b_n
         b_token = tl.load(p_prediction + b_code, mask=m_open, other=0)
-        b_slot = _first_slot(b_token, PLANES)
+        b_slot = c.bucket_of(b_token, 31 - PLANES)  # at which its search begins
         b_asks = b_code
         while tl.max(m_open.to(tl.int32), axis=0) > 0:
             tl.atomic_min(p_table + b_slot, claim + b_asks, mask=m_open, sem="relaxed")
@@ -125,7 +119,7 @@ def lcs_code_kernel(
     for i_t in range(0, tl.max(b_m, axis=0), BLOCK_T):
         m_open = i_t + o_t < b_m
         b_token = tl.load(context_ptr + o_b * stride_context_b + i_t + o_t, mask=m_open, other=0)
-        b_slot = _first_slot(b_token, PLANES)
+        b_slot = c.bucket_of(b_token, 31 - PLANES)
         b_code = tl.full([BLOCK_B * BLOCK_T], -1, tl.int32)
         while tl.max(m_open.to(tl.int32), axis=0) > 0:
             b_has = tl.load(p_table + b_slot, mask=m_open, other=EMPTY)

@@ -32,21 +32,6 @@ def _compare_back(p_text, b_most, p_last, num_last, BACK: tl.constexpr):
     return tl.minimum(b_run, b_most)
 
 
-@triton.jit
-def _match_lengths(p_text, b_most, p_last, num_last):
-    """The same, however many they are; most matches end among the first `FIRST_BACK`. num_last: tokens up to
-    `p_last`."""
-    b_length = _compare_back(p_text, b_most, p_last, num_last, FIRST_BACK)
-    b_left = tl.where(b_length < FIRST_BACK, 0, b_most - FIRST_BACK)
-    done = FIRST_BACK
-    while tl.max(b_left, axis=0) > 0:
-        b_run = _compare_back(p_text - done, b_left, p_last - done, num_last - done, NEXT_BACK)
-        b_length += b_run
-        b_left = tl.where(b_run < NEXT_BACK, 0, b_left - NEXT_BACK)
-        done += NEXT_BACK
-    return b_length
-
-
 class Lookups(NamedTuple):
     """All positions that are compared, a lane each: of the prediction's bucket, the context's, at the cursor."""
 
@@ -85,9 +70,19 @@ def _compare(request, lookups, alignment):
     num_common = tl.where(alignment.in_sync > 0, alignment.num_common, 0)
     m_known = (lookups.position == alignment.cursor) & ~lookups.m_context & (num_common >= b_most)
     b_known = tl.where(m_known, b_most, 0)
+    b_most -= b_known
     p_text = tl.where(lookups.m_context, request.tokens, request.prediction.tokens) + lookups.position - 1
     p_last = request.tokens + request.total - 1
-    return b_known + _match_lengths(p_text, b_most - b_known, p_last, request.total)
+    # Most matches end among the first `FIRST_BACK`.
+    b_length = _compare_back(p_text, b_most, p_last, request.total, FIRST_BACK)
+    b_left = tl.where(b_length < FIRST_BACK, 0, b_most - FIRST_BACK)
+    done = FIRST_BACK
+    while tl.max(b_left, axis=0) > 0:
+        b_run = _compare_back(p_text - done, b_left, p_last - done, request.total - done, NEXT_BACK)
+        b_length += b_run
+        b_left = tl.where(b_run < NEXT_BACK, 0, b_left - NEXT_BACK)
+        done += NEXT_BACK
+    return b_known + b_length
 
 
 @triton.jit

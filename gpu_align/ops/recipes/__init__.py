@@ -1,9 +1,10 @@
 """Look up the tokens that usually follow. README.md says how; here are its numbers."""
 
-#: Items of a context, tokens of a continuation, ways of a bucket, and packs that a drafter holds.
+#: Items of a context, tokens of a continuation, and ways of a bucket.
 MAX_CONTEXT, MAX_TOKENS = 8, 16
 RECIPE_WAYS = 8
-MAX_PACKS, ALL_PACKS = 31, 2**31 - 1
+#: A bit for each pack that a drafter may hold.
+ALL_PACKS = 2**31 - 1
 #: What the table says of a way's recipe, in columns: which it is, its drafts, and how many of them are expected to
 #: be accepted.
 RECIPE_ROW, RECIPE_LEN, RECIPE_EXPECTED = range(3)
@@ -12,8 +13,6 @@ RECIPE_COLUMNS = 4
 SHAPE_WINDOW = 32
 #: Items of a shape that are no tokens: the classes of free tokens, and the beginning of the output.
 SHAPE_IDENTIFIER, SHAPE_NUMBER, SHAPE_SPACE, SHAPE_STRING, SHAPE_START = -2, -3, -4, -5, -6
-#: Bits of a key; no recipe has the key `NO_KEY`.
-KEY_BITS, NO_KEY = 31, -1
 #: The key of no tokens: large, as a token is small, and short contexts would share their keys with longer ones.
 KEY_SEED = 0x5BD1E995
 #: In place of `HASH` in the key of a shape: 31 bits, so that it is an int32.

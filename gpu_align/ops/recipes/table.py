@@ -19,12 +19,9 @@ from ..compose import NUM_RUNS
 from ..layout import HASH
 from . import (
     ALL_PACKS,
-    KEY_BITS,
     KEY_SEED,
     MAX_CONTEXT,
-    MAX_PACKS,
     MAX_TOKENS,
-    NO_KEY,
     RECIPE_WAYS,
     SHAPE_HASH,
     SHAPE_IDENTIFIER,
@@ -32,6 +29,8 @@ from . import (
     SHAPE_STRING,
 )
 
+#: Packs that a drafter holds, bits of `ALL_PACKS`; bits of a key.
+_MAX_PACKS = _KEY_BITS = 31
 IntArray = npt.NDArray[np.int32]
 #: Held while a table is made: drafters that are made at once share one.
 _lock = threading.Lock()
@@ -76,8 +75,8 @@ class Recipes:
             object.__setattr__(self, "is_shape", np.zeros(len(self.context), dtype=np.bool_))
         if not len(self.packs):
             object.__setattr__(self, "packs", np.ones(len(self.context), dtype=np.int32))
-        if not 1 <= len(self.names) <= MAX_PACKS:
-            raise ValueError(f"names: expected 1 to {MAX_PACKS} packs, found {len(self.names)}")
+        if not 1 <= len(self.names) <= _MAX_PACKS:
+            raise ValueError(f"names: expected 1 to {_MAX_PACKS} packs, found {len(self.names)}")
         if self.is_shape.any() and self.shape_of is None:
             raise ValueError("shape_of: expected the item of each token, as there are shapes, found None")
 
@@ -141,8 +140,8 @@ class Recipes:
             num = len(packs[wrong[0]].names)
             raise ValueError(f"packs: expected one pack each, found {num} in {wrong[0]!r}")
         each = list(packs.values())
-        if not 1 <= len(each) <= MAX_PACKS:
-            raise ValueError(f"packs: expected 1 to {MAX_PACKS}, found {len(each)}")
+        if not 1 <= len(each) <= _MAX_PACKS:
+            raise ValueError(f"packs: expected 1 to {_MAX_PACKS}, found {len(each)}")
         shapes = [recipes.shape_of for recipes in each if recipes.shape_of is not None]
         indents = [recipes.indents for recipes in each if recipes.indents is not None]
         return cls(
@@ -207,7 +206,7 @@ class RecipeTable(NamedTuple):
     """R recipes as a step looks them up, for one drafter's K and threshold."""
 
     #: [buckets, RECIPE_WAYS] int64: in the upper half `keys_of` the context, in the lower one a bit for each pack
-    #: that it belongs to; `NO_KEY` where there is none.
+    #: that it belongs to; -1 where there is none.
     keys: torch.Tensor
     #: [buckets, RECIPE_WAYS, RECIPE_COLUMNS] int32: which recipe it is; 0 to K: drafts that are likely enough; in
     #: units of 1/`SURVIVAL_ONE`: how many of them are expected to be accepted.
@@ -263,7 +262,7 @@ class RecipeTable(NamedTuple):
         )
         tensors = (torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays)
         # A key's upper bits are its bucket.
-        shift = KEY_BITS + 1 - len(keys).bit_length()
+        shift = _KEY_BITS + 1 - len(keys).bit_length()
         return cls._make([*tensors, shift, len(shape_of), max(len(indents) - NUM_RUNS, 0)])
 
 
@@ -286,14 +285,14 @@ def _hash(keys: npt.NDArray[np.int64], packs: IntArray) -> tuple[npt.NDArray[np.
     keys, packs = keys[rows], packs[rows]
     bits = max(len(keys), 1).bit_length()
     while True:
-        bucket = keys >> (KEY_BITS - bits)
+        bucket = keys >> (_KEY_BITS - bits)
         order = np.argsort(bucket, kind="stable")
         way = np.arange(len(keys)) - np.searchsorted(bucket[order], bucket[order])
         if not (way >= RECIPE_WAYS).any():
             break
         bits += 1
     shape, place = (1 << bits, RECIPE_WAYS), (bucket[order], way)
-    held, row_of = np.full(shape, NO_KEY, dtype=np.int64), np.full(shape, NO_KEY, dtype=np.int32)
+    held, row_of = np.full(shape, -1, dtype=np.int64), np.full(shape, -1, dtype=np.int32)
     held[place], row_of[place] = (keys << 32 | packs)[order], rows[order]
     return held, row_of
 

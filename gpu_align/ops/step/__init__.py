@@ -12,8 +12,6 @@ from ..choose.survival import SurvivalTables
 from ..layout import Draft, StepSettings, StepState
 from ..recipes.table import RecipeTable
 
-#: Fields of a `RecipeTable` that are numbers, its last ones.
-NUMBERS = "shift", "num_shapes", "num_indents"
 #: A step of one `Drafter`, bound to what the drafter keeps: token_ids, total_len, slots, num_sampled.
 StepCall = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
 
@@ -43,8 +41,8 @@ class StepLaunch:
         K, has_shapes = out.token_ids.shape[1], recipes.num_shapes > 0
         # Triton asks what is in a tuple for its alignment, and for 1, whatever the kernel says: tensors of our own
         # alone are passed in one.
-        tensors, numbers = tuple(recipes[: -len(NUMBERS)]), recipes[-len(NUMBERS) :]
-        self._bound = state, tables, tensors, out, *numbers, *settings
+        tensors = tuple(value for value in recipes if isinstance(value, torch.Tensor))
+        self._bound = state, tables, tensors, out, *recipes[len(tensors) :], *settings
         # Lanes of a warp at least: of fewer the compiler makes worse code.
         self._sizes = {"K": K, "BLOCK_K": max(32, 1 << (K - 1).bit_length()), "HAS_SHAPES": has_shapes}
         self._options = compile_options(K)

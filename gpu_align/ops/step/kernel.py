@@ -17,7 +17,7 @@ from ..recipes.table import RecipeTable
 @triton.jit
 def load_request(state, settings, slot, p_tokens, total):
     p_meta = state.slot_meta + slot * c.SLOT_META
-    base, length, shift, output_start, context_start, packs, kind = load_each(p_meta, c.IS_HOT)
+    base, length, shift, output_start, uses_context, packs, kind = load_each(p_meta, c.IS_HOT)
     index = PredictionIndex(state.positions + base, state.offsets + base, shift)
     p_ways = state.context_index + slot * c.num_ways(settings.context_shift)
     context_index = ContextIndex(p_ways, settings.context_shift)
@@ -27,7 +27,7 @@ def load_request(state, settings, slot, p_tokens, total):
         tl.load(p_tokens + total - 1, mask=total > 0, other=0),
         output_start,
         SourceText(state.prediction_tokens + base, length, index, kind),
-        SourceText(p_tokens, tl.where(context_start != c.VACANT, total, 0), context_index, c.TEXT_CONTEXT),
+        SourceText(p_tokens, total * uses_context, context_index, c.TEXT_CONTEXT),
         packs,
         p_meta,
         state.align_state + slot * c.ALIGN_STATE,
@@ -113,7 +113,7 @@ def step_kernel(
     b_confidence = tl.zeros([BLOCK_K], tl.float32)
     length = 0
     source = tl.full([], 0, tl.int32)
-    if (tl.load(num_sampled_ptr + i_b) > 0) & (request.output_start != c.VACANT):
+    if (tl.load(num_sampled_ptr + i_b) > 0) & (request.output_start != c.NOWHERE):
         bucket = load_bucket(request.prediction, request.last)
         recipe = find_recipe(recipes, request, HAS_SHAPES)
         alignment, edits = update_state(request, stored)

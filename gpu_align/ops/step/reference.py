@@ -82,7 +82,7 @@ def load_request(
         int(tokens[total - 1]) if total > 0 else 0,
         int(meta[c.OUTPUT_START]),
         SourceText(state.prediction_tokens[base : base + length], length, index, to_int(meta[c.TEXT_KIND])),
-        SourceText(tokens, total if meta[c.CONTEXT_START] != c.VACANT else 0, context_index, c.TEXT_CONTEXT),
+        SourceText(tokens, total * int(meta[c.USES_CONTEXT]), context_index, c.TEXT_CONTEXT),
         to_int(meta[c.RECIPE_PACKS]),
         meta,
         state.align_state[slot],
@@ -174,7 +174,7 @@ def step_reference(
         slot, total, draft = slots[b], int(total_len[slots[b]]), out.token_ids[b]
         request = load_request(state, settings, slot, token_ids[slot], total)
         length, source, confidence = 0, 0, tables.confidence[0]
-        if num_sampled[b] > 0 and request.output_start != c.VACANT:
+        if num_sampled[b] > 0 and request.output_start != c.NOWHERE:
             alignment, edits = update_state(request, load_state(request))
             bucket, recipe = load_bucket(request.prediction, request.last), find_recipe(recipes, request)
             choice = choose_draft(request, bucket, recipe, alignment, tables, settings, found)
