@@ -193,7 +193,7 @@ def diverged_steps(texts: Texts, device: str) -> Steps:
     steps.propose()
     words, rows = steps.drafter._state.align_state[:4, LCS_ROW].tolist(), since_divergence(texts)[2]
     for word, row in zip(words, rows, strict=False):
-        assert [word >> j & 1 for j in range(WINDOW)] == np.diff(row[: WINDOW + 1]).tolist()
+        assert [~word >> j & 1 for j in range(WINDOW)] == np.diff(row[: WINDOW + 1]).tolist()
     return steps
 
 

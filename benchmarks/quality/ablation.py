@@ -107,7 +107,7 @@ MECHANISMS: dict[str, Mechanism] = {
         _returns("align/reference.py", "_extend_rows", "row"),
     ),
     "LCS window of 28": Mechanism("of 14 tokens", (_RESYNC, "\nWINDOW = 28", "\nWINDOW = 14")),
-    "cursor window": Mechanism("the cursor alone", (_MATCH, "CURSOR_AHEAD = 1", "CURSOR_AHEAD = 0")),
+    "cursor window": Mechanism("the cursor alone", (_MATCH, r"AT_CURSOR \+ 2", "AT_CURSOR + 1")),
     "exact prefix": Mechanism(
         "an exact prefix is a match like any other",
         _returns(_CHOOSE, "is_exact_prefix", "False"),

@@ -34,21 +34,17 @@ if TYPE_CHECKING:
 
 #: Columns of ``slot_meta``: the prediction's offset in the arena, its length, the shift of its index (32 less its
 #: `index_bits`), where the request's output begins (`NOWHERE` in a vacant slot), 1 where its own context may be
-#: drafted from, a bit for each recipe pack that it uses, what its prediction is, one of the text kinds below, 1
-#: where its tokens are sampled at `HIGH_TEMPERATURE` or above, and the tokens that end it, -1 after the last.
+#: drafted from, a bit for each recipe pack that it uses, its prediction's `TextRules` as one number, 1 where its
+#: tokens are sampled at `HIGH_TEMPERATURE` or above, and the tokens that end it, -1 after the last.
 (
-    PREDICTION_BASE, PREDICTION_LEN, PREDICTION_SHIFT, OUTPUT_START, USES_CONTEXT, RECIPE_PACKS, TEXT_KIND,
+    PREDICTION_BASE, PREDICTION_LEN, PREDICTION_SHIFT, OUTPUT_START, USES_CONTEXT, RECIPE_PACKS, TEXT_RULES,
     IS_HOT, END_TOKENS,
 ) = range(9)  # fmt: skip
 #: End tokens of a slot; further ones are ignored.
 MAX_END_TOKENS = 8
 SLOT_META = END_TOKENS + MAX_END_TOKENS
-#: Text kinds: the `Source` of a draft that is read from it; and three more kinds of earlier answers, which have
-#: limits of their own in the survival tables: answers to requests like this one, a skeleton, and one that the
-#: answer has to follow from its first token on.
-(
-    TEXT_PREDICTION, TEXT_CONTEXT, TEXT_RECIPE, TEXT_MEMORY, TEXT_RELATED_MEMORY, TEXT_SKELETON, TEXT_FORCED,
-) = range(1, 8)  # fmt: skip
+#: Texts that drafts are read from, as in `Source`.
+TEXT_PREDICTION, TEXT_CONTEXT, TEXT_RECIPE, TEXT_MEMORY = range(1, 5)
 
 #: Columns of ``align_state``: context tokens processed so far (-1: none, start over); edits recorded; then the
 #: fields of `Alignment`.
@@ -88,17 +84,47 @@ class Source(IntEnum):
     MEMORY = TEXT_MEMORY
 
 
-def text_kind(tokens: npt.ArrayLike, memory: bool, related: bool) -> int:
+class TextRules(NamedTuple):
+    """How drafts from a text count, and how they are limited."""
+
+    source: Any  # of the drafts: TEXT_PREDICTION, TEXT_CONTEXT or TEXT_MEMORY
+    limits: Any  # the text's limits in the survival tables, from 0 to 7
+    prior: Any  # output tokens that count as out of sync before the first
+
+
+@rule
+def unpack_rules(packed: int) -> TextRules:
+    """The inverse of `pack_rules`."""
+    return TextRules(packed & 7, (packed >> 3) & 7, packed >> 6)
+
+
+def pack_rules(rules: TextRules) -> int:
+    """The rules as one number; without limits and prior it is the source."""
+    return int(rules.source + (rules.limits << 3) + (rules.prior << 6))
+
+
+#: What a prediction may be.
+TEXT_KINDS = {
+    "prediction": TextRules(TEXT_PREDICTION, limits=0, prior=0),
+    "memory": TextRules(TEXT_MEMORY, limits=0, prior=32),
+    # Answers to requests like this one; a skeleton; one that the answer has to follow from its first token on.
+    "related": TextRules(TEXT_MEMORY, limits=1, prior=32),
+    "skeleton": TextRules(TEXT_MEMORY, limits=2, prior=32),
+    "forced": TextRules(TEXT_MEMORY, limits=3, prior=32),
+}
+
+
+def text_kind(tokens: npt.ArrayLike, memory: bool, related: bool) -> TextRules:
     """The text kind of a prediction that `Drafter.add` calls a memory and related.
 
     Related memories are a skeleton if at least one of 16 tokens is a gap, a forced one if they begin with text.
     """
     if not (memory and related):
-        return TEXT_MEMORY if memory else TEXT_PREDICTION
+        return TEXT_KINDS["memory" if memory else "prediction"]
     is_gap = np.asarray(tokens) >= FIRST_GAP
     if not is_gap.any() or is_gap.sum() * 16 < is_gap.size:
-        return TEXT_RELATED_MEMORY
-    return TEXT_SKELETON if is_gap[0] else TEXT_FORCED
+        return TEXT_KINDS["related"]
+    return TEXT_KINDS["skeleton" if is_gap[0] else "forced"]
 
 
 @rule
@@ -237,7 +263,7 @@ class SourceText(NamedTuple):
     tokens: Any  # [length] int32
     length: Any  # 0: nothing is drafted from it
     index: Any  # `PredictionIndex` or `ContextIndex`
-    kind: Any  # a text kind
+    rules: Any  # `pack_rules`
 
 
 class Request(NamedTuple):
@@ -272,7 +298,7 @@ class Choice(NamedTuple):
     """The text that is drafted from: a candidate's, or a recipe's tokens."""
 
     lane: Any  # of the candidate; -1 of a recipe
-    kind: Any  # of the text
+    source: Any  # of the text
     position: Any  # in the text; of a recipe: which one it is
     matched: Any  # tokens before the position that agree; 0 of a recipe
     row: Any  # of the confidences: the candidate's class, or which recipe it is
@@ -281,17 +307,11 @@ class Choice(NamedTuple):
 
 
 @rule
-def source_of(kind: int, length: int) -> int:
-    """The `Source` of a draft of `length` tokens from a text of this kind."""
-    return where(length > 0, where(kind > TEXT_MEMORY, TEXT_MEMORY, kind), 0)
-
-
-@rule
 def better(a: Choice, b: Choice) -> Choice:
     """The choice of which more drafts are expected to be accepted; `a` of equal ones."""
     is_b = b.expected > a.expected
     return Choice(
-        where(is_b, b.lane, a.lane), where(is_b, b.kind, a.kind), where(is_b, b.position, a.position),
+        where(is_b, b.lane, a.lane), where(is_b, b.source, a.source), where(is_b, b.position, a.position),
         where(is_b, b.matched, a.matched), where(is_b, b.row, a.row), where(is_b, b.num, a.num),
         where(is_b, b.expected, a.expected),
     )  # fmt: skip

@@ -9,7 +9,7 @@ import torch
 from . import layout as c
 from .backend import Backend
 from .index import build_index
-from .layout import StepState
+from .layout import TEXT_KINDS, StepState, TextRules
 from .recipes import ALL_PACKS
 
 
@@ -30,7 +30,7 @@ def occupy_slot(
     use_context: bool,
     *,
     recipe_packs: int = ALL_PACKS,
-    text_kind: int = c.TEXT_PREDICTION,
+    text_kind: TextRules = TEXT_KINDS["prediction"],
     is_hot: bool = False,
     end_tokens: tuple[int, ...] = (),
 ) -> None:
@@ -42,10 +42,11 @@ def occupy_slot(
         base, num_tokens: where its prediction lies, see `store_prediction`, and its tokens; 0 is none.
         prompt_len: tokens of its prompt.
         use_context: whether the request's own context may be drafted from.
-        recipe_packs, text_kind, is_hot, end_tokens: columns of ``slot_meta``, see `layout`.
+        text_kind: one of `TEXT_KINDS`.
+        recipe_packs, is_hot, end_tokens: columns of ``slot_meta``, see `layout`.
     """
     shift = 32 - c.index_bits(c.whole_pages(num_tokens))
-    known = base, num_tokens, shift, prompt_len, use_context, recipe_packs, text_kind, is_hot
+    known = base, num_tokens, shift, prompt_len, use_context, recipe_packs, c.pack_rules(text_kind), is_hot
     row = np.full(c.SLOT_META, -1, np.int32)
     row[: c.END_TOKENS] = known
     ends = end_tokens[: c.MAX_END_TOKENS]

@@ -31,10 +31,11 @@ from ..ops.layout import (
     NOWHERE,
     NUM_IN_SYNC,
     TEXT_CONTEXT,
-    TEXT_PREDICTION,
+    TEXT_KINDS,
     IntArray,
     StepSettings,
     StepState,
+    TextRules,
     allocate_state,
     as_arrays,
     text_kind,
@@ -81,7 +82,7 @@ class StepView:
         recipes: RecipeTable,
         tables: SurvivalTables | None = None,
         recipe_packs: int = ALL_PACKS,
-        text_kind: int = TEXT_PREDICTION,
+        kind: TextRules = TEXT_KINDS["prediction"],
     ) -> None:
         config = config if config is not None else DrafterConfig()
         if tables is None:
@@ -96,7 +97,7 @@ class StepView:
                 store_prediction(state, base, np.array(prediction, dtype=np.int32))
             occupy_slot(
                 state, slot, base, len(prediction), prompt_len, config.use_context,
-                recipe_packs=recipe_packs, text_kind=text_kind,
+                recipe_packs=recipe_packs, text_kind=kind,
             )  # fmt: skip
             base += capacities[slot]
         self.state = as_arrays(state)
@@ -130,7 +131,7 @@ def _look(
     every = view.candidates
     for r in range(len(slots)):
         found = CandidateArrays(
-            every.kind[r], every.position[r], every.remaining[r], every.matched[r], every.key[r],
+            every.source[r], every.position[r], every.remaining[r], every.matched[r], every.key[r],
             every.token[r], every.margin[r], every.class_id[r],
         )  # fmt: skip
         request = load_request(state, settings, slots[r], token_ids[slots[r]], totals[r])
@@ -142,7 +143,7 @@ def _look(
         view.recipe[r] = choice.row if choice.lane < 0 else -1
         for i_c in range(NUM_CANDIDATES):
             if found.remaining[i_c] > 0:
-                row = found.class_id[i_c] + c.limits_of(request.prediction.kind)
+                row = found.class_id[i_c] + c.unpack_rules(request.prediction.rules).limits * c.NUM_CLASSES
                 view.num[r, i_c], view.expected[r, i_c] = worth(
                     found.matched[i_c], row, tables, settings.length_quarters
                 )
@@ -206,7 +207,7 @@ class Explainer:
         table = as_arrays(self._recipes.table(num_draft_tokens, device, config.min_survival_recipe))
         self._view = StepView(
             [prediction], [prompt_len], max_context_len, num_draft_tokens, config, table,
-            recipe_packs=recipe_packs, text_kind=text_kind(prediction, is_memory, is_related),
+            recipe_packs=recipe_packs, kind=text_kind(prediction, is_memory, is_related),
         )  # fmt: skip
 
     def at(self, tokens: Sequence[int]) -> Explanation:
@@ -221,8 +222,8 @@ class Explainer:
         position, expected = view.candidates.position[0], view.expected[0]
         # A position that is both a match and near the cursor is one: the chosen lane, else the first of the two.
         order = sorted(range(len(expected)), key=lambda i: (i == lane, -i))
-        kind = view.candidates.kind[0]
-        lanes = {(int(kind[i]), int(position[i])): i for i in order}
+        source = view.candidates.source[0]
+        lanes = {(int(source[i]), int(position[i])): i for i in order}
         ranked = sorted(lanes.values(), key=lambda i: (-expected[i], i))
         others = [i for i in ranked if expected[i] > 0 and i != lane][:_NUM_OTHERS]
         num_output = max(len(tokens) - self._prompt_len, 0)
@@ -247,7 +248,7 @@ class Explainer:
         if not _wraps_around(view, lane):
             num = min(num, remaining)
         source, why = (
-            "context" if found.kind[0, lane] == TEXT_CONTEXT else self._text,
+            "context" if found.source[0, lane] == TEXT_CONTEXT else self._text,
             self._why(view, lane, num_output, edits),
         )
         # The limits of a class do not apply to an exact prefix: how many, by the confidences.
@@ -259,7 +260,7 @@ class Explainer:
         found = view.candidates
         position, cursor = int(found.position[0, lane]), int(view.cursor[0])
         matched, class_id = int(found.matched[0, lane]), int(found.class_id[0, lane])
-        if found.kind[0, lane] == TEXT_CONTEXT:
+        if found.source[0, lane] == TEXT_CONTEXT:
             yield f"{_last(matched)} occurred before, in the prompt or the output"
             if _wraps_around(view, lane):
                 yield f"they repeat themselves with period {int(found.remaining[0, lane])}"
@@ -291,6 +292,6 @@ def _last(matched: int) -> str:
 def _wraps_around(view: View, lane: int) -> bool:
     """Whether drafts of a candidate go on with what the output repeats."""
     found = view.candidates
-    return bool(found.kind[0, lane] == TEXT_CONTEXT) and c.wraps_around(
+    return bool(found.source[0, lane] == TEXT_CONTEXT) and c.wraps_around(
         int(found.matched[0, lane]), int(found.remaining[0, lane])
     )

@@ -98,7 +98,7 @@ def standing_of(drafter: Drafter, slot: int) -> tuple[Any, ...]:
     edits = [tuple(row[:6]) if row[c.EDIT_AT] != NO_EDIT else None for row in rows]
     if state[c.IN_SYNC] > 0:
         return True, state[c.CURSOR], state[c.NUM_IN_SYNC], edits
-    row = [*accumulate(state[c.LCS_ROW] >> j & 1 for j in range(WINDOW))]
+    row = [*accumulate(~state[c.LCS_ROW] >> j & 1 for j in range(WINDOW))]
     return False, state[c.ANCHOR], state[c.DIVERGED_AT], row, state[c.NUM_IN_SYNC], edits
 
 

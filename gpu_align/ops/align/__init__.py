@@ -9,8 +9,6 @@ LOCAL_MATCH = 4
 GLOBAL_EVERY, GLOBAL_MATCH = 8, 8
 #: Tokens after the anchor that the LCS row covers: with `LOCAL_MATCH` before it, a word of 32 bits.
 WINDOW = 28
-#: The LCS row with all bits set.
-EVERY_BIT = (1 << WINDOW) - 1
 #: What a matching token adds to the cursor's score; a skipped token of the prediction costs 1.
 MATCH_WEIGHT = 4
 #: The most tokens of either side of an edit, and the most edits that one divergence records.
@@ -28,7 +26,7 @@ def starts_over(total: int, seen: int) -> bool:
 @rule
 def in_sync_at(a: Alignment, cursor: int, num_in_sync: int, num_common: int) -> Alignment:
     """The alignment in sync at a cursor; it keeps where the output diverged last."""
-    return Alignment(1, cursor, a.anchor, a.diverged_at, num_in_sync, num_common, a.row * 0)
+    return Alignment(1, cursor, a.anchor, a.diverged_at, num_in_sync, num_common, a.row * 0 - 1)
 
 
 @rule
@@ -45,15 +43,14 @@ def at_cursor(a: Alignment, cursor: int, row: int) -> Alignment:
 
 @rule
 def extend_row(row: int, matches: int) -> int:
-    """The LCS row after one more output token.
+    """The LCS row after one more output token (Hyyrö 2004).
 
-    Bit j of a row is 1 where the LCS of the output since it diverged and the first j + 1 tokens after the anchor
-    is longer than that with the first j. matches: bit j is 1 where token j after the anchor is the new one.
+    Bit j of a row is 0 where the LCS of the output since it diverged and the first j + 1 tokens after the anchor
+    is longer than that with the first j, else 1. matches: bit j is 1 where token j after the anchor is the new.
     """
-    flat = ~row & EVERY_BIT
-    taken = flat & matches
-    # One addition: a carry runs through the run of bits up to the next that the row has (Hyyrö 2004).
-    return ~((flat + taken) | (flat - taken)) & EVERY_BIT
+    taken = row & matches
+    # One addition: a carry runs through the run of ones up to the next 0.
+    return (row + taken) | (row - taken)
 
 
 @rule
@@ -69,4 +66,4 @@ def count_ones(word: int) -> int:
 @rule
 def score_at(row: int, j: int) -> int:
     """Of the position j after the anchor, ``0 <= j <= WINDOW``: `MATCH_WEIGHT` for each common token, less j."""
-    return count_ones((row << (-j + WINDOW)) & EVERY_BIT) * MATCH_WEIGHT - j
+    return count_ones(~row & (((j * 0 + 1) << j) - 1)) * MATCH_WEIGHT - j

@@ -147,7 +147,8 @@ def _resync(prediction, a, p_output, done, num_output):
             for k in tl.static_range(TURN):
                 b_token = tl.gather(b_tokens, o_lane * 0 + (i - done + k), axis=0)
                 word = _word_of(b_window, b_bit, b_token)
-                row = c.extend_row(row, word >> c.LOCAL_MATCH)
+                matches = word.to(tl.uint32, bitcast=True) >> c.LOCAL_MATCH
+                row = c.extend_row(row, matches.to(tl.int32, bitcast=True))
                 here = word
                 for j in tl.static_range(c.LOCAL_MATCH - 1):
                     here &= words[j] << (j + 1)
@@ -277,7 +278,7 @@ def _start_over(is_fresh, a, edits):
     alignment = Alignment(
         tl.where(is_fresh, 1, a.in_sync), tl.where(is_fresh, 0, a.cursor), tl.where(is_fresh, 0, a.anchor),
         tl.where(is_fresh, 0, a.diverged_at), tl.where(is_fresh, 0, a.num_in_sync),
-        tl.where(is_fresh, 0, a.num_common), tl.where(is_fresh, 0, a.row),
+        tl.where(is_fresh, 0, a.num_common), tl.where(is_fresh, -1, a.row),
     )  # fmt: skip
     return alignment, Edits(
         tl.where(is_fresh, 0, edits.count), tl.where(is_fresh, c.NO_EDIT, edits.b_at), edits.b_after,

@@ -235,7 +235,7 @@ def realign(request: Request, state: tuple[int, Alignment, EditRows]) -> tuple[A
     prediction = request.prediction
     seen, a, edits = state
     if c.starts_over(request.total, seen):
-        seen, a, edits = 0, Alignment(1, 0, 0, 0, 0, 0, 0), EditRows(0, edits.rows)
+        seen, a, edits = 0, Alignment(1, 0, 0, 0, 0, 0, -1), EditRows(0, edits.rows)
         edits.rows[:, c.EDIT_AT] = c.NO_EDIT
     # An output is neither in sync with an empty prediction nor diverged from it.
     if prediction.length > 0 and request.total > request.output_start:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..layout import TEXT_MEMORY, TEXT_PREDICTION, Alignment
+from ..layout import Alignment
 from ..match import MAX_MATCH
 from ..rules import int32, rule, where
 
@@ -52,12 +52,6 @@ def alignment_bucket(ahead: int, deficit: int) -> int:
 
 
 @rule
-def prior_of(text_kind: int) -> int:
-    """Output tokens that count as out of sync before the first, where the text is a memory."""
-    return where(text_kind == TEXT_PREDICTION, 0, 32)
-
-
-@rule
 def adherence_of(num_in_sync: int, num_output: int) -> int:
     """Which of the shares 1/8 and 1/2 of the output were in sync with the prediction: 0, 1 or 2 of them."""
     return int32(num_in_sync * 8 >= num_output) + int32(num_in_sync * 2 >= num_output)
@@ -71,9 +65,3 @@ def is_exact_prefix(alignment: Alignment, num_output: int) -> Any:
     """
     is_all = (alignment.cursor == num_output) & (alignment.num_in_sync == num_output)
     return (alignment.in_sync > 0) & is_all & (num_output <= MAX_MATCH)
-
-
-@rule
-def limits_of(text_kind: int) -> int:
-    """The row at which the limits of a text kind begin in the survival tables."""
-    return where(text_kind > TEXT_MEMORY, (text_kind - TEXT_MEMORY) * NUM_CLASSES, 0)

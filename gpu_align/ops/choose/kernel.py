@@ -19,7 +19,7 @@ def margins(found, adherence):
     """[LANES] int32."""
     o_c = tl.arange(0, LANES)
     m_live = found.position >= 0
-    m_considered = m_live & ((found.kind == c.TEXT_CONTEXT) | (adherence != c.ADHERENCE_LOST))
+    m_considered = m_live & ((found.source == c.TEXT_CONTEXT) | (adherence != c.ADHERENCE_LOST))
     b_reach = tl.where(m_considered, found.matched, -1)
     reach = tl.max(b_reach, axis=0)
     leader = tl.min(tl.where(b_reach == reach, o_c, LANES), axis=0)
@@ -59,7 +59,7 @@ def classes(found, alignment, num_output):
     b_deficit = score_deficit(found.position, alignment)
     b_margin = margins(found, adherence)
     b_bucket = c.alignment_bucket(found.position - alignment.cursor, b_deficit)
-    b_bucket = tl.where(found.kind == c.TEXT_CONTEXT, c.ALIGNMENT_CONTEXT, b_bucket)
+    b_bucket = tl.where(found.source == c.TEXT_CONTEXT, c.ALIGNMENT_CONTEXT, b_bucket)
     b_length = _bucket_number(found.matched, c.LENGTH_EDGES, c.NUM_LENGTHS)
     return c.pack_class(
         b_length, _bucket_number(b_margin, c.MARGIN_EDGES, c.NUM_MARGINS), b_bucket, adherence
@@ -70,10 +70,10 @@ def classes(found, alignment, num_output):
 def choose(request, found, alignment, tables, settings, K: tl.constexpr):
     """Expected drafts are below ``K * 2**16``, K at most 256: with the lane they are a key of 31 bits."""
     o_c = tl.arange(0, LANES)
-    kind = request.prediction.kind
-    num_output = tl.maximum(request.total - request.output_start, 0) + c.prior_of(kind)
+    rules = c.unpack_rules(request.prediction.rules)
+    num_output = tl.maximum(request.total - request.output_start, 0) + rules.prior
     b_class = classes(found, alignment, num_output)
-    b_row, m_live = b_class + c.limits_of(kind), found.position >= 0
+    b_row, m_live = b_class + rules.limits * c.NUM_CLASSES, found.position >= 0
     b_num = tl.minimum(settings.length_quarters * (found.matched + 1) // 4, K)
     b_num = tl.where(found.matched >= c.MAX_MATCH, K, b_num)
     # Expected drafts are a table of both limits: its load waits for no other.
@@ -86,6 +86,6 @@ def choose(request, found, alignment, tables, settings, K: tl.constexpr):
     lane = -(top % LANES) + (LANES - 1)
     num = tl.where(top >= LANES, _at_lane(b_num, lane), 0)
     return Choice(
-        lane, _at_lane(found.kind, lane), _at_lane(found.position, lane), _at_lane(found.matched, lane),
+        lane, _at_lane(found.source, lane), _at_lane(found.position, lane), _at_lane(found.matched, lane),
         _at_lane(b_class, lane) + tl.load(request.meta + c.IS_HOT) * c.NUM_CLASSES, num, top // LANES,
     )  # fmt: skip

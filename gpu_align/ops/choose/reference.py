@@ -20,7 +20,7 @@ MARGIN_BUCKET = np.searchsorted(c.MARGIN_EDGES, np.arange(-c.MAX_MATCH, c.MAX_MA
 @njit
 def _is_considered(found: CandidateArrays, lane: int, adherence: int) -> bool:
     """Whether there is a candidate; one in a prediction that the output hardly adheres to is ignored."""
-    is_followed = found.kind[lane] == c.TEXT_CONTEXT or adherence != c.ADHERENCE_LOST
+    is_followed = found.source[lane] == c.TEXT_CONTEXT or adherence != c.ADHERENCE_LOST
     return bool(found.remaining[lane] > 0 and is_followed)
 
 
@@ -64,7 +64,7 @@ def classes(found: CandidateArrays, alignment: Alignment, num_output: int) -> No
         found.class_id[lane] = -1
         if found.remaining[lane] > 0:
             bucket, position = c.ALIGNMENT_CONTEXT, found.position[lane]
-            if found.kind[lane] != c.TEXT_CONTEXT:
+            if found.source[lane] != c.TEXT_CONTEXT:
                 deficit = score_deficit(position, alignment)
                 bucket = c.alignment_bucket(position - alignment.cursor, deficit)
             length, margin = (
@@ -78,7 +78,7 @@ def classes(found: CandidateArrays, alignment: Alignment, num_output: int) -> No
 def worth(matched: int, row: int, tables: SurvivalTables, length_quarters: int) -> tuple[int, int]:
     """``(num, expected)``: drafts of a candidate and how many of them are expected to be accepted.
 
-    How many tokens of its text remain limits neither. row: of the tables, its class and `limits_of` its text.
+    How many tokens of its text remain limits neither. row: of the tables, its class among the limits of its text.
     """
     K = tables.expected_accepted.shape[1] - 1
     num = K if matched >= c.MAX_MATCH else min(length_quarters * (matched + 1) // 4, K)
@@ -99,19 +99,19 @@ def choose(
 
     An exact prefix goes before all. Writes the margins and classes of the candidates.
     """
-    kind = request.prediction.kind
-    num_output = max(request.total - request.output_start, 0) + c.prior_of(kind)
+    rules = c.unpack_rules(request.prediction.rules)
+    num_output = max(request.total - request.output_start, 0) + rules.prior
     classes(found, alignment, num_output)
     best, best_num, best_expected = 0, 0, 0
     if c.is_exact_prefix(alignment, num_output) and found.remaining[c.AT_CURSOR] > 0:
         best, best_num, best_expected = c.AT_CURSOR, tables.expected_accepted.shape[1] - 1, c.EXACT_PREFIX
     for lane in range(c.NUM_CANDIDATES):
         if found.remaining[lane] > 0 and best_expected < c.EXACT_PREFIX:
-            row = found.class_id[lane] + c.limits_of(kind)
+            row = found.class_id[lane] + rules.limits * c.NUM_CLASSES
             num, expected = worth(found.matched[lane], row, tables, settings.length_quarters)
             if expected > best_expected:
                 best, best_num, best_expected = lane, num, expected
     return Choice(
-        best, to_int(found.kind[best]), to_int(found.position[best]), to_int(found.matched[best]),
+        best, to_int(found.source[best]), to_int(found.position[best]), to_int(found.matched[best]),
         to_int(found.class_id[best] + request.meta[c.IS_HOT] * c.NUM_CLASSES), best_num, best_expected,
     )  # fmt: skip

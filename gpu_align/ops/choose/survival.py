@@ -68,8 +68,8 @@ def survival_units(probability: float) -> int:
 class SurvivalTables(NamedTuple):
     """The tables of one drafter, on its device, for its K and its thresholds."""
 
-    #: [4 * NUM_CLASSES] int32, 0 to K: drafts after which the survival is below the threshold. The second quarter
-    #: is that of a memory of related answers, the third that of a skeleton, the last that of a forced one.
+    #: [4 * NUM_CLASSES] int32, 0 to K: drafts after which the survival is below the threshold, for each value of
+    #: `TextRules.limits`.
     max_draft_len: torch.Tensor
     #: [4 * NUM_CLASSES, K + 1] int32 in units of 1/`SURVIVAL_ONE`: how many of the first ``min(n, max_draft_len)``
     #: drafts are accepted. A kernel loads this beside `max_draft_len`, not after it.

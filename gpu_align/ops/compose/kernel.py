@@ -59,10 +59,10 @@ def _replay_edits(request, edits, position, num, BLOCK_K: tl.constexpr):
 
 
 @triton.jit
-def _tokens_of(request, recipes, kind):
-    """The text of this kind; of recipes those of all, `MAX_TOKENS` each."""
-    p_text = tl.where(kind == c.TEXT_CONTEXT, request.tokens, request.prediction.tokens)
-    return tl.where(kind == c.TEXT_RECIPE, recipes.token_ids, p_text)
+def _tokens_of(request, recipes, source):
+    """The text of this source; of recipes those of all, `MAX_TOKENS` each."""
+    p_text = tl.where(source == c.TEXT_CONTEXT, request.tokens, request.prediction.tokens)
+    return tl.where(source == c.TEXT_RECIPE, recipes.token_ids, p_text)
 
 
 @triton.jit
@@ -78,9 +78,9 @@ def indentation_shift(request, recipes, choice):
     i = choice.position - matched - 1
     j = request.total - matched - 1
     shift = 0
-    is_copied = (recipes.num_indents > 0) & (choice.kind != c.TEXT_RECIPE) & (matched < c.MAX_MATCH)
+    is_copied = (recipes.num_indents > 0) & (choice.source != c.TEXT_RECIPE) & (matched < c.MAX_MATCH)
     if is_copied & (i >= 1) & (j > request.output_start):
-        p_text = _tokens_of(request, recipes, choice.kind) + i
+        p_text = _tokens_of(request, recipes, choice.source) + i
         p_output = request.tokens + j
         run = line_layout(recipes, tl.load(p_text))
         run_output = line_layout(recipes, tl.load(p_output))
@@ -107,8 +107,8 @@ def _shift_lanes(recipes, p_source, o_source, b_tokens, shift, m_copied):
 def write_draft(request, edits, recipes, choice, max_context_len, o_k, BLOCK_K: tl.constexpr):
     """``(tokens [BLOCK_K] int32, length)``."""
     position = choice.position
-    is_context = choice.kind == c.TEXT_CONTEXT
-    is_recipe = choice.kind == c.TEXT_RECIPE
+    is_context = choice.source == c.TEXT_CONTEXT
+    is_recipe = choice.source == c.TEXT_RECIPE
     indent_shift = indentation_shift(request, recipes, choice)
     num_prediction = tl.where(is_context | is_recipe, 0, choice.num)
     o_source, b_is_edit, length = _replay_edits(request, edits, position, num_prediction, BLOCK_K)
@@ -125,7 +125,7 @@ def write_draft(request, edits, recipes, choice, max_context_len, o_k, BLOCK_K: 
     o_source = tl.where(is_recipe, position * c.MAX_TOKENS + o_k, o_source)
     # A draft ends where the engine's row ends.
     length = tl.maximum(tl.minimum(length, max_context_len - request.total), 0)
-    p_text = _tokens_of(request, recipes, choice.kind)
+    p_text = _tokens_of(request, recipes, choice.source)
     p_source = tl.where(b_is_edit > 0, request.tokens, p_text) + o_source
     b_tokens = tl.load(p_source, mask=o_k < length, other=0)
     if indent_shift != 0:

@@ -84,11 +84,11 @@ def indentation_shift(request: Request, recipes: RecipeTable, choice: Choice) ->
     """
     tokens, matched = request.tokens, choice.matched
     i, j = choice.position - matched - 1, request.total - matched - 1
-    if choice.kind == c.TEXT_RECIPE or not len(recipes.indents) or matched >= c.MAX_MATCH:
+    if choice.source == c.TEXT_RECIPE or not len(recipes.indents) or matched >= c.MAX_MATCH:
         return 0
     if i < 1 or j <= request.output_start:
         return 0
-    text = tokens if choice.kind == c.TEXT_CONTEXT else request.prediction.tokens
+    text = tokens if choice.source == c.TEXT_CONTEXT else request.prediction.tokens
     for here, before in ((text[i], text[i - 1]), (tokens[j], tokens[j - 1])):
         if line_layout(recipes, here) <= 0 or line_layout(recipes, before) != c.LINE_END:
             return 0
@@ -124,10 +124,10 @@ def write_draft(
     """
     position, length, replays = choice.position, choice.num, 0
     shift = indentation_shift(request, recipes, choice)
-    if choice.kind == c.TEXT_RECIPE:
+    if choice.source == c.TEXT_RECIPE:
         for k in range(length):
             draft[k] = recipes.token_ids[position * c.MAX_TOKENS + k]
-    elif choice.kind == c.TEXT_CONTEXT:
+    elif choice.source == c.TEXT_CONTEXT:
         period = request.total - position
         if not c.wraps_around(choice.matched, period):
             length = min(length, period)

@@ -7,11 +7,10 @@ MAX_MATCH = 64
 #: The order of matches is one key of 31 bits: ``(length - 1) * TIE`` plus the tie order, which is below `TIE`.
 TIE = 1 << 25
 
-#: Candidates: the best matches in the prediction, then the cursor and so many positions ahead of it, then the best
-#: matches in the context.
+#: Candidates: the best matches in the prediction, then the cursor and the position after it, then the best matches
+#: in the context.
 NUM_MATCHES = AT_CURSOR = 4
-CURSOR_AHEAD = 1
-FIRST_CONTEXT = AT_CURSOR + 1 + CURSOR_AHEAD
+FIRST_CONTEXT = AT_CURSOR + 2
 NUM_CANDIDATES = FIRST_CONTEXT + NUM_MATCHES
 
 

@@ -55,7 +55,7 @@ def _lookups(request, bucket, cursor):
     b_near = tl.load(prediction.index.positions + begin + o_c, mask=m_prediction, other=0)
     ahead = o_way - c.WAYS
     o_cursor = cursor + ahead
-    m_cursor = (ahead >= 0) & (ahead <= c.CURSOR_AHEAD) & (o_cursor < prediction.length)
+    m_cursor = (ahead >= 0) & (ahead < c.FIRST_CONTEXT - c.AT_CURSOR) & (o_cursor < prediction.length)
     m_context &= (b_way > 0) & (b_way < context.length)
     o_position = tl.where(m_cursor, o_cursor, tl.where(m_context, b_way, b_near))
     return Lookups(m_context, m_cursor, o_position, m_prediction | m_context | m_cursor)
@@ -108,7 +108,7 @@ def _best_keys(lookups, b_matched, cursor, min_match):
 class Candidates(NamedTuple):
     """The positions from which the next tokens may be read, in the order that ties prefer."""
 
-    kind: Any  # [LANES] int32: of the text
+    source: Any  # [LANES] int32: of the text
     position: Any  # [LANES] int32; -1: there is no candidate
     matched: Any  # [LANES] int32
     token: Any  # [LANES] int32: what it expects next
@@ -121,17 +121,19 @@ def candidates(request, bucket, alignment, settings):
     b_matched = _compare(request, lookups, alignment)
     b_key = _best_keys(lookups, b_matched, cursor, settings.min_match)
     o_c = tl.arange(0, LANES)
-    b_kind = tl.where(o_c < c.FIRST_CONTEXT, request.prediction.kind, c.TEXT_CONTEXT)
+    b_source = tl.where(
+        o_c < c.FIRST_CONTEXT, c.unpack_rules(request.prediction.rules).source, c.TEXT_CONTEXT
+    )
     b_tie = b_key % c.TIE
-    b_position = tl.where(b_kind == c.TEXT_CONTEXT, b_tie, c.position_of(-b_tie + (c.TIE - 1), cursor))
+    b_position = tl.where(b_source == c.TEXT_CONTEXT, b_tie, c.position_of(-b_tie + (c.TIE - 1), cursor))
     b_position = tl.where(b_key >= 0, b_position, -1)
     b_length = tl.where(b_key >= 0, b_key // c.TIE + 1, 0)
-    for i in tl.static_range(c.CURSOR_AHEAD + 1):
+    for i in tl.static_range(c.FIRST_CONTEXT - c.AT_CURSOR):
         m_lookup = lookups.m_cursor & (lookups.position == cursor + i)
         matched = tl.max(tl.where(m_lookup, b_matched, -1), axis=0)
         m_here = (o_c == c.AT_CURSOR + i) & (matched >= 0)
         b_position = tl.where(m_here, cursor + i, b_position)
         b_length = tl.where(m_here, matched, b_length)
-    p_next = tl.where(b_kind == c.TEXT_CONTEXT, request.tokens, request.prediction.tokens) + b_position
+    p_next = tl.where(b_source == c.TEXT_CONTEXT, request.tokens, request.prediction.tokens) + b_position
     b_token = tl.load(p_next, mask=b_position >= 0, other=0)
-    return Candidates(b_kind, b_position, b_length, b_token)
+    return Candidates(b_source, b_position, b_length, b_token)

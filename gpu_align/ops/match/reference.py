@@ -16,7 +16,7 @@ class CandidateArrays(NamedTuple):
     """The positions to read the next tokens from, in the order that ties prefer; int64 [c.NUM_CANDIDATES] each."""
 
     #: Of the text.
-    kind: IntArray
+    source: IntArray
     #: -1 where there is no candidate.
     position: IntArray
     #: Tokens of the text from the position on; 0 where there is no candidate.
@@ -105,7 +105,7 @@ def candidates(
     most = min(max(total - request.output_start, 0), c.MAX_MATCH)
     for lane in range(c.NUM_CANDIDATES):
         in_context, key = lane >= c.FIRST_CONTEXT, int(found.key[lane])
-        found.kind[lane] = c.TEXT_CONTEXT if in_context else prediction.kind
+        found.source[lane] = c.TEXT_CONTEXT if in_context else c.unpack_rules(prediction.rules).source
         position, matched = -1, 0
         if key >= 0:
             tie = key % c.TIE

@@ -5,9 +5,8 @@ MAX_CONTEXT, MAX_TOKENS = 8, 16
 RECIPE_WAYS = 8
 #: A bit for each pack that a drafter may hold.
 ALL_PACKS = 2**31 - 1
-#: What the table says of a way's recipe, in columns: which it is, its drafts, and how many of them are expected to
-#: be accepted.
-RECIPE_ROW, RECIPE_LEN, RECIPE_EXPECTED = range(3)
+#: What the table says of a way's recipe, in columns: which it is, its drafts, how many of them are expected to be
+#: accepted, and nothing.
 RECIPE_COLUMNS = 4
 #: Output tokens among which the items of a shape are looked for.
 SHAPE_WINDOW = 32

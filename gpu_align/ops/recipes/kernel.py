@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from ..device import c
+from ..index.kernel import load_each
 from ..layout import Choice
 
 
@@ -93,8 +94,7 @@ def find_recipe(recipes, request, HAS_SHAPES: tl.constexpr):
     if HAS_SHAPES:
         shape_way, shape_pack = _find_shape(recipes, request)
         way = tl.where(shape_pack < pack, shape_way, way)
-    p_way = recipes.ways + way * c.RECIPE_COLUMNS
-    row = tl.load(p_way + c.RECIPE_ROW, mask=way >= 0, other=0)
-    num = tl.load(p_way + c.RECIPE_LEN, mask=way >= 0, other=0)
-    expected = tl.load(p_way + c.RECIPE_EXPECTED, mask=way >= 0, other=0)
-    return Choice(-1, c.TEXT_RECIPE, row, 0, row, num, expected)
+    row, num, expected = load_each(recipes.ways + tl.maximum(way, 0) * c.RECIPE_COLUMNS, 3)
+    m_way = way >= 0
+    row = tl.where(m_way, row, 0)
+    return Choice(-1, c.TEXT_RECIPE, row, 0, row, tl.where(m_way, num, 0), tl.where(m_way, expected, 0))

@@ -61,7 +61,5 @@ def find_recipe(recipes: RecipeTable, request: Request) -> Choice:
     if way < 0:
         return Choice(-1, c.TEXT_RECIPE, 0, 0, 0, 0, 0)
     found = recipes.ways[way // c.RECIPE_WAYS, way % c.RECIPE_WAYS]
-    row = to_int(found[c.RECIPE_ROW])
-    return Choice(
-        -1, c.TEXT_RECIPE, row, 0, row, to_int(found[c.RECIPE_LEN]), to_int(found[c.RECIPE_EXPECTED])
-    )
+    row = to_int(found[0])
+    return Choice(-1, c.TEXT_RECIPE, row, 0, row, to_int(found[1]), to_int(found[2]))

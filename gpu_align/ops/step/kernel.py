@@ -17,7 +17,7 @@ from ..recipes.table import RecipeTable
 @triton.jit
 def load_request(state, settings, slot, p_tokens, total):
     p_meta = state.slot_meta + slot * c.SLOT_META
-    base, length, shift, output_start, uses_context, packs, kind = load_each(p_meta, c.IS_HOT)
+    base, length, shift, output_start, uses_context, packs, rules = load_each(p_meta, c.IS_HOT)
     index = PredictionIndex(state.positions + base, state.offsets + base, shift)
     p_ways = state.context_index + slot * c.num_ways(settings.context_shift)
     context_index = ContextIndex(p_ways, settings.context_shift)
@@ -26,7 +26,7 @@ def load_request(state, settings, slot, p_tokens, total):
         total,
         tl.load(p_tokens + total - 1, mask=total > 0, other=0),
         output_start,
-        SourceText(state.prediction_tokens + base, length, index, kind),
+        SourceText(state.prediction_tokens + base, length, index, rules),
         SourceText(p_tokens, total * uses_context, context_index, c.TEXT_CONTEXT),
         packs,
         p_meta,
@@ -62,7 +62,7 @@ def _end_of(b_tokens, length, p_meta, vocab_size, o_k, BLOCK_K: tl.constexpr):
 def _read_confidence(tables, recipes, choice, o_k, K: tl.constexpr):
     """[BLOCK_K] float32: of all drafts of a choice. How many are left of them is not waited for."""
     p_recipe = recipes.confidence + choice.row * c.MAX_TOKENS
-    p_row = tl.where(choice.kind == c.TEXT_RECIPE, p_recipe, tables.confidence + choice.row * K)
+    p_row = tl.where(choice.source == c.TEXT_RECIPE, p_recipe, tables.confidence + choice.row * K)
     return tl.load(p_row + o_k, mask=o_k < choice.num, other=0.0)
 
 
@@ -121,7 +121,7 @@ def step_kernel(
         b_confidence = _read_confidence(tables, recipes, choice, o_k, K)
         b_tokens, length = write_draft(request, edits, recipes, choice, max_context_len, o_k, BLOCK_K)
         length = _end_of(b_tokens, length, request.meta, settings.vocab_size, o_k, BLOCK_K)
-        source = c.source_of(choice.kind, length)
+        source = tl.where(length > 0, choice.source, 0)
     last = tl.where((request.last >= 0) & (request.last < settings.vocab_size), request.last, 0)
     m_k = o_k < K
     o_out = i_b.to(tl.int64) * K + o_k

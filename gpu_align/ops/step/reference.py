@@ -81,7 +81,7 @@ def load_request(
         total,
         int(tokens[total - 1]) if total > 0 else 0,
         int(meta[c.OUTPUT_START]),
-        SourceText(state.prediction_tokens[base : base + length], length, index, to_int(meta[c.TEXT_KIND])),
+        SourceText(state.prediction_tokens[base : base + length], length, index, to_int(meta[c.TEXT_RULES])),
         SourceText(tokens, total * int(meta[c.USES_CONTEXT]), context_index, c.TEXT_CONTEXT),
         to_int(meta[c.RECIPE_PACKS]),
         meta,
@@ -180,8 +180,8 @@ def step_reference(
             choice = choose_draft(request, bucket, recipe, alignment, tables, settings, found)
             length, _ = write_draft(request, edits, recipes, choice, width, draft)
             length = _end_of(draft, length, request.meta, settings.vocab_size)
-            source = c.source_of(choice.kind, length)
-            is_recipe = choice.kind == c.TEXT_RECIPE
+            source = choice.source if length > 0 else 0
+            is_recipe = choice.source == c.TEXT_RECIPE
             confidence = recipes.confidence[choice.row] if is_recipe else tables.confidence[choice.row]
         draft[length:] = request.last if 0 <= request.last < settings.vocab_size else 0
         for k in range(K):

@@ -87,7 +87,7 @@ def _count_right(
             position, length = found.position[r, c], 0
             while length < min(found.remaining[r, c], most[r]):
                 at = position + length
-                is_context = found.kind[r, c] == TEXT_CONTEXT
+                is_context = found.source[r, c] == TEXT_CONTEXT
                 token = tokens[at] if is_context else state.prediction_tokens[base + at]
                 if token != tokens[totals[r] + length]:
                     break
@@ -158,7 +158,7 @@ def observe(
 
 def _distinct(found: CandidateArrays) -> npt.NDArray[np.bool_]:
     """[R, C]: live candidates, each place once: one both matched and near the cursor counts as the match."""
-    places = np.where(found.kind == TEXT_CONTEXT, -2 - found.position, found.position)
+    places = np.where(found.source == TEXT_CONTEXT, -2 - found.position, found.position)
     same = places[:, :, None] == places[:, None, :]
     earlier = np.tril(np.ones(same.shape[1:], dtype=bool), -1) & (found.remaining > 0)[:, None, :]
     distinct: npt.NDArray[np.bool_] = (found.remaining > 0) & ~(same & earlier).any(axis=2)

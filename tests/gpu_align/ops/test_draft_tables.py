@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_align.ops.choose import ADHERENCE_LOST, ALIGNMENT_CONTEXT, NUM_CLASSES, SURVIVAL_ONE, limits_of
+from gpu_align.ops.choose import ADHERENCE_LOST, ALIGNMENT_CONTEXT, NUM_CLASSES, SURVIVAL_ONE
 from gpu_align.ops.choose.survival import KNOTS, SurvivalTables, fit_curves, lost_classes, read_survival
 from gpu_align.ops.layout import FIRST_GAP, text_kind
 
@@ -43,7 +43,7 @@ def test_thresholds():
 def test_limits_of_a_text(tokens, memory, related, drafts):
     curves = np.array([[0.7, 0.29, 0.15, 0.06]] * NUM_CLASSES) * SURVIVAL_ONE
     tables = SurvivalTables.from_survival(curves.astype(np.int32), "cpu", 0.05, 0.6)
-    row = limits_of(text_kind(tokens, memory, related))
+    row = text_kind(tokens, memory, related).limits * NUM_CLASSES
     beside = 3 * ALIGNMENT_CONTEXT
     classes = int(np.flatnonzero(lost_classes())[0]), beside + ADHERENCE_LOST, beside + ADHERENCE_LOST + 1
     assert tuple(int(tables.max_draft_len[row + class_id]) for class_id in classes) == drafts

@@ -15,7 +15,7 @@ from gpu_align import DrafterConfig, RecipePack, Recipes, Source
 from gpu_align.ops.choose import SURVIVAL_ONE
 from gpu_align.ops.compose import LINE_END, NUM_RUNS
 from gpu_align.ops.layout import Request, as_arrays
-from gpu_align.ops.recipes import ALL_PACKS, RECIPE_LEN, RECIPE_WAYS
+from gpu_align.ops.recipes import ALL_PACKS, RECIPE_WAYS
 from gpu_align.ops.recipes import SHAPE_IDENTIFIER as IDENTIFIER
 from gpu_align.ops.recipes import SHAPE_SPACE as SPACE
 from gpu_align.ops.recipes import SHAPE_START as START
@@ -250,4 +250,4 @@ def test_what_changes_the_table_is_not_shared(changed: dict[str, Any]) -> None:
     recipes = rules()
     one, other = (engine.drafter._recipes for engine in (made(recipes), made(recipes, **changed)))
     assert one.keys is not other.keys
-    assert (one.ways[..., RECIPE_LEN].max(), other.ways[..., RECIPE_LEN].max()) == (3, 2)
+    assert (one.ways[..., 1].max(), other.ways[..., 1].max()) == (3, 2)
