@@ -1,12 +1,14 @@
-"""Scripts of the documentation and its examples as modules; repositories to read edits from."""
+"""Scripts of the documentation and its examples as modules; the command, Python and Git, run."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -21,6 +23,26 @@ def load(path: str) -> ModuleType:
         sys.modules[name] = importlib.util.module_from_spec(spec)  # FastAPI looks annotations up there
         spec.loader.exec_module(sys.modules[name])
     return sys.modules[name]
+
+
+def command(*arguments: object, **more: Any) -> Any:
+    """What ``gpu-align`` makes of arguments: exit code, output, standard error."""
+    from typer.testing import CliRunner
+
+    from gpu_align.tools.cli import app
+
+    return CliRunner().invoke(app, [*map(str, arguments)], **more)
+
+
+def python(code: str, *arguments: str, folder: Path = ROOT, code_of: int = 0, **env: str) -> tuple[str, str]:
+    """Standard output and error of a Python of its own, with the checkout; `code_of` is its exit code."""
+    path = os.pathsep.join([*filter(None, [env.pop("PYTHONPATH", "")]), str(folder), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=folder, env={**os.environ, "PYTHONPATH": path, **env},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == code_of, done.stderr
+    return done.stdout.strip(), done.stderr.strip()
 
 
 def git(repo: Path, *arguments: str) -> str:

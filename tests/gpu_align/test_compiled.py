@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,8 +14,8 @@ import torch
 from gpu_align.ops import jit as _jit
 from gpu_align.ops.step.reference import StepReference
 from tests.gpu_align.engine import Engine, edited
+from tests.modules import ROOT, python
 
-ROOT = Path(__file__).parents[2]
 compiled_only = pytest.mark.skipif(not _jit.COMPILED, reason="needs Numba")
 #: As much as an int32 holds: what arithmetic on NumPy's scalars would overflow with.
 HOSTILE = (-(2**31), -1, 2**31 - 1)
@@ -43,17 +41,6 @@ def drafts(num_seeds: int) -> list[object]:
     return found
 
 
-def run(code: str, root: Path = ROOT, **env: str) -> str:
-    """What a Python of its own prints, with the package at `root`."""
-    path = os.pathsep.join(map(str, (root, ROOT)))
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, env={**os.environ, "PYTHONPATH": path, **env},
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_without_numba_plain_python_drafts_the_same_and_never_overflows() -> None:
     code = """import json, sys, warnings
 sys.modules["numba"] = None
@@ -62,7 +49,13 @@ from tests.gpu_align.test_compiled import drafts
 assert not _jit.COMPILED
 warnings.simplefilter("error")
 print(json.dumps(drafts(8)))"""
-    assert json.loads(run(code)) == drafts(8)
+    assert json.loads(python(code)[0]) == drafts(8)
+
+
+def test_what_looks_through_all_modules_meets_no_invalid_function() -> None:
+    """As vLLM does on the CPU when an engine starts."""
+    pytest.importorskip("numba")
+    assert vars(sys.modules["llvmlite.binding.ffi"].lib) == {}
 
 
 @compiled_only
@@ -101,7 +94,7 @@ def twice(x):
     cache = tmp_path / "cache"
 
     def start() -> tuple[int, int]:
-        file, hits, found = json.loads(run(code, tmp_path, NUMBA_CACHE_DIR=str(cache)))
+        file, hits, found = json.loads(python(code, folder=tmp_path, NUMBA_CACHE_DIR=str(cache))[0])
         assert Path(file).is_relative_to(tmp_path)
         return hits, found
 

@@ -28,7 +28,7 @@ def test_it_tells_the_source_and_the_place_of_what_the_drafter_drafts(
     engine = Engine("reference", max_slots=1, T=WIDTH, N=64, K=K, vocab=VOCABULARY, config=config)
     engine.add(0, prediction, prompt)
     explainer = Explainer(prediction, len(prompt), K, config, max_context_len=WIDTH)
-    seen = set()
+    seen, others = set(), 0
     done = 0
     while done <= len(output):
         tokens = prompt + output[:done]
@@ -50,6 +50,7 @@ def test_it_tells_the_source_and_the_place_of_what_the_drafter_drafts(
             assert copied or "as before" in chosen.why
             assert 0 < chosen.expected <= K
             assert chosen not in explanation.others
+            others += len(explanation.others)
             seen.add(chosen.why)
         assert 0 <= explanation.cursor <= len(prediction)
         in_sync, cursor, *_ = standing_of(engine.drafter, 0)
@@ -58,6 +59,7 @@ def test_it_tells_the_source_and_the_place_of_what_the_drafter_drafts(
         engine.write(0, output[done : done + width])
         done += width
     assert len(seen) >= 2
+    assert others
 
 
 TEXT, REST = list(range(100, 140)), list(range(20, 30))

@@ -5,31 +5,40 @@ Where Triton has no wheels (macOS, Windows), all but the kernels is imported and
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.modules import ROOT, python
+
 PACKAGE = ROOT / "gpu_align"
+#: The packages that are loaded, but for Python's own and those loaded so far.
+LOADED = """
+import sys
+def packages(): return {name.partition(".")[0] for name in sys.modules}
+known = packages() | sys.stdlib_module_names
+"""
 
 
 def test_importing_needs_the_core_dependencies_only():
     """Nor does it try Numba, which takes longer to import than the library: a drafter on the CPU does that."""
     code = """
-import sys, numpy, torch, triton
-def packages(): return {name.partition(".")[0] for name in sys.modules}
-before = packages() | sys.stdlib_module_names
 from gpu_align import *
 from gpu_align.policies import *
 from gpu_align.predictors import *
 import gpu_align.ops.choose.survival, gpu_align.ops.lcs
-found = packages() - before
-assert found == {"gpu_align"}, found
+print(packages() - known)
 """
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    assert python(f"import numpy, torch, triton\n{LOADED}{code}") == ("{'gpu_align'}", "")
+
+
+@pytest.mark.parametrize(
+    ("module", "unused"),
+    [("gpu_align.policies", {"torch"}), ("gpu_align.tools.cli", {"torch", "numpy", "yaml"})],
+)
+def test_importing_is_quick(module, unused):
+    """`--help` and completion answer at once."""
+    assert python(f"{LOADED}import {module}\nprint(packages() & {unused})") == ("set()", "")
 
 
 def test_data_files_are_packaged():
@@ -86,15 +95,7 @@ except ImportError as error:
 
 def test_all_but_kernels_runs(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['triton'] = None\n")
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-    env.pop("TRITON_INTERPRET", None)
-    done = subprocess.run(
-        [sys.executable, "-c", CODE], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    assert "[[14, 15, 16, 17]] [4]\n" in done.stdout
-    assert "None True\n" in done.stdout
-    assert (
-        "backend: expected Triton, which has wheels for Linux on x86_64 and aarch64, found none"
-        in done.stdout
-    )
+    told, _ = python(CODE, folder=tmp_path, TRITON_INTERPRET="0")
+    assert "[[14, 15, 16, 17]] [4]\n" in told
+    assert "None True\n" in told
+    assert "backend: expected Triton, which has wheels for Linux on x86_64 and aarch64, found none" in told

@@ -8,7 +8,6 @@ import importlib.util
 import json
 import random
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -35,6 +34,7 @@ from gpu_align.recipes import learn
 from gpu_align.simulate import Record, load_tokenizer, make_policies, replay, simulate
 from gpu_align.tools.html import Origin
 from gpu_align.tools.simulate.policies import our_drafter
+from tests.modules import command
 
 lcs_seq = pytest.importorskip("rapidfuzz.distance").LCSseq
 
@@ -200,11 +200,6 @@ def test_a_draft_is_a_short_slice_of_what_is_known(
         known += step
 
 
-def test_policies_never_import_torch() -> None:
-    code = "import sys; from gpu_align.policies import *; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def drafts_of(policy: TokenPredictor, prediction: Ids, steps: Sequence[Ids], k: int = 64) -> Ids:
     """What it drafts after these steps."""
     begin(policy, [], prediction, k)
@@ -341,16 +336,12 @@ def after_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]
 
 def test_a_predictor_of_the_docs_runs_in_the_simulator(after_pair: Any, tmp_path: Path) -> None:
     pytest.importorskip("typer")
-    from typer.testing import CliRunner
-
-    from gpu_align.tools.cli import app
-
     row = {"id": "a", "prompt": [1, 2, 3], "prediction": [4, 5, 6, 7, 8, 9], "output": [4, 5, 6, 7, 1, 9]}
     (tmp_path / "pairs.jsonl").write_text(json.dumps(row))
     sys.modules.pop("after_pair")
     names = ["cursor", "after_pair:AfterPair"]
     options = [text for name in names for text in ("--policy", name)]
-    done = CliRunner().invoke(app, ["simulate", "pairs.jsonl", *options, "--json", "out.json"])
+    done = command("simulate", "pairs.jsonl", *options, "--json", "out.json")
     assert done.exit_code == 0, done.output
     found = json.loads((tmp_path / "out.json").read_text())["policies"]
     assert list(found) == names
@@ -376,18 +367,3 @@ def test_options_of_a_predictor(path: str, same: TokenPredictor) -> None:
     policy.dispose()
     with pytest.raises(RuntimeError, match="disposed"):  # figures would not be its own
         replay(policy, RECORDS[0], 8)
-
-
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("no_such_module:Class", "cannot import 'no_such_module'"),
-        ("gpu_align.predictors:Nothing", "expected a class or a function in 'gpu_align.predictors'"),
-        ("gpu_align.predictors:InputLookupTokenPredictor?x=1", "unexpected keyword argument 'x'"),
-        ("gpu_align.predictors:InputLookupTokenPredictor?pattern_length", "bad query"),
-        ("builtins:dict", "expected a TokenPredictor, found dict"),
-    ],
-)
-def test_bad_import_paths(path: str, message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        make_policies([path], RECORDS, 8)

@@ -15,11 +15,9 @@ from hypothesis import strategies as st
 pytest.importorskip("yaml")
 pytest.importorskip("typer")
 import yaml
-from typer.testing import CliRunner
 
 from gpu_align import Source
 from gpu_align.tools import report
-from gpu_align.tools.cli import app
 from gpu_align.tools.html import Origin
 from gpu_align.tools.step_log import (
     MAX_PREFIX,
@@ -32,6 +30,7 @@ from gpu_align.tools.step_log import (
     dump,
     read_step_log,
 )
+from tests.modules import command
 
 #: A file as the plugin writes it.
 FILE = Path(__file__).with_name("step_log.yaml")
@@ -104,10 +103,6 @@ def test_any_text_is_read_as_it_was_written(text: str) -> None:
     assert read["own_text"] == read["new_lines"][0]["text"] == read["prefix"]["text"] == text
 
 
-def run(*arguments: object) -> Any:
-    return CliRunner().invoke(app, ["report", *map(str, arguments)])
-
-
 def written(tmp_path: Path, content: Any) -> Path:
     file = tmp_path / "log.yaml"
     file.write_text(content if isinstance(content, str) else yaml.safe_dump(content, sort_keys=False))
@@ -118,11 +113,12 @@ def test_the_table_and_the_page_show_every_step(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     document = changed("steps.1.candidate.why", "because <b>")
     document["steps"].insert(1, {**document["steps"][0], "own_text": " <x>"})
-    result = run(written(tmp_path, document), "--html", page)
+    result = command("report", written(tmp_path, document), "--html", page)
     assert result.exit_code == 0, result.output
     told = " ".join(result.output.split())
     for words in (
-        "8 tokens in 4 steps, 2.0 a step; 4 drafts accepted, 1 rejected", "1 → 3", "because <b> (expected 2.5)",
+        "8 tokens in 4 steps, 2.0 a step; 4 drafts accepted, 1 rejected",
+        "1 3 prediction 3 3 2 1 → 3 12 because <b> (expected 2.5)",
     ):  # fmt: skip
         assert words in told
     text = page.read_text()
@@ -219,7 +215,7 @@ def test_sums_sources_and_reasons(folder: Path) -> None:
 
 def test_the_command(folder: Path, tmp_path: Path) -> None:
     out, page = tmp_path / "o.json", tmp_path / "o.html"
-    result = run(folder, "--json", out, "--html", page, "--top", 1)
+    result = command("report", folder, "--json", out, "--html", page, "--top", 1)
     assert result.exit_code == 0, result.output
     assert result.stderr.startswith("note: torn.yaml: ")
     assert "3 requests, 12 tokens in 7 steps, 1.7 a step; 5 drafts accepted, 8 rejected;" in result.stdout
@@ -237,7 +233,7 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
 
 def test_a_file_has_json_too(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "o.json"
-    assert run(folder / "a.yaml", "--json", out).exit_code == 0
+    assert command("report", folder / "a.yaml", "--json", out).exit_code == 0
     found = json.loads(out.read_text())
     assert (found["request_id"], found["steps"], found["accepted"]) == ("good", 2, 4)
     assert found["by_source"] == {"prediction": {"drafted": 4, "accepted": 4}}

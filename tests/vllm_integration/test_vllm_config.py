@@ -284,7 +284,7 @@ def test_a_drafter_that_cannot_be_had_ends_the_start(
 ) -> None:
     monkeypatch.setenv("GPU_ALIGN_DRAFTER", given)
     with pytest.raises(ValueError, match=message):
-        engine_config._take_inner_drafter(known(v2=v2))
+        post_init(known(v2=v2))
 
 
 # A survival table of one's own.

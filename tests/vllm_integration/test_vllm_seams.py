@@ -6,7 +6,6 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
-import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 
 from gpu_align.tools import doctor as library
+from tests.modules import python
 from tests.vllm_integration.fakes import config
 from vllm_integration import doctor
 from vllm_integration.config import engine_config
@@ -43,10 +43,7 @@ HEAVY = (
 @pytest.mark.parametrize("code", [LOOK_UP, REGISTER], ids=["look up", "register"])
 def test_all_names_are_found_and_registered_without_an_import(code: str) -> None:
     """In a fresh interpreter: what `register()` does depends on what has been imported."""
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}\n{HEAVY}"], capture_output=True, text=True, timeout=120
-    )
-    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+    assert python(f"{code}\n{HEAVY}") == ("[]", "")
 
 
 def test_the_command_looks_into_a_directory_and_into_a_wheel(
@@ -332,6 +329,9 @@ def test_a_name_that_is_gone_makes_it_unusable_where_it_is_of_the_core() -> None
         assert lost == {f"without {group}" for group in changed.groups if GROUPS[group].costs}
     all_gone = [*doctor.names([SeamStatus(each, "missing") for each in SEAMS], "fix")]
     assert any(f"and {len(SEAMS) - 5} more" in finding.found for finding in all_gone)
+    bodies = [SeamStatus(each, "found", body="another") for each in SEAMS]
+    for some, more in ((bodies, f" and {len(SEAMS) - 5} more"), (bodies[:5], "")):
+        assert source_probe.difference(some).endswith(f"{some[4].seam.name}{more}")
 
 
 @pytest.mark.parametrize(

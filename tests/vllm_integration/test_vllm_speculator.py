@@ -304,6 +304,17 @@ def test_no_rank_goes_on_alone(
     assert propose(speculator, [0]).shape == (1, K)
 
 
+def test_a_drafter_that_cannot_be_made_reports_why(
+    make_speculator: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
+) -> None:
+    monkeypatch.setattr(module, "DraftReporter", out_of_memory)
+    speculator = make_speculator()
+    speculator.report()(output := SimpleNamespace())
+    found = take(output)
+    assert found is not None
+    assert list(found.faults) == ["drafting"]
+
+
 def test_the_first_request_compiles_nothing(
     tmp_path: Path,
     make_speculator: Callable[..., Any],

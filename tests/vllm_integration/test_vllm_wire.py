@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import vllm_integration
 from vllm_integration.seams.guard import shown_error, shown_id
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.request import KEY, PredictedOutputParams, Prediction, TextKind
@@ -42,7 +43,7 @@ def test_token_ids_round_trip(token_ids: list[int]) -> None:
     ],
 )
 def test_params_of_the_offline_api(given: dict[str, Any], prediction: Any) -> None:
-    params = PredictedOutputParams(**given)
+    params = vllm_integration.PredictedOutputParams(**given)
     assert params.to_extra_args() == ({} if prediction is None else {KEY: prediction})
     assert params.has_prediction() == (prediction is not None)
     assert repr(params) == "PredictedOutputParams(...)"

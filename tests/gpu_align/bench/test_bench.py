@@ -19,16 +19,15 @@ import pytest
 pytest.importorskip("typer")
 pytest.importorskip("httpx")
 pytest.importorskip("prometheus_client")
-from typer.testing import CliRunner
 
 from gpu_align.tools.bench import measure, servers
 from gpu_align.tools.bench.client import Counts
 from gpu_align.tools.bench.data import Pair, edited, make_predictions, read_pairs, resemblance, shipped_pairs
 from gpu_align.tools.bench.measure import ASKED_FOR, MODES, turns
-from gpu_align.tools.cli import app
 from gpu_align.tools.inputs import EditError
 from tests.gpu_align.bench import fake_openai
 from tests.gpu_align.bench.fake_openai import PAIRS, WASTED, WORDS, Fake, alive, wait_until
+from tests.modules import command
 
 
 @pytest.fixture
@@ -40,16 +39,14 @@ def dataset(tmp_path: Path) -> Path:
 
 
 def run(*arguments: object) -> Any:
-    return CliRunner().invoke(
-        app, ["bench", *map(str, arguments)], env={"OPENAI_API_KEY": None, "COLUMNS": "160"}
-    )
+    return command("bench", *arguments, env={"OPENAI_API_KEY": None, "COLUMNS": "160"})
 
 
 def bench(fake: Fake, dataset: Path, *arguments: object, code: int = 0) -> dict[str, Any]:
     out = dataset.with_suffix(".json")
     done = run("--base-url", fake.url, dataset, "--json", out, *arguments)
     assert done.exit_code == code, done.output
-    return {**json.loads(out.read_text()), "printed": done.stdout}
+    return {**json.loads(out.read_text()), "printed": done.stdout, "told": done.stderr}
 
 
 def by_key(found: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
@@ -146,6 +143,9 @@ def test_one_round(dataset: Path, name: str) -> None:
     assert {key: run[key] for key in expected} == expected
     assert by_key(found)["none", 2]["identical"] == "yes"
     assert (words.removeprefix("!") in found["printed"]) == (words[0] != "!")
+    assert re.search(
+        r"about [\d,]+ tokens, at [\d,]+ a second in the first run: at most \d+ s", found["told"]
+    )
     # Each request is prefilled anew, where the server knows how.
     salts = {body.get("cache_salt") for body in fake.bodies} - {None}
     assert len(salts) == (len(fake.bodies) if fake.vllm else 0)
@@ -333,7 +333,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Started:
 def serve(dataset: Path, *arguments: object) -> tuple[Any, dict[str, Any]]:
     out = dataset.with_suffix(".json")
     flags = ("--serve", "tiny", dataset, "--json", out, "--concurrency", 2, "--rounds", 1)
-    done = CliRunner().invoke(app, ["bench", *map(str, (*flags, *arguments))])
+    done = command("bench", *flags, *arguments)
     return done, json.loads(out.read_text()) if out.exists() else {}
 
 

@@ -8,27 +8,21 @@ import os
 import random
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("typer")
 pytest.importorskip("mistral_common")
 
-from typer.testing import CliRunner
-
 import gpu_align
 from gpu_align import RecipePack
 from gpu_align.simulate import runnable_policy_names
-from gpu_align.tools.cli import app
 from gpu_align.tools.console import EXAMPLES
 from gpu_align.tools.doctor import Finding
 from tests.gpu_align.recipes.test_learn import records
 from tests.gpu_align.test_simulate import lines
-from tests.modules import ROOT, git, load
+from tests.modules import ROOT, command, git, load, python
 from vllm_integration.demo.command import EXAMPLE as DEMO
 
 OLD = "def load(path):\n    with open(path) as file:\n        return file.read()\n"
@@ -44,14 +38,14 @@ def test_the_page_has_each_command_once() -> None:
     assert headings == ["gpu-align", *COMMANDS]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_help_has_an_example(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_help_has_an_example(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    result = CliRunner().invoke(app, [*command.split(), "--help"])
+    result = command(*name.split(), "--help")
     assert result.exit_code == 0
     _, examples, lines = result.output.partition("Examples:")
     assert examples
-    assert f"gpu-align {command}" in lines
+    assert f"gpu-align {name}" in lines
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +96,9 @@ def test_an_example_runs(line: str, folder: Path, monkeypatch: pytest.MonkeyPatc
     for name in ("examine", "examine_server"):
         monkeypatch.setattr(f"gpu_align.tools.doctor.{name}", lambda *_: findings)
     monkeypatch.chdir(folder)
-    result = CliRunner().invoke(app, shlex.split(line)[1:])
+    result = command(*shlex.split(line)[1:])
     assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("{") == line.endswith("--json"), "JSON is printed where it is asked for"
     written = [word for before, word in zip(line.split(), line.split()[1:], strict=False)
                if before in ("--json", "--html") and "." in word]  # fmt: skip
     for name in written:
@@ -117,10 +112,6 @@ PAIRS = [
 ]
 
 
-def run(*arguments: object) -> Any:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
 @pytest.fixture
 def pairs(tmp_path: Path) -> Path:
     path = tmp_path / "pairs.jsonl.gz"
@@ -129,7 +120,7 @@ def pairs(tmp_path: Path) -> Path:
 
 
 def test_every_policy_runs_by_default(pairs: Path, tmp_path: Path) -> None:
-    result = run("simulate", pairs, "--json", tmp_path / "o.json", "--html", tmp_path / "o.html")
+    result = command("simulate", pairs, "--json", tmp_path / "o.json", "--html", tmp_path / "o.html")
     assert result.exit_code == 0, result.output
     found = json.loads((tmp_path / "o.json").read_text())
     assert found["num_draft_tokens"] == 32
@@ -142,6 +133,7 @@ def test_every_policy_runs_by_default(pairs: Path, tmp_path: Path) -> None:
         assert [pair["id"] for pair in policy["pairs"]] == ["a", "b"]
         for count in ("output_tokens", "steps", "accepted", "rejected"):
             assert policy[count] == sum(pair[count] for pair in policy["pairs"])
+        assert policy["rejected_per_accepted"] == policy["rejected"] / policy["accepted"]
         assert name[:20] in result.output
     assert (tmp_path / "o.html").read_text().startswith("<!doctype html>")
 
@@ -149,13 +141,13 @@ def test_every_policy_runs_by_default(pairs: Path, tmp_path: Path) -> None:
 def test_chosen_policies_and_k(pairs: Path, tmp_path: Path) -> None:
     out = tmp_path / "o.json"
     options = ["--policy", "prompt_lookup", *("--policy", "cursor") * 2, "-k", 8, "--json", out]
-    assert run("simulate", pairs, *options).exit_code == 0
+    assert command("simulate", pairs, *options).exit_code == 0
     found = json.loads(out.read_text())
     assert (found["num_draft_tokens"], list(found["policies"])) == (8, ["prompt_lookup", "cursor"])
     cursor = found["policies"]["cursor"]["pairs"][0]
     # 1; then 9 + 9 + 9 with full acceptance; 1 accepted of 8 and the 99; then one by one.
     assert (cursor["steps"], cursor["accepted"], cursor["rejected"]) == (1 + 3 + 1 + 30, 25, 7)
-    assert run("simulate", pairs, *options, "--draft-in-prefill").exit_code == 0
+    assert command("simulate", pairs, *options, "--draft-in-prefill").exit_code == 0
     cursor = json.loads(out.read_text())["policies"]["cursor"]["pairs"][0]
     # 9 + 9 + 9; 2 accepted of 8 and the 99; then one by one.
     assert (cursor["steps"], cursor["accepted"], cursor["rejected"]) == (3 + 1 + 30, 26, 6)
@@ -165,24 +157,8 @@ def test_chosen_policies_and_k(pairs: Path, tmp_path: Path) -> None:
 def test_a_missing_extra_is_one_line(package: str) -> None:
     """In a process of its own, where `package` cannot be imported."""
     code = f"import sys; sys.modules[{package!r}] = None; from gpu_align.tools import main; sys.exit(main())"
-    command = [sys.executable, "-c", code, "bench", "--base-url", "http://localhost:9/v1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
-    assert (
-        done.stderr.strip()
-        == f'error: the gpu-align command needs {package}: pip install ".[cli]" in a checkout'
-    )
-
-
-def test_the_command_line_starts_without_torch() -> None:
-    """`--help` and completion answer at once."""
-    code = (
-        "import sys, gpu_align.tools.cli; print([m for m in ('torch', 'numpy', 'yaml') if m in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert done.stdout.strip() == "[]"
+    _, told = python(code, "bench", "--base-url", "http://localhost:9/v1", code_of=1)
+    assert told == f'error: the gpu-align command needs {package}: pip install ".[cli]" in a checkout'
 
 
 def test_without_a_terminal_progress_is_a_line_now_and_then(
@@ -191,7 +167,7 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(
     told = [f"replaying cursor: {percent} %" for percent in (0, 95, 95, 100)]
     for seconds, expected in ((0.0, told), (900.0, [])):
         monkeypatch.setattr("gpu_align.tools.console.TELL_S", seconds)
-        lines = run("simulate", pairs, "--policy", "cursor").stderr.splitlines()
+        lines = command("simulate", pairs, "--policy", "cursor").stderr.splitlines()
         assert [line.partition(",")[0] for line in lines if line.startswith("replaying")] == expected
 
 
@@ -221,14 +197,14 @@ def outputs(tmp_path: Path) -> Path:
 @pytest.fixture
 def pack(tmp_path: Path, samples: Path) -> Path:
     path = tmp_path / "pack.json"
-    assert run("recipes", "observe", samples, "-o", path, *TEKKEN).exit_code == 0
+    assert command("recipes", "observe", samples, "-o", path, *TEKKEN).exit_code == 0
     return path
 
 
 def test_recipes_observe_writes_the_same_pack_plain_and_gzipped(tmp_path: Path, samples: Path) -> None:
     written = []
     for name in ("a.json", "b.json.gz"):
-        result = run("recipes", "observe", samples, "-o", tmp_path / name, *TEKKEN)
+        result = command("recipes", "observe", samples, "-o", tmp_path / name, *TEKKEN)
         assert result.exit_code == 0, result.output
         told = " ".join(result.stdout.split())
         assert "read 20 prompts, 60 samples" in told
@@ -239,14 +215,14 @@ def test_recipes_observe_writes_the_same_pack_plain_and_gzipped(tmp_path: Path, 
     assert gzip.decompress((tmp_path / "b.json.gz").read_bytes()) == (tmp_path / "a.json").read_bytes()
     packed = tmp_path / "samples.jsonl.gz"
     packed.write_bytes(gzip.compress(samples.read_bytes()))
-    named = run("recipes", "observe", packed, "-o", tmp_path / "c.json", *TEKKEN, "--task", "mine")
+    named = command("recipes", "observe", packed, "-o", tmp_path / "c.json", *TEKKEN, "--task", "mine")
     assert named.exit_code == 0
     assert RecipePack.load(tmp_path / "c.json").task == "mine"
 
 
 def test_recipes_report_and_merge(tmp_path: Path, pack: Path, outputs: Path) -> None:
     figures = tmp_path / "r.json"
-    result = run("recipes", "report", pack, outputs, *TEKKEN, "--json", figures)
+    result = command("recipes", "report", pack, outputs, *TEKKEN, "--json", figures)
     assert result.exit_code == 0, result.output
     found = json.loads(figures.read_text())
     assert list(found["tasks"]) == list(found["with_context"]) == ["task 0", "task 1"]
@@ -258,19 +234,19 @@ def test_recipes_report_and_merge(tmp_path: Path, pack: Path, outputs: Path) -> 
         assert task["tokens_per_step"] > 2
     assert "published" not in result.stdout
     shapes = tmp_path / "shapes.json"
-    assert run("recipes", "merge", "--shapes-only", "-o", shapes, pack, "base").exit_code == 0
+    assert command("recipes", "merge", "--shapes-only", "-o", shapes, pack, "base").exit_code == 0
     assert {entry.is_shape for entry in RecipePack.load(shapes).observed} == {True}
 
 
 def test_recipes_show(pack: Path) -> None:
-    result = run("recipes", "show", pack, "--top", 5, *TEKKEN)
+    result = command("recipes", "show", pack, "--top", 5, *TEKKEN)
     assert result.exit_code == 0, result.output
     loaded = RecipePack.load(pack)
     assert loaded.content_hash in result.stdout
     assert "records" in result.stdout
     assert "shape" in result.stdout
-    assert "#" in run("recipes", "show", pack).stdout  # ids, without a tokenizer
-    shipped = run("recipes", "show", "base", "--top", 3)
+    assert "#" in command("recipes", "show", pack).stdout  # ids, without a tokenizer
+    shipped = command("recipes", "show", "base", "--top", 3)
     assert "95,371 recipes" in shipped.stdout
 
 
@@ -291,7 +267,7 @@ def test_recipes_learn_makes_a_pack_of_ones_own(tmp_path: Path) -> None:
         files(tmp_path / name, a_py=TEXT * 5, b_txt="epsilon zeta\n" * 5)
     out = tmp_path / "own.json.gz"
     places = tmp_path / "one", tmp_path / "two"
-    result = run("recipes", "learn", "--out", out, *places, "--suffix", ".py")
+    result = command("recipes", "learn", "--out", out, *places, "--suffix", ".py")
     assert result.exit_code == 0, result.output
     pack = RecipePack.load(out)
     told = " ".join(result.stdout.split())
@@ -304,7 +280,7 @@ def test_recipes_learn_makes_a_pack_of_ones_own(tmp_path: Path) -> None:
     # Neither where the texts are nor when they were read.
     assert (pack.made_by, str(tmp_path) in str(pack)) == ("gpu-align recipes learn", False)
     before = out.read_bytes()
-    assert run("recipes", "learn", "--out", out, *reversed(places), "--suffix", ".py").exit_code == 0
+    assert command("recipes", "learn", "--out", out, *reversed(places), "--suffix", ".py").exit_code == 0
     assert out.read_bytes() == before
 
 
@@ -312,7 +288,7 @@ def test_recipes_learn_counts_what_is_no_text(tmp_path: Path) -> None:
     files(tmp_path / "a", x=TEXT * 5, y=TEXT * 5, z=b"\xff\xfe\x00", zero=b"a\0b", _hidden=TEXT, _git__x=TEXT)
     os.symlink(tmp_path / "a" / "x", tmp_path / "a" / "link")
     out = tmp_path / "own.json.gz"
-    result = run("recipes", "learn", "--out", out, tmp_path / "a")
+    result = command("recipes", "learn", "--out", out, tmp_path / "a")
     assert result.exit_code == 0, result.output
     told = " ".join(result.stdout.split())
     assert "read 1 file, 115 bytes, of 1 source; 2 skipped: not UTF-8 text; 1 skipped: the same again" in told

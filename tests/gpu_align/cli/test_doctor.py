@@ -13,18 +13,13 @@ from typing import Any
 import pytest
 
 pytest.importorskip("typer")
-from typer.testing import CliRunner
 
 import gpu_align
 from gpu_align.tools import console, doctor
-from gpu_align.tools.cli import app
 from gpu_align.tools.doctor import Finding
 from tests.gpu_align.bench.fake_openai import Fake
+from tests.modules import command
 from vllm_integration.seams.table import SEAMS
-
-
-def run(*arguments: str) -> Any:
-    return CliRunner().invoke(app, ["doctor", *arguments])
 
 
 def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +66,7 @@ def test_the_exit_code_is_the_verdict(
 ) -> None:
     out = tmp_path / "doctor.json"
     monkeypatch.setattr(doctor, "examine", lambda: iter(findings))
-    short, full, written = run(), run("-v"), run("--json", str(out))
+    short, full, written = (command("doctor", *more) for more in ((), ("-v",), ("--json", out)))
     assert {short.exit_code, full.exit_code, written.exit_code} == {exit_code}
     shown = [f"{ ({True: 'ok', False: 'FAIL', None: ''}[f.ok]):4} {f.what:17} {f.found}\n" for f in findings]
     above = [line for line, finding in zip(shown, findings, strict=True) if not finding.detail]
@@ -164,11 +159,11 @@ def test_a_self_check_that_crashes_or_hangs(monkeypatch: pytest.MonkeyPatch, cod
 def test_whether_predictions_arrive_at_a_server(server: dict[str, Any], code: int, words: str) -> None:
     """Through a gateway that drops fields which it does not know."""
     with Fake(**server) as fake:
-        done = run("--base-url", fake.url)
+        done = command("doctor", "--base-url", fake.url)
         assert done.exit_code == code
         assert words in done.output
         assert "python" not in done.output
         if "models" in server:
-            assert run("--base-url", fake.url, "--model", "b").exit_code == 0
+            assert command("doctor", "--base-url", fake.url, "--model", "b").exit_code == 0
         if "key" in server:
-            assert run("--base-url", fake.url, "--api-key", "k").exit_code == 0
+            assert command("doctor", "--base-url", fake.url, "--api-key", "k").exit_code == 0

@@ -20,20 +20,11 @@ from typing import Any
 import pytest
 
 pytest.importorskip("typer")
-from typer.testing import CliRunner
 
 from gpu_align.tools import inputs, main
 from gpu_align.tools.bench.client import BenchError, Client, http_client, proxy_for
-from gpu_align.tools.cli import app
 from gpu_align.tools.simulate.tokenizers import load_tokenizer
-from tests.modules import git
-
-ROOT = Path(__file__).parents[3]
-
-
-def run(*arguments: object) -> Any:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
+from tests.modules import ROOT, command, git
 
 # Git
 
@@ -191,7 +182,7 @@ def test_commands_read_pipes(
     monkeypatch.chdir(tmp_path)
     Path("old.py").write_bytes(OLD)
     Path("new.py").write_bytes(NEW)
-    result = run(*line.replace("PIPE", str(through_a_pipe(contents))).split())
+    result = command(*line.replace("PIPE", str(through_a_pipe(contents))).split())
     assert said in result.output
     assert "found none" not in result.output
     assert result.exception is None or isinstance(result.exception, SystemExit)
@@ -345,6 +336,7 @@ class OwnTokenizer(PreTrainedTokenizer):
         "simulate texts.jsonl --policy openai --tokenizer tekken",
         "recipes observe samples.jsonl --tokenizer ./own --out pack.json",
         "recipes show base --tokenizer ./own",
+        "recipes report base outputs.jsonl --tokenizer ./own",
     ],
 )
 def test_a_tokenizer_with_code_of_its_own_is_not_asked_about(
@@ -360,15 +352,16 @@ def test_a_tokenizer_with_code_of_its_own_is_not_asked_about(
     Path("old.py").write_bytes(OLD)
     Path("new.py").write_bytes(NEW)
     Path("samples.jsonl").write_bytes(SAMPLES)
+    Path("outputs.jsonl").write_text('{"task": "t", "prompt": "p", "output": "a b c"}')
     record = {"id": 1, "prediction_text": "a b", "output_text": "a b c", "tokenizer": "./own"}
     Path("texts.jsonl").write_text(json.dumps(record))
     load_tokenizer.cache_clear()
     asked: list[Callable[..., Any]] = []
     monkeypatch.setattr("builtins.input", asked.append)
-    refused = run(*line.split())
+    refused = command(*line.split())
     assert refused.exit_code == 2, refused.output
     assert refused.stderr.count("\n") == 1
     assert "runs with --trust-remote-code only" in refused.stderr
-    allowed = run(*line.split(), "--trust-remote-code")
+    allowed = command(*line.split(), "--trust-remote-code")
     assert allowed.exit_code == 0, allowed.output
     assert not asked

@@ -14,11 +14,9 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("typer")
-from typer.testing import CliRunner
-
-from gpu_align.tools.cli import app
 from gpu_align.tools.doctor import Finding
 from tests.gpu_align.cli.test_commands import folder
+from tests.modules import command as run
 
 __all__ = ["folder"]  # the fixture
 
@@ -51,6 +49,11 @@ WRONG: dict[str, str] = {
         --before old.py --after old.py --views → --views: expected with a file PAIRS only
         pairs.jsonl --policy curser → --policy: expected cursor, or module:Class, found 'curser'
         pairs.jsonl --policy nobody → --policy: expected one of gpu_align,
+        pairs.jsonl --policy no_such_module:Class → cannot import 'no_such_module'
+        pairs.jsonl --policy gpu_align.predictors:Nothing → expected a class or a function
+        pairs.jsonl --policy gpu_align.policies:OpenAI?x=1 → unexpected keyword argument 'x'
+        pairs.jsonl --policy gpu_align.policies:OpenAI?lookahead → bad query
+        pairs.jsonl --policy builtins:dict → expected a TokenPredictor, found dict
         pairs.jsonl --policy recipe_pack → 'recipe_pack': drafts from recipes
         pairs.jsonl {tekken} --policy recipe_pack --recipes off → they are off
         pairs.jsonl --recipes words.jsonl → do not all name one tokenizer
@@ -208,7 +211,7 @@ def odd(folder: Path) -> Path:
 def check(command: str, line: str, expected_code: tuple[int, ...] = (1, 2)) -> str:
     """Run a wrong command line in the current folder; its one line of output."""
     before = sorted(path for path in Path().rglob("*"))
-    result = CliRunner().invoke(app, [*command.split(), *shlex.split(line)])
+    result = run(*command.split(), *shlex.split(line))
     assert result.exit_code in expected_code, result.output
     assert isinstance(result.exception, SystemExit), repr(result.exception)
     told = result.stderr.splitlines()

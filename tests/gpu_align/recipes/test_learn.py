@@ -192,7 +192,9 @@ def test_entries_are_what_was_counted(seed: int, agree: float) -> None:
     """Each entry that says a token has the counts of the loops, is certain, and is supported."""
     words = Words()
     groups = records(random.Random(seed), 6, 4)
-    learned = observe(groups, words.encode, words.texts, agree=agree)
+    told: list[tuple[str, int]] = []
+    learned = observe(groups, words.encode, words.texts, agree=agree, progress=lambda *at: told.append(at))
+    assert told == [("records", 1)] * len(groups)
     samples = [words.encode(texts) for _, _, texts in groups]
     kept = set(learned.kept)
     item_of = {t: t if t in kept else oracle.class_of(words.names[t]) for t in range(len(words.names))}

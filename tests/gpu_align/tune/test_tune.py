@@ -9,13 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from gpu_align import DrafterConfig
 from gpu_align.ops.choose import NUM_CLASSES
 from gpu_align.ops.choose.survival import SHIPPED, content_hash, read_survival
 from gpu_align.simulate import Record, simulate
-from gpu_align.tools.cli import app
 from gpu_align.tools.simulate.policies import our_drafter, sizes_for
 from gpu_align.tools.step_log import Line, Step, StepLog, dump
 from gpu_align.tools.tune import fit, tuning
@@ -31,6 +29,7 @@ from gpu_align.tools.tune.tuning import (
     tune,
     write_table,
 )
+from tests.modules import command
 
 
 def requests(count: int = 12, length: int = 120, first: int = 0) -> list[Record]:
@@ -200,7 +199,7 @@ class TestCommand:
         write_logs(tmp_path / "logs", RECORDS[::2])
         assert read_traffic(files_of([tmp_path / "logs"]))[0] == RECORDS[::2]
         pairs, out = write_pairs(tmp_path / "p.jsonl", RECORDS[::-2]), tmp_path / "t.json"
-        done = CliRunner().invoke(app, ["tune", str(pairs), str(tmp_path / "logs"), "-o", str(out)])
+        done = command("tune", pairs, tmp_path / "logs", "-o", out)
         assert done.exit_code == 0, done.output
         for words in (
             "read 10 requests, 800 output tokens",
