@@ -71,8 +71,9 @@ test-vllm: $(VENV)/.dev  ## the tests of engines and plugin with any release of 
 
 # Times as many cases as in `make test`. 20 take about three hours on two cores.
 COUNT ?= 20
+EXACT := step lcs
 campaign: $(VENV)/.dev  ## attack the library and the plugin with many times the cases of `make test`: COUNT=5 ONLY=greedy
-	@$(BIN)/python -m pytest tests/campaign -v -n $(JOBS) --dist loadfile --campaign-count $(COUNT) -k "$(ONLY)"
+	@$(BIN)/python -m pytest tests/campaign $(EXACT:%=tests/gpu_align/ops/test_%.py::test_random_batches) -v -n $(JOBS) --dist loadfile --campaign-count $(COUNT) -k "$(ONLY)"
 
 clients: $(VENV)/.dev  ## LiteLLM, instructor and JavaScript clients against a server, in environments of their own
 	@test -x .cache/clients/bin/python || $(PYTHON) -m venv .cache/clients

@@ -2,6 +2,7 @@
 
 import gc
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,8 +31,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="tests/campaign checks N times as many cases, drawn from another seed",
+        help="tests/campaign and random batches of kernels check N times as many cases",
     )
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a random Llama and its tokenizer."""
+    from tests.vllm.tiny_llama import build
+
+    return build(tmp_path_factory.mktemp("tiny-model"))
 
 
 gc.disable()  # until all tests are imported: what they import stays

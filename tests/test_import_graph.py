@@ -13,6 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -159,29 +160,15 @@ def _of_the_plugin(found: list[Import]) -> Iterator[str]:
 
 
 def _circles(found: list[Import], modules: Mapping[str, str]) -> Iterator[str]:
-    """One line a strongly connected set of modules, that is a set in which each reaches each."""
+    """The first circle, if there is one."""
     edges: dict[str, set[str]] = {module: set() for module in modules}
     for importer, imported in found:
         if imported in modules:
             edges[importer].add(imported)
-    reaches = {module: _reached(module, edges) for module in modules}
-    circles = {
-        tuple(sorted(other for other in reaches[module] if module in reaches[other]))
-        for module in modules
-        if module in reaches[module]
-    }
-    for circle in sorted(circles):
-        yield f"{' and '.join(circle)} import each other"
-
-
-def _reached(start: str, edges: Mapping[str, set[str]]) -> set[str]:
-    reached, waiting = set[str](), [*edges[start]]
-    while waiting:
-        module = waiting.pop()
-        if module not in reached:
-            reached.add(module)
-            waiting += edges.get(module, ())
-    return reached
+    try:
+        TopologicalSorter(edges).prepare()
+    except CycleError as error:
+        yield f"{' and '.join(error.args[1][1:])} import each other"
 
 
 def test_nothing_imports_what_it_must_not() -> None:

@@ -18,7 +18,6 @@ import pytest
 
 from tests.campaign.sampling_oracle import Oracle
 from tests.vllm.engines import VOCABULARY, Request, V2Engine, edited
-from tests.vllm.tiny_llama import build
 
 pytestmark = pytest.mark.vllm
 
@@ -62,11 +61,6 @@ PROMPT_LENS = 12, 60
 MAX_TOKENS = 32
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("model"), max_len=512)
-
-
 class Texts:
     """Prompts, and what the model writes after them."""
 
@@ -96,10 +90,10 @@ def served(engine: V2Engine, control: Sequence[tuple[Request, list[int]]]) -> li
 
 @pytest.mark.parametrize("runner", ENGINES)
 def test_an_abort_in_any_phase_leaves_nothing_and_changes_no_other_answer(
-    runner: str, model: Path, tmp_path: Path, count: Callable[[int], int], rng: random.Random
+    runner: str, tiny_model: Path, tmp_path: Path, count: Callable[[int], int], rng: random.Random
 ) -> None:
     settings, aborts, size, never = ENGINES[runner]
-    texts, phases = Texts(rng, Oracle(model)), Counter[str]()
+    texts, phases = Texts(rng, Oracle(tiny_model)), Counter[str]()
 
     def plan() -> tuple[str, int] | None:
         if rng.random() < 0.25:
@@ -110,7 +104,7 @@ def test_an_abort_in_any_phase_leaves_nothing_and_changes_no_other_answer(
     control = [
         (replace(request, extra=APART), output) for request, output in (texts.request() for _ in range(6))
     ]
-    with V2Engine(model, tmp_path, runner=runner, **settings, **TIGHT) as engine:
+    with V2Engine(tiny_model, tmp_path, runner=runner, **settings, **TIGHT) as engine:
         before = served(engine, control)
         while phases.total() < count(aborts):
             planned = [texts.request(index // 4, plan()) for index in range(size)]

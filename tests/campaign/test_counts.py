@@ -38,7 +38,6 @@ from tests.vllm.clients import (
     variants,
 )
 from tests.vllm.engines import serve
-from tests.vllm.tiny_llama import build
 
 pytestmark = pytest.mark.vllm
 
@@ -289,13 +288,12 @@ class Traffic:
 
 
 def test_usage_and_counters_are_a_recount_of_the_step_logs(
-    tmp_path: Path, count: Callable[[int], int], rng: random.Random
+    tiny_model: Path, tmp_path: Path, count: Callable[[int], int], rng: random.Random
 ) -> None:
-    model = build(tmp_path / "model")
     variables = {"GPU_ALIGN_USAGE_DETAILS": "1", "GPU_ALIGN_BILL_REJECTED": "1"}
     variables |= {"GPU_ALIGN_RECIPES": "base", "GPU_ALIGN_MEMORY_TOKENS": "2000"}
     met = Counter[str]()
-    with serve(model, tmp_path, *FLAGS, environment=variables, runner="V1") as server:
+    with serve(tiny_model, tmp_path, *FLAGS, environment=variables, runner="V1") as server:
         traffic = Traffic(server.url, server.logs, rng)
         for _ in range(count(2)):
             met += traffic.check_answered(30)

@@ -21,7 +21,6 @@ import pytest
 
 from tests.campaign.sampling_oracle import Filters, Oracle, Written, judge, written
 from tests.vllm.engines import VOCABULARY, Request, V2Engine
-from tests.vllm.tiny_llama import build
 
 pytestmark = pytest.mark.vllm
 
@@ -158,21 +157,16 @@ def draw(
     return found
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("model"), max_len=SIZES["max_model_len"])
-
-
 @pytest.mark.parametrize("runner", ENGINES)
 def test_sampled_tokens_have_the_models_distribution(
-    runner: str, model: Path, tmp_path: Path, count: Callable[[int], int], rng: random.Random
+    runner: str, tiny_model: Path, tmp_path: Path, count: Callable[[int], int], rng: random.Random
 ) -> None:
     """A cell that fails is drawn again, alone, with other seeds and twice the draws."""
-    oracle, least = Oracle(model), count(DRAWS[runner])
+    oracle, least = Oracle(tiny_model), count(DRAWS[runner])
     prompts = Prompts(oracle, rng, 2 if least < 1000 else 24)
     verdicts = []
     with V2Engine(
-        model, tmp_path, runner=runner, seed=rng.getrandbits(31), **SIZES, **ENGINES[runner]
+        tiny_model, tmp_path, runner=runner, seed=rng.getrandbits(31), **SIZES, **ENGINES[runner]
     ) as engine:
         for cell, draws in draw(engine, CELLS[runner], least, prompts, rng).items():
             for repeats in (1, 0):

@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.vllm.engines import Request, V2Engine, edited, prompt_of
-from tests.vllm.tiny_llama import build, greedy_by_transformers
+from tests.vllm.tiny_llama import Greedy, greedy_by_transformers
 
 pytestmark = pytest.mark.vllm
 
 #: Tokens of an answer; steps with drafts of each runner in `make test`. The interpreter runs those of V2.
 N, STEPS = 40, {"V1": 80, "V2": 20}
-Greedy = Callable[[list[int], int], list[int]]
 #: The words of this model are none of the recipes.
 ENVIRONMENT = {
     "GPU_ALIGN_RECIPES": "off",
@@ -50,12 +49,11 @@ def drafts_of(directory: Path) -> tuple[list[str], list[str]]:
 
 @pytest.mark.parametrize("runner", STEPS)
 def test_both_ranks_draft_alike(
-    runner: str, tmp_path: Path, count: Callable[[int], int], rng: random.Random
+    runner: str, tiny_model: Path, tmp_path: Path, count: Callable[[int], int], rng: random.Random
 ) -> None:
-    model = build(tmp_path / "model")
-    greedy, steps = greedy_by_transformers(model), 0
+    greedy, steps = greedy_by_transformers(tiny_model), 0
     with V2Engine(
-        model,
+        tiny_model,
         tmp_path,
         num_draft_tokens=4,
         environment=ENVIRONMENT,

@@ -10,17 +10,11 @@ from typing import Any
 import pytest
 
 from tests.vllm.engines import SHORT, V2Engine
-from tests.vllm.tiny_llama import build, greedy_by_transformers
+from tests.vllm.tiny_llama import Greedy, greedy_by_transformers
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a random Llama and its tokenizer."""
-    return build(tmp_path_factory.mktemp("tiny-model"))
-
-
-@pytest.fixture(scope="session")
-def greedy(tiny_model: Path) -> Callable[[list[int], int], list[int]]:
+def greedy(tiny_model: Path) -> Greedy:
     """`greedy(prompt, n)`: the next n tokens by transformers, which knows nothing of drafts."""
     return greedy_by_transformers(tiny_model)
 

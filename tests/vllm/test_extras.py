@@ -15,7 +15,7 @@ import yaml
 
 from tests.vllm.clients import ask_all, chat, scrape
 from tests.vllm.engines import Request, Run, V2Engine, prompt_of, serve
-from tests.vllm.tiny_llama import build, build_bytes, greedy_by_transformers
+from tests.vllm.tiny_llama import build_bytes, greedy_by_transformers
 from vllm_integration.seams.table import GROUPS
 
 pytestmark = pytest.mark.vllm
@@ -346,12 +346,11 @@ FRONT = {
 }
 
 
-def test_extras_of_the_api_server_cost_themselves(tmp_path: Path) -> None:
+def test_extras_of_the_api_server_cost_themselves(tiny_model: Path, tmp_path: Path) -> None:
     """All of them raise, each time."""
-    model = build(tmp_path / "model")
     environment = {"GPU_ALIGN_STRICT": "0", "GPU_ALIGN_RECIPES": "off", "VLLM_PLUGINS": "gpu_align"}
     before = FAULTY + "".join(f"raise_at({place!r}, 1000)\n" for place in FRONT)
-    with serve(model, tmp_path, environment=environment, runner="V1", before=before) as server:
+    with serve(tiny_model, tmp_path, environment=environment, runner="V1", before=before) as server:
         (plain,) = ask_all(server.url, [chat(1, N)])
         (answer,) = ask_all(server.url, [chat(1, N, plain.texts[0])])
         assert answer.texts == plain.texts

@@ -12,70 +12,44 @@ import pytest
 import torch
 
 from tests.vllm.engines import SHORT, Request, Run, V2Engine, edited, prompt_of
-from tests.vllm.tiny_llama import greedy_by_transformers
+from tests.vllm.tiny_llama import Greedy, greedy_by_transformers
 
 pytestmark = pytest.mark.vllm
 
-Greedy = Callable[[list[int], int], list[int]]
 N = 16
 SIZES: dict[str, Any] = {
-    "vocab_size": 404,
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "tie_word_embeddings": False,
-}
+    "vocab_size": 404, "hidden_size": 64, "num_hidden_layers": 2, "tie_word_embeddings": False,
+}  # fmt: skip
 ATTENTION: dict[str, Any] = {
-    "intermediate_size": 128,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
+    "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32,
     "max_position_embeddings": 512,
-}
+}  # fmt: skip
 #: Family of transformers → more of its configuration, and how the layers run.
 MODELS: dict[str, tuple[dict[str, Any], str]] = {
     "FalconH1": (
         {
-            **ATTENTION,
-            "mamba_n_heads": 2,
-            "mamba_d_head": 64,
-            "mamba_d_ssm": 128,
-            "mamba_n_groups": 1,
-            "mamba_d_state": 16,
-            "mamba_d_conv": 4,
-            "mamba_chunk_size": 64,
+            **ATTENTION, "mamba_n_heads": 2, "mamba_d_head": 64, "mamba_d_ssm": 128, "mamba_n_groups": 1,
+            "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_chunk_size": 64,
         },
         "run_mamba_as_on_a_gpu()",
     ),
     "Mamba2": (
         {
-            "num_heads": 2,
-            "head_dim": 64,
-            "expand": 2,
-            "n_groups": 1,
-            "state_size": 16,
-            "conv_kernel": 4,
+            "num_heads": 2, "head_dim": 64, "expand": 2, "n_groups": 1, "state_size": 16, "conv_kernel": 4,
             "chunk_size": 64,
         },
         "run_mamba_as_on_a_gpu()",
     ),
     "Qwen3Next": (
         {
-            **ATTENTION,
-            "layer_types": ["linear_attention", "full_attention"],
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 16,
-            "linear_conv_kernel_dim": 4,
-            "mlp_only_layers": [0],
-            "num_experts": 2,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "shared_expert_intermediate_size": 32,
+            **ATTENTION, "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+            "linear_conv_kernel_dim": 4, "mlp_only_layers": [0], "num_experts": 2, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
         },
         "run_gdn_as_on_a_gpu()",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,11 @@ import torch
 
 from gpu_align.tools.step_log import read_step_log
 from tests.vllm.engines import SHORT, Request, Run, V2Engine, edited, prompt_of
+from tests.vllm.tiny_llama import Greedy
 from vllm_integration.seams.guard import Guard
 
 pytestmark = pytest.mark.vllm
 
-Greedy = Callable[[list[int], int], list[int]]
 K, INNER, N = 16, 3, 40
 #: Blocks of the KV cache for eight short requests, but not for eight longer ones.
 TIGHT = {"num_gpu_blocks_override": 26}

@@ -12,11 +12,9 @@ import torch
 import yaml
 
 from tests.vllm.engines import SHORT, Request, Run, V2Engine, edited, good_and_bad, prompt_of
-from tests.vllm.tiny_llama import greedy_by_transformers
+from tests.vllm.tiny_llama import Greedy, greedy_by_transformers
 
 pytestmark = pytest.mark.vllm
-
-Greedy = Callable[[list[int], int], list[int]]
 
 
 def check_outputs(requests: list[Request], run: Run, greedy: Greedy) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from operator import add
 
 import pytest
@@ -10,7 +10,7 @@ import yaml
 
 from gpu_align.recipes import learn
 from tests.vllm.engines import SHORT, Request, V2Engine, prompt_of
-from tests.vllm.tiny_llama import build
+from tests.vllm.tiny_llama import Greedy, build
 
 pytestmark = pytest.mark.vllm
 
@@ -23,7 +23,7 @@ PROMPTS = [prompt_of(seed) for seed in range(80, 84)]
 
 
 @pytest.fixture(scope="module")
-def outputs(greedy: Callable[[list[int], int], list[int]]) -> list[list[int]]:
+def outputs(greedy: Greedy) -> list[list[int]]:
     """The model's own answer to each prompt."""
     return [greedy(prompt, N) for prompt in PROMPTS]
 

@@ -20,6 +20,7 @@ from tests.vllm.engines import (
     prompt_of,
     vllm_version,
 )
+from tests.vllm.tiny_llama import Greedy
 from vllm_integration.seams.table import SEAMS
 
 PAGE = Path(__file__).parents[2] / "docs" / "developer" / "faults.md"
@@ -75,7 +76,7 @@ def start(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
 @pytest.mark.vllm
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
 def test_the_patched_vllm_drafts_without_a_seam(
-    start: Callable[..., V2Engine], greedy: Callable[[list[int], int], list[int]], asynchronous: bool
+    start: Callable[..., V2Engine], greedy: Greedy, asynchronous: bool
 ) -> None:
     """Greedy output is the model's own, over preemptions and sampled with `top_k` 1; a step verifies no more than
     the budget; requests without a prediction get no placeholders after their first report; the last step of an

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 
+#: `greedy(prompt, n)`: the next n tokens.
+Greedy = Callable[[list[int], int], list[int]]
 WORDS = [f"w{i}" for i in range(400)]
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ m['content'] }} {% endfor %}"
@@ -75,8 +77,8 @@ def _save(directory: Path, size: int, num_used: int, seed: int, max_len: int, **
     return directory
 
 
-def greedy_by_transformers(directory: Path) -> Callable[[list[int], int], list[int]]:
-    """`greedy(prompt, n)`: the next n tokens of the model there; each prompt is generated from once."""
+def greedy_by_transformers(directory: Path) -> Greedy:
+    """What the model there writes; each prompt is generated from once."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from tests.vllm.engines import Server
-from tests.vllm.tiny_llama import build, build_bytes
+from tests.vllm.engines import Server, serve
+from tests.vllm.tiny_llama import build_bytes
 from vllm_integration.config import settings
 from vllm_integration.frontend import prediction, streams
 from vllm_integration.seams import guard
@@ -103,7 +103,6 @@ def request_app() -> Any:
 @pytest.fixture(scope="session")
 def byte_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server whose model can write any text, JSON too; stopped at the end."""
-    from tests.vllm.engines import serve
     from vllm_integration.demo.model import CHAT_TEMPLATE
 
     model = build_bytes(tmp_path_factory.mktemp("byte-llama"))
@@ -119,20 +118,12 @@ def byte_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a random Llama and its tokenizer."""
-    return build(tmp_path_factory.mktemp("tiny-llama"))
-
-
-@pytest.fixture(scope="session")
-def server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The OpenAI server in its own process, without recipes, which tells of each request; stopped at the end."""
-    from tests.vllm.engines import serve
-
     if not any(point.name == "gpu_align" for point in entry_points(group="vllm.general_plugins")):
         pytest.fail("vLLM finds the plugin by its entry point: run `pip install -e .` first")
     directory = tmp_path_factory.mktemp("server")
     variables = {"GPU_ALIGN_RECIPES": "off", "GPU_ALIGN_VERBOSE": "1", "VLLM_PLUGINS": "gpu_align"}
     options = {"environment": variables, "runner": "V1"}
-    with serve(tiny_llama, directory, "--enable-log-requests", **options) as running:
+    with serve(tiny_model, directory, "--enable-log-requests", **options) as running:
         yield running

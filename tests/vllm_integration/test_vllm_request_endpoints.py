@@ -9,7 +9,18 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.vllm.clients import Answer, Logs, ask_all, chat, moved, question, scrape, variants
+from tests.vllm.clients import (
+    Answer,
+    Logs,
+    ask_all,
+    chat,
+    events_of,
+    moved,
+    question,
+    scrape,
+    variants,
+    written,
+)
 from tests.vllm.engines import SERVER_K as K
 from tests.vllm.engines import Server
 
@@ -74,10 +85,7 @@ def message(server: Server, **more: Any) -> httpx.Response:
 
 
 def text_of(answer: httpx.Response) -> str:
-    if answer.text.startswith("{"):
-        return str(answer.json()["content"][0]["text"])
-    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
-    return "".join(e["delta"].get("text", "") for e in events if e["type"] == "content_block_delta")
+    return "".join(written(events_of(answer.content)))
 
 
 def test_messages_of_anthropic_take_a_prediction(server: Server) -> None:

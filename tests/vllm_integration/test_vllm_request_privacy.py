@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -83,80 +83,57 @@ def formatters() -> dict[str, logging.Formatter]:
     return {"vllm": NewLineFormatter("%(levelname)s %(message)s"), "structured": Everything()}
 
 
-#: How to format, `--max-log-len`, `--log-error-stack` and VLLM_DEBUG_LOG_API_SERVER_RESPONSE.
+class Logged(NamedTuple):
+    """How a server logs: the format, `--max-log-len`, `--log-error-stack`, VLLM_DEBUG_LOG_API_SERVER_RESPONSE, and
+    the level of vLLM's logger, which at DEBUG writes each request's body as JSON."""
+
+    formatter: str
+    max_log_len: int | None = None
+    error_stack: bool = False
+    responses: bool = False
+    level: int = logging.INFO
+
+
 CONFIGURATIONS = [
-    ("structured", None, True, True),
-    ("structured", 0, False, True),
-    ("structured", 100_000, True, False),
-    ("vllm", 100_000, True, True),
+    Logged("structured", None, True, True),
+    Logged("structured", 0, False, True, logging.DEBUG),
+    Logged("structured", 100_000, True, False),
+    Logged("vllm", 100_000, True, True),
 ]
 
 
-@pytest.mark.parametrize(("formatter", "max_log_len", "error_stack", "responses"), CONFIGURATIONS)
-def test_no_log_line_shows_a_prediction(
-    formatter: str,
-    max_log_len: int | None,
-    error_stack: bool,
-    responses: bool,
-    request_app: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    lines = _log_of_all_requests(formatter, max_log_len, error_stack, responses, monkeypatch)
+@pytest.mark.parametrize("how", CONFIGURATIONS)
+def test_no_log_line_shows_a_prediction(how: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = _log_of_all_requests(how, monkeypatch)
     assert sum("Received request" in line for line in lines) >= 4 * 6
-    assert any("Traceback" in line for line in lines) is error_stack
+    assert any("Traceback" in line for line in lines) is how.error_stack
     assert [line for line in lines if FOUND.search(line)] == []
 
 
-def test_the_search_would_find_it(request_app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_would_find_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the plugin off, vLLM prints the ids of `vllm_xargs` as they are."""
     monkeypatch.setattr(compat, "_off_reason", "a seam is missing")
-    lines = _log_of_all_requests("vllm", None, False, False, monkeypatch)
-    assert [line for line in lines if FOUND.search(line)] != []
+    assert [line for line in _log_of_all_requests(Logged("vllm"), monkeypatch) if FOUND.search(line)] != []
 
 
-def _log_of_all_requests(
-    formatter: str,
-    max_log_len: int | None,
-    error_stack: bool,
-    responses: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> list[str]:
+def _log_of_all_requests(how: Logged, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     from vllm.entrypoints.serve.middleware.log_response import log_response
 
     lines: list[str] = []
     handler = logging.Handler(logging.INFO)
-    handler.setFormatter(formatters()[formatter])
+    handler.setFormatter(formatters()[how.formatter])
     handler.emit = lambda record: lines.append(handler.format(record))  # type: ignore[method-assign]
     app = make_app(Logging())
-    monkeypatch.setattr(Logging, "max_log_len", max_log_len)
-    app.state.args = SimpleNamespace(log_error_stack=error_stack)
-    if responses:
+    monkeypatch.setattr(Logging, "max_log_len", how.max_log_len)
+    app.state.args = SimpleNamespace(log_error_stack=how.error_stack)
+    if how.responses:
         app.middleware("http")(log_response)
     loggers = [logging.getLogger(name) for name in ("", "vllm", "uvicorn")]
     for logger in loggers:
-        logger.addHandler(handler)
-    level = logging.getLogger("vllm").level
-    logging.getLogger("vllm").setLevel(logging.INFO)
-    try:
-        for path in ENDPOINTS:
-            for body in bodies(path):
-                status, answer = post(app, path, json.dumps(body).encode())
-                assert status in (200, 400), (body, answer)
-    finally:
-        logging.getLogger("vllm").setLevel(level)
-        for logger in loggers:
-            logger.removeHandler(handler)
+        monkeypatch.setattr(logger, "handlers", [*logger.handlers, handler])
+    monkeypatch.setattr(loggers[1], "level", how.level)
+    for path in ENDPOINTS:
+        for body in bodies(path):
+            status, answer = post(app, path, json.dumps(body).encode())
+            assert status in (200, 400), (body, answer)
     return lines
-
-
-@pytest.mark.parametrize("path", ENDPOINTS)
-def test_debugging_breaks_no_request(request_app: Any, path: str) -> None:
-    """At DEBUG vLLM writes each request's body as JSON, what we put into it included."""
-    app, vllm = make_app(Logging()), logging.getLogger("vllm.entrypoints.serve.utils.request_logger")
-    level = vllm.level
-    vllm.setLevel(logging.DEBUG)
-    try:
-        body = json.dumps(next(bodies(path))).encode()
-        assert post(app, path, body)[0] == 200
-    finally:
-        vllm.setLevel(level)

@@ -26,10 +26,10 @@ def write_pairs(path: Path) -> None:
     path.write_text("\n".join(map(json.dumps, pairs)))
 
 
-def test_bench_measures_a_server_that_it_starts(tiny_llama: Path, tmp_path: Path) -> None:
+def test_bench_measures_a_server_that_it_starts(tiny_model: Path, tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
     write_pairs(tmp_path / "pairs.jsonl")
-    flags: list[Any] = ["--serve", tiny_llama, "--vllm-args", "--max-model-len 512 --max-num-seqs 8"]
+    flags: list[Any] = ["--serve", tiny_model, "--vllm-args", "--max-model-len 512 --max-num-seqs 8"]
     flags += ["--modes", "prediction", "pairs.jsonl", "--max-tokens", N]
     flags += ["--concurrency", "2", "--requests", 4, "--json", out]
     # Not in pytest's folder: vLLM's sockets are there, too, and a socket's path has 107 characters at most.

@@ -128,9 +128,8 @@ def random_rows(seed: int, B: int) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def test_random_batches() -> None:
-    """The campaign's `exactness` has many more of them."""
-    for seed in range(30):
+def test_random_batches(pytestconfig: pytest.Config) -> None:
+    for seed in range(30 * pytestconfig.getoption("--campaign-count")):
         for row in random_rows(seed, (1, 64, 0)[seed % 3]):
             assert row["holds"], (seed, row)
 

@@ -40,11 +40,10 @@ def random_rows(seed: int, rows: int, backends: Iterable[str] = BACKENDS) -> Ite
 
 
 @pytest.mark.parametrize("backends", [["reference"], BACKENDS], ids=["reference", "both"])
-def test_random_batches(backends: list[str]) -> None:
-    """The campaign's `exactness` has many more of them."""
+def test_random_batches(backends: list[str], pytestconfig: pytest.Config) -> None:
     seen: Counter[str] = Counter()
     slow = len(backends) > 1 and INTERPRETED
-    for seed in range(12 if slow else 60):
+    for seed in range((12 if slow else 60) * pytestconfig.getoption("--campaign-count")):
         for row in random_rows(seed, 40 if slow else 80, backends):
             if isinstance(row, StepRow):
                 assert not row.wrong, (seed, row.wrong, row.of)
