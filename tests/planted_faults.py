@@ -6,8 +6,7 @@ first, until one is red. Faults are drawn by a hash of their function's name and
 has, too, is planted there as well, wherever it stands.
 
 Which tests reach a fault is found first: a copy with a marker before every chosen statement runs all tests that
-start no engine. A fault that makes its tests exceed their time counts as found, and the table says so. With
-``--jobs`` several processes do both, each in a copy of its own.
+start no engine. A fault that makes its tests exceed their time counts as found, and the table says so.
 
 mutmut and cosmic-ray do not serve: mutmut 3 renames functions behind a dispatcher, which breaks whatever reads
 sources (Triton, Numba), and cosmic-ray starts the test command anew for each fault.
@@ -30,10 +29,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
-from itertools import repeat
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -204,15 +200,6 @@ def choose(tree: Path, seed: int, count: int) -> list[Fault]:
     return chosen
 
 
-def own_copy(folder: Path) -> Path:
-    """The tree that this process plants faults in."""
-    copy = folder / str(os.getpid()) / "tree"
-    if not copy.exists():
-        leave = shutil.ignore_patterns(".git", ".venv*", ".cache", "__pycache__", "site")
-        shutil.copytree(ROOT, copy, ignore=leave)
-    return copy
-
-
 @contextlib.contextmanager
 def changed(copy: Path, edits: dict[str, bytes]) -> Iterator[None]:
     """Files of the copy with other contents, for a while."""
@@ -282,9 +269,8 @@ def run_tests(copy: Path, arguments: list[str], limit: float) -> tuple[str, list
     return how, [line.split("\t") for line in lines.read_text().splitlines()] if lines.exists() else []
 
 
-def map_tests(folder: Path, faults: list[Fault], tests: list[str]) -> dict[str, dict[str, float]]:
+def map_tests(copy: Path, faults: list[Fault], tests: list[str]) -> dict[str, dict[str, float]]:
     """For each fault the green tests that reach it, with seconds; for a field, those that name class or file."""
-    copy = own_copy(folder)
     hits, edits = copy.parent / "hits.tsv", dict[str, bytes]()
     hits.write_text("")
     (copy / "planted_hits.py").write_text(MARKER.format(path=str(hits)))
@@ -323,9 +309,8 @@ def shortest(reached: dict[str, float]) -> tuple[list[str], float]:
     return tests, total
 
 
-def try_fault(folder: Path, fault: Fault, tests: list[str], seconds: float) -> dict[str, Any]:
+def try_fault(copy: Path, fault: Fault, tests: list[str], seconds: float) -> dict[str, Any]:
     """Plant one fault; its row of the table. A test has found it if it is red on its own, too."""
-    copy = own_copy(folder)
     limit, ended, red = START_S + PATIENCE * seconds, "exit 0", list[str]()
     source = (copy / fault.file).read_bytes()
     content = source[: fault.start] + fault.new.encode() + source[fault.end :]
@@ -351,7 +336,6 @@ def main() -> int:
     parser.add_argument(
         "--json", type=Path, help="where all rows go; a fault with a row there is not tried again"
     )
-    parser.add_argument("--jobs", type=int, default=1, help="processes; on cores that nothing else needs")
     options = parser.parse_args()
     os.environ.update(TRITON_INTERPRET="1", NUMBA_DISABLE_JIT="1", GPU_ALIGN_RECIPES="off")
     for name in ("torch", "triton.language", "numba", "vllm.config", "transformers", "httpx", "rich"):
@@ -364,16 +348,12 @@ def main() -> int:
     paths = [path for place in given for path in sorted(place.rglob("test_*.py")) or [place]]
     files = [path.relative_to(ROOT).as_posix() for path in paths]
     files = [file for file in files if not file.startswith(IGNORED)]
-    shares = [share for i in range(options.jobs) if left and (share := files[i :: options.jobs])]
-    pool = ProcessPoolExecutor(options.jobs, mp_context=get_context("fork"))
-    with tempfile.TemporaryDirectory() as made, pool:
-        folder, reached = Path(made), {fault.key: dict[str, float]() for fault in left}
-        for found in pool.map(map_tests, repeat(folder), repeat(left), shares):
-            for key, tests in found.items():
-                reached[key] |= tests
-        tried = [pool.submit(try_fault, folder, fault, *shortest(reached[fault.key])) for fault in left]
-        for row in (done.result() for done in as_completed(tried)):
-            rows[row["key"]] = row
+    with tempfile.TemporaryDirectory() as made:
+        copy, leave = Path(made) / "tree", (".git", ".venv*", ".cache", "__pycache__", "site")
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*leave))
+        reached = map_tests(copy, left, files) if left else {}
+        for fault in left:
+            rows[fault.key] = try_fault(copy, fault, *shortest(reached[fault.key]))
             if options.json:
                 options.json.write_text(json.dumps([*rows.values()], indent=1))
     print("\n| part | file | line | fault | found by |\n|---|---|---|---|---|")

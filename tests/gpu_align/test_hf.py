@@ -128,19 +128,6 @@ def test_outputs_have_one_entry_a_token() -> None:
     assert int(found.past_key_values.get_seq_length()) == int(expected.past_key_values.get_seq_length())
 
 
-def test_padding() -> None:
-    model, prompt = trained("llama"), text(random.Random(13), 14)
-    expected = reference(model, prompt, max_new_tokens=16)
-    ids = torch.tensor([[0, 0, 0, *prompt]])
-    mask = torch.tensor([[0, 0, 0, *[1] * 14]])
-    padded = model.generate(ids, attention_mask=mask, max_new_tokens=16, do_sample=False)
-    found = hf.generate(
-        model, ids, attention_mask=mask, prediction=expected[0, 14:], max_new_tokens=16, do_sample=False
-    )
-    assert found.equal(padded)
-    assert found[0, 3:].equal(expected[0])
-
-
 class Odd(transformers.cache_utils.DynamicLayer):
     """A layer that stores in a way of its own, which the `crop` that it inherits does not know."""
 

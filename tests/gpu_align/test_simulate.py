@@ -7,6 +7,7 @@ import json
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -167,14 +168,10 @@ def test_text_is_encoded_by_the_tokenizer_named(tmp_path: Path) -> None:
     assert min(second.output) >= 1000  # text that looks like a special token stays text
 
 
-class ByteTokenizer:
-    def encode(self, text: str) -> list[int]:
-        return [*text.encode()]
-
-
 @pytest.fixture
 def bytes_as_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpu_align.tools.simulate.records.load_tokenizer", lambda name: ByteTokenizer())
+    made = SimpleNamespace(encode=lambda text: [*text.encode()])
+    monkeypatch.setattr("gpu_align.tools.simulate.records.load_tokenizer", lambda name: made)
 
 
 BYTES = pytest.mark.usefixtures("bytes_as_tokens")

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import httpx
 import yaml
 
+from tests.vllm.engines import edited
 from tests.vllm.tiny_llama import WORDS
 
 
@@ -105,16 +106,9 @@ def chat(seed: int, max_tokens: int, prediction: str | None = None, **more: Any)
 def variants(text: str, seed: int) -> dict[str, str]:
     """Predictions for an answer: verbatim, edited, a part of it, too long, unrelated, one token."""
     draw, words = random.Random(seed), text.split()
-    edited = []
-    for word in words:
-        kind = draw.randrange(12)
-        if kind:
-            edited.append(draw.choice(WORDS) if kind == 1 else word)
-        if kind == 2:
-            edited += draw.choices(WORDS, k=3)
     return {
         "verbatim": text,
-        "edited": " ".join(edited),
+        "edited": " ".join(edited(words, seed, WORDS)),
         "half": " ".join(words[len(words) // 2 :]),
         "long": " ".join(words + draw.choices(WORDS, k=40)),
         "unrelated": " ".join(draw.choices(WORDS, k=40)),

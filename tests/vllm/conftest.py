@@ -40,19 +40,3 @@ def start_engine(
 def k16(start_engine: Callable[..., V2Engine]) -> V2Engine:
     """K = 16, asynchronous scheduling; draft lengths reach the scheduler a step late."""
     return start_engine("k16", num_draft_tokens=16, asynchronous=True, delay_counts=1, environment=SHORT)
-
-
-@pytest.fixture(scope="session")
-def tight(start_engine: Callable[..., V2Engine]) -> V2Engine:
-    """A KV cache that three long requests overflow, and 48 tokens a step: longer prompts come in chunks.
-    Every request is prepared."""
-    return start_engine(
-        "tight",
-        num_draft_tokens=8,
-        num_gpu_blocks_override=10,
-        max_num_batched_tokens=48,
-        asynchronous=True,
-        delay_counts=1,
-        step_log=True,
-        before="from vllm_integration.worker import speculator\nspeculator.PREPARED_LEN = 1",
-    )

@@ -407,31 +407,6 @@ class Engine:
         runner.adaptive_verification = manager
         return []
 
-    def calls(self, prompts: list[list[int]]) -> dict[str, int]:
-        """Calls of functions of ours in one step of plain requests that are being written: name → number."""
-        from collections import Counter
-
-        import gpu_align
-        import vllm_integration
-
-        ours, calls = (vllm_integration.__path__[0], gpu_align.__path__[0]), Counter()
-
-        def count(frame: Any, event: str, argument: Any) -> None:
-            if event == "call" and frame.f_code.co_filename.startswith(ours):
-                calls[frame.f_code.co_qualname] += 1
-
-        names = [f"plain-{number}" for number in range(len(prompts))]
-        for name, prompt in zip(names, prompts, strict=True):
-            self._add(name, {"prompt": prompt, "max_tokens": 50})
-        for _ in range(4):
-            self.engine.step()
-        sys.setprofile(count)
-        self.engine.step()
-        sys.setprofile(None)
-        self.engine.abort_request(names)
-        self.engine.step()
-        return dict(calls)
-
     def held(self) -> dict[str, int]:
         """Resources that requests hold: slots and rows, tokens of predictions, counts, blocks of the KV cache."""
         from vllm_integration.frontend.usage import collector

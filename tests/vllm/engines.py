@@ -24,13 +24,14 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from subprocess import Popen
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import psutil
 import pytest
 
 from vllm_integration.seams.source_probe import installed_root
 
+T = TypeVar("T")
 ENGINE_PROCESS = Path(__file__).with_name("engine_process.py")
 
 ENVIRONMENT = {
@@ -287,22 +288,11 @@ def copy_vllm(directory: Path, names: Sequence[str]) -> None:
     root = installed_root()
     if root is None:
         pytest.skip("vLLM is not installed")
-    directory.mkdir()
-    _link_all(root / "vllm", directory / "vllm")
+    leave = shutil.ignore_patterns("__pycache__")  # compiled files of the changed ones go elsewhere
+    shutil.copytree(root / "vllm", directory / "vllm", copy_function=os.symlink, ignore=leave)
     for name in names:
-        for folder in [*Path(name).parents][-3::-1]:
-            if (directory / folder).is_symlink():
-                (directory / folder).unlink()
-                _link_all(root / folder, directory / folder)
         (directory / name).unlink()
         shutil.copy(root / name, directory / name)
-
-
-def _link_all(source: Path, target: Path) -> None:
-    target.mkdir()
-    for each in source.iterdir():
-        if each.name != "__pycache__":  # compiled files of the changed ones go elsewhere
-            (target / each.name).symlink_to(each)
 
 
 def prompt_of(seed: int, length: int = 12) -> list[int]:
@@ -310,16 +300,16 @@ def prompt_of(seed: int, length: int = 12) -> list[int]:
     return [draw.choice(VOCABULARY) for _ in range(length)]
 
 
-def edited(tokens: list[int], seed: int) -> list[int]:
+def edited(tokens: list[T], seed: int, vocabulary: Sequence[T] = VOCABULARY) -> list[T]:  # type: ignore[assignment]
     """Insertions, deletions and substitutions, one in about eight tokens."""
     draw, out = random.Random(seed), []
     for token in tokens:
         kind = draw.randrange(24)
         if kind == 0:
             continue
-        out.append(draw.choice(VOCABULARY) if kind == 1 else token)
+        out.append(draw.choice(vocabulary) if kind == 1 else token)
         if kind == 2:
-            out += [draw.choice(VOCABULARY) for _ in range(3)]
+            out += draw.choices(vocabulary, k=3)
     return out
 
 

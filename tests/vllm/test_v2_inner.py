@@ -177,45 +177,40 @@ def test_steps_in_which_ours_is_empty_can_have_the_models(start_beside: Start, g
     assert run.answers[2]["usage"]["by_source"].keys() >= {"draft_model", "prediction"}
 
 
+def with_ours(propose: Callable[..., Any], num_ranks: int = 1) -> tuple[Any, Any]:
+    """A drafter of vLLM's that proposes so, with ours, which takes what that one says; and ours."""
+    from vllm_integration.worker.speculator import with_predictions
+
+    ours: Any = SimpleNamespace(num_ranks=num_ranks, inner=Guard("inner drafter", "uses none"))
+    ours.propose = lambda *_, **given: given["models"]
+    theirs = type(
+        "Theirs", (), {"num_speculative_steps": INNER, "propose": lambda self, *_, **given: propose(**given)}
+    )
+    return with_predictions(theirs(), ours), ours
+
+
 @pytest.mark.parametrize(("num_ranks", "dummy_run"), [(2, False), (1, True), (1, False)])
 def test_an_inner_drafter_that_fails_on_several_ranks_ends_the_engine(
     num_ranks: int, dummy_run: bool
 ) -> None:
     """And at its start. On one rank requests go on without the model's drafts."""
-    from vllm_integration.worker.speculator import with_predictions
-
-    class Fails:
-        def propose(self, *_: Any, **__: Any) -> None:
-            raise RuntimeError("out of luck")
-
-    predicted: Any = SimpleNamespace(num_ranks=num_ranks, inner=Guard("inner drafter", "uses none"))
-    predicted.propose = lambda *_, **given: given["models"]
-    speculator = with_predictions(Fails(), predicted)
+    speculator, ours = with_ours(lambda **_: [].index("out of luck"), num_ranks)
     if num_ranks > 1 or dummy_run:
-        with pytest.raises(RuntimeError, match=r"^out of luck$"):
+        with pytest.raises(ValueError, match="out of luck"):
             speculator.propose(*[None] * 6, dummy_run=dummy_run)
     else:
         assert speculator.propose(*[None] * 6) is None
-    assert predicted.inner.is_off is (num_ranks == 1 and not dummy_run)
+    assert ours.inner.is_off is (num_ranks == 1 and not dummy_run)
 
 
 @pytest.mark.parametrize(("asked", "told"), [(None, None), (0, 0), (INNER - 1, INNER - 1), (K, INNER)])
 def test_vllms_drafter_hears_how_many_of_its_drafts_can_be_used(asked: int | None, told: int | None) -> None:
     """None where all requests read their prompts, or write their last token: it does not work for nothing."""
-    from vllm_integration.worker.speculator import with_predictions
-
     models, heard = torch.zeros((1, INNER)), []
-
-    class Drafts:
-        num_speculative_steps = INNER
-
-        def propose(self, *_: Any, num_speculative_tokens: int | None = None, **__: Any) -> torch.Tensor:
-            heard.append(num_speculative_tokens)
-            return models
-
-    predicted: Any = SimpleNamespace(inner=Guard("inner drafter", "uses none"))
-    predicted.propose = lambda *_, **given: given["models"]
-    drafts = with_predictions(Drafts(), predicted).propose(*[None] * 6, num_speculative_tokens=asked)
+    speculator, _ = with_ours(
+        lambda num_speculative_tokens=None, **_: heard.append(num_speculative_tokens) or models
+    )
+    drafts = speculator.propose(*[None] * 6, num_speculative_tokens=asked)
     assert heard == [told]
     assert drafts is (None if asked == 0 else models)
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
-from tests.vllm.engines import SHORT, Request, Run, V2Engine, edited, good_and_bad, prompt_of
+from tests.vllm.engines import SHORT, Request, Run, V2Engine, edited, prompt_of
 from tests.vllm.tiny_llama import Greedy, greedy_by_transformers
 
 pytestmark = pytest.mark.vllm
@@ -20,65 +19,6 @@ pytestmark = pytest.mark.vllm
 def check_outputs(requests: list[Request], run: Run, greedy: Greedy) -> None:
     expected = [greedy(request.prompt, request.max_tokens) for request in requests]
     assert [index for index, output in enumerate(run.outputs) if output != expected[index]] == []
-
-
-def test_a_step_without_predictions_is_vllms_but_for_a_few_tests(k16: V2Engine) -> None:
-    """No function of ours is called for a request of it; wrappers and overrides look whether there is somebody to
-    draft for."""
-    assert k16.facts == {
-        "runner": "vllm.v1.worker.cpu.model_runner.CPUModelRunner",
-        "speculator": "PredictedOutputsSpeculator",
-        "scheduler": "PredictedOutputsAsyncScheduler",
-    }
-    few, many = (k16.ask("calls", prompts=[prompt_of(seed) for seed in range(size)]) for size in (2, 6))
-    assert many == few
-    assert sum(few.values()) <= 24, few
-
-
-def test_preempted_requests_resume_where_they_were(tight: V2Engine, greedy: Greedy) -> None:
-    n = 70
-    prompts = [prompt_of(seed, 40) for seed in range(6)]
-    outputs = [greedy(prompt, n) for prompt in prompts]
-    predictions = good_and_bad(outputs)
-    requests = [
-        Request(prompt, prediction, n) for prompt, prediction in zip(prompts, predictions, strict=True)
-    ]
-    forget_step_logs(tight)
-    run = tight.run(requests)
-    check_outputs(requests, run, greedy)
-    assert run.preemptions > 0
-    check_step_logs(requests, run, tight)
-    assert run.accepted > n
-    assert not any(tight.ask("held").values())
-
-
-def forget_step_logs(engine: V2Engine) -> None:
-    for file in engine.steps.iterdir() if engine.steps.exists() else ():
-        file.unlink()
-
-
-def check_step_logs(requests: list[Request], run: Run, engine: V2Engine) -> None:
-    """One file for each request with a prediction, which agrees with what the scheduler saw and the front end
-    counted; the log is written from the device's tokens, the count comes from the scheduler."""
-    files = {
-        int(file.name.split("-")[0]): yaml.safe_load(file.read_text()) for file in engine.steps.iterdir()
-    }
-    assert sorted(files) == [index for index, request in enumerate(requests) if request.prediction]
-    for index, document in files.items():
-        output = run.outputs[index]
-        assert [token for step in document["steps"] for token in step["new"]] == output
-        usage = document["usage"]
-        assert usage == run.answers[index]["usage"]
-        assert usage["output_tokens"] == len(output)
-        assert (
-            usage["drafted"] == usage["accepted"] + usage["rejected"] <= sum(d for _, d, _ in run.of(index))
-        )
-        # Asynchronous scheduling has started one step more when a request ends.
-        late = run.verification_steps(index) + 1 - usage["steps"]
-        assert late == 0 or (late == 1 and "AsyncScheduler" in engine.facts["scheduler"])
-        assert document["prompt_tokens"] == len(requests[index].prompt)
-        for step in document["steps"]:
-            assert step["new"][: step["accepted"]] == step["proposed"][: step["accepted"]]
 
 
 def test_vllm_trims_by_our_confidences(k16: V2Engine, greedy: Greedy) -> None:

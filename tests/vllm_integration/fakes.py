@@ -9,7 +9,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from itertools import takewhile
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -81,7 +81,6 @@ def sampling(extra_args: dict[str, Any] | None = None, **overrides: Any) -> Any:
     return SimpleNamespace(extra_args=extra_args, **values)
 
 
-@dataclass
 class FakeEngine:
     """Plays scheduler, runner and model for a proposer: greedy, the outputs known beforehand.
 
@@ -89,17 +88,14 @@ class FakeEngine:
     appends one token more, as the engine does.
     """
 
-    proposer: Any
-    max_model_len: int = 64
-    outputs: dict[str, list[int]] = field(default_factory=dict)
-    prompts: dict[str, list[int]] = field(default_factory=dict)
-    written: dict[str, list[int]] = field(default_factory=dict)
-    drafts: dict[str, list[int]] = field(default_factory=dict)
-    rows: list[str] = field(default_factory=list)
-    new: list[Any] = field(default_factory=list)
-    input_batch: Any = field(default_factory=SimpleNamespace)
-    requests: dict[str, Any] = field(default_factory=dict)
-    report: DraftReport = field(default_factory=DraftReport)
+    def __init__(self, proposer: Any, max_model_len: int = 64) -> None:
+        self.proposer, self.max_model_len = proposer, max_model_len
+        self.outputs, self.prompts, self.written, self.drafts = (dict[str, list[int]]() for _ in range(4))
+        self.rows: list[str] = []
+        self.new: list[Any] = []
+        self.input_batch: Any = SimpleNamespace()
+        self.requests: dict[str, Any] = {}
+        self.report = DraftReport()
 
     def submit(self, req_id: str, prompt: list[int], output: list[int], params: Any) -> None:
         self.prompts[req_id], self.outputs[req_id], self.written[req_id] = prompt, output, []
@@ -109,58 +105,41 @@ class FakeEngine:
 
     def refresh(self) -> Any:
         """Bring the one batch object up to date, in place as vLLM does."""
-        tokens = np.zeros((len(self.rows), self.max_model_len), dtype=np.int32)
-        lengths = np.zeros(len(self.rows), dtype=np.int32)
-        for row, req_id in enumerate(self.rows):
-            known = self.prompts[req_id] + self.written[req_id]
-            tokens[row, : len(known)] = known
-            lengths[row] = len(known)
-        self.input_batch.req_ids = list(self.rows)
-        self.input_batch.req_id_to_index = {req_id: row for row, req_id in enumerate(self.rows)}
-        self.input_batch.num_prompt_tokens = np.array(
-            [len(self.prompts[r]) for r in self.rows], dtype=np.int32
-        )
-        self.input_batch.token_ids_cpu = tokens
-        self.input_batch.num_tokens_no_spec = lengths
-        return self.input_batch
+        known = [self.prompts[req_id] + self.written[req_id] for req_id in self.rows]
+        tokens = np.zeros((len(known), self.max_model_len), dtype=np.int32)
+        for row, text in enumerate(known):
+            tokens[row, : len(text)] = text
+        batch = self.input_batch
+        batch.req_ids, batch.token_ids_cpu = list(self.rows), tokens
+        batch.req_id_to_index = {req_id: row for row, req_id in enumerate(self.rows)}
+        batch.num_tokens_no_spec = np.array([len(text) for text in known], dtype=np.int32)
+        batch.num_prompt_tokens = np.array([len(self.prompts[r]) for r in self.rows], dtype=np.int32)
+        return batch
 
-    def step(self, finished: tuple[str, ...] = (), prefilling: tuple[str, ...] = ()) -> dict[str, list[int]]:
-        """One engine step; returns what each request sampled."""
+    def step(self, finished: tuple[str, ...] = (), prefilling: tuple[str, ...] = ()) -> None:
+        """One engine step."""
         for req_id in finished:
             if req_id in self.rows:
                 self.rows.remove(req_id)
             self.requests.pop(req_id, None)
         scheduled = {r: self.drafts.pop(r) for r in self.rows if self.drafts.get(r)}
-        output = SimpleNamespace(
-            finished_req_ids=set(finished),
-            scheduled_new_reqs=self.new,
-            scheduled_spec_decode_tokens=scheduled,
-        )
-        self.new = []
+        new, self.new = self.new, []
         self.refresh()
-        self.proposer.observe(self, output)
-        sampled: dict[str, list[int]] = {}
+        plan = {"scheduled_new_reqs": new, "scheduled_spec_decode_tokens": scheduled}
+        self.proposer.observe(self, SimpleNamespace(finished_req_ids=set(finished), **plan))
+        sampled: list[list[int]] = []
         for req_id in self.rows:
-            if req_id in prefilling:
-                sampled[req_id] = []
-                continue
             rest = self.outputs[req_id][len(self.written[req_id]) :]
-            accepted = 0
-            for draft, token in zip(scheduled.get(req_id, []), rest[:-1], strict=False):
-                if draft != token:
-                    break
-                accepted += 1
-            sampled[req_id] = rest[: accepted + 1]
-            self.written[req_id] += sampled[req_id]
+            pairs = zip(scheduled.get(req_id, []), rest[:-1], strict=False)
+            accepted = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
+            sampled.append([] if req_id in prefilling else rest[: accepted + 1])
+            self.written[req_id] += sampled[-1]
         batch = self.refresh()
-        rows = [sampled[req_id] for req_id in self.rows]
         proposed = self.proposer.propose(
-            rows, batch.num_tokens_no_spec, batch.token_ids_cpu, slot_mappings=None
+            sampled, batch.num_tokens_no_spec, batch.token_ids_cpu, slot_mappings=None
         )
-        assert len(proposed) == len(self.rows)
         self.drafts = {r: list(d) for r, d in zip(self.rows, proposed, strict=True)}
         self.report = reports.take(self.proposer.leaves(SimpleNamespace())) or DraftReport()
-        return sampled
 
 
 def request_of(req_id: str, *, predicted: bool = True, max_tokens: int = 100, written: int = 0) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.vllm_integration.fakes import ENDPOINTS, Engine, Serving, make_app, post, refused
+from tests.vllm_integration.fakes import ENDPOINTS, post, refused
 from vllm_integration.frontend.prediction import UNSUPPORTED_ENDPOINTS
 
 #: Characters of a prediction that are read; what lies beyond them is cut.
@@ -245,8 +245,8 @@ async def told(request: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def app_with_more(request_app: Any) -> Any:
-    """vLLM's application with a route for each endpoint that has no place for a prediction, and two others."""
-    for path in (*UNSUPPORTED_ENDPOINTS, "/v1/messages", "/v1/other"):
+    """vLLM's application with a route for each endpoint that has no place for a prediction."""
+    for path in UNSUPPORTED_ENDPOINTS:
         request_app.add_route(path, told, methods=["POST"])
     return request_app
 
@@ -276,14 +276,3 @@ def test_a_body_without_a_prediction_passes_whole(app_with_more: Any) -> None:
         b'\xff{"prediction": 7}',
     ):
         assert post(app_with_more, UNSUPPORTED_ENDPOINTS[0], body) == (200, str(len(body)).encode())
-
-
-def test_predictions_are_looked_for_on_our_endpoints_alone(app_with_more: Any) -> None:
-    body, path = b'{"prediction": 7}', UNSUPPORTED_ENDPOINTS[0]
-    status, answer = post(app_with_more, "/v1/messages", body)
-    assert (status, json.loads(answer)["type"]) == (400, "error")
-    assert post(app_with_more, "/v1/messages", b'{"system": "prediction"}') == (200, b"24")
-    assert post(app_with_more, "/v1/other", body) == (200, b"17")
-    ngram = make_app(Serving(Engine("ngram")))
-    ngram.add_route(path, told, methods=["POST"])
-    assert post(ngram, path, body) == (200, b"17")
