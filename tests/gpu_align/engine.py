@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from gpu_align import Drafter
@@ -114,6 +118,60 @@ def drafted(backend, prediction, output, prompt=(), *, K=8, T=256, memory=False,
     engine.add(1, prediction, prompt, output, memory=memory, recipes=packs)
     [(tokens, length, confidence, source)] = engine.propose([1])
     return tokens[:length], source, confidence[:length]
+
+
+class Event:
+    """Arrived when somebody has waited for it."""
+
+    def __init__(self) -> None:
+        self.before: set[str] = set()
+        self.waited = False
+
+    def record(self, stream: Stream) -> None:
+        self.before, self.waited = set(stream.before), False
+
+    def query(self) -> bool:
+        return self.waited
+
+    def synchronize(self) -> None:
+        self.waited = True
+
+
+class Stream:
+    """before: what has run when the next thing on this CUDA stream runs."""
+
+    def __init__(self, device: Any = None) -> None:
+        self.before: set[str] = set()
+
+    def wait_stream(self, other: Stream | Event) -> None:
+        self.before |= other.before
+
+    wait_event = wait_stream
+
+    def record_event(self) -> Event:
+        event = Event()
+        event.record(self)
+        return event
+
+
+class Streams:
+    """Of a CUDA device, which only notes what runs: of everything, what had run before it on the device."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.engine = self.current = Stream()
+        self.before: dict[str, set[str]] = {}
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self.current)
+        monkeypatch.setattr(torch.cuda, "stream", self.on)
+
+    @contextmanager
+    def on(self, stream: Stream) -> Iterator[None]:
+        self.current, outside = stream, self.current
+        yield
+        self.current = outside
+
+    def run(self, name: str) -> None:
+        self.before[name] = set(self.current.before)
+        self.current.before.add(name)
 
 
 def snapshot(drafter):

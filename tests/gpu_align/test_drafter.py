@@ -227,28 +227,25 @@ OF_SLOT = ("select.int", "detach", "select.int", "slice.Tensor", "detach")
 OPERATIONS = (*OF_SLOT, "slice.Tensor", "empty.memory_format", "copy_", "detach", "sort.stable")
 
 
-class TestWhatAddCosts:
-    """The launches of `add`, none of which the host waits for."""
-
-    def test_kernels_and_operations_of_an_add(self, monkeypatch):
-        """How many of them there are is what `add` costs the host. Here none of the kernels runs."""
-        launched: list[tuple[Any, Any]] = []
-        monkeypatch.setattr(
-            "gpu_align.ops.index.launch",
-            lambda kernel, *_, variant=None, **__: launched.append((kernel, variant)),
-        )
-        drafter = Engine("triton").drafter
+def test_kernels_and_operations_of_an_add(monkeypatch):
+    """How many of them there are is what `add` costs the host. Here none of the kernels runs."""
+    launched: list[tuple[Any, Any]] = []
+    monkeypatch.setattr(
+        "gpu_align.ops.index.launch",
+        lambda kernel, *_, variant=None, **__: launched.append((kernel, variant)),
+    )
+    drafter = Engine("triton").drafter
+    with Operations() as operations:
+        drafter.add(0, distinct(60), 0)
+    assert [kernel for kernel, _ in launched] == [index_keys_kernel, index_kernel]
+    # On a GPU rows and pages are filled by copies from pinned memory, `empty` and `copy_`, without `detach`.
+    assert set(operations.names) <= {f"aten::{name}" for name in OPERATIONS}
+    assert len(operations.names) <= len(OPERATIONS)
+    for call in (lambda: drafter.add(1, distinct(60), 0), lambda: drafter.remove(0)):
+        launched.clear()
         with Operations() as operations:
-            drafter.add(0, distinct(60), 0)
-        assert [kernel for kernel, _ in launched] == [index_keys_kernel, index_kernel]
-        # On a GPU rows and pages are filled by copies from pinned memory, `empty` and `copy_`, without `detach`.
-        assert set(operations.names) <= {f"aten::{name}" for name in OPERATIONS}
-        assert len(operations.names) <= len(OPERATIONS)
-        for call in (lambda: drafter.add(1, distinct(60), 0), lambda: drafter.remove(0)):
-            launched.clear()
-            with Operations() as operations:
-                call()
-            assert (launched, operations.names) == ([], [f"aten::{name}" for name in OF_SLOT])
+            call()
+        assert (launched, operations.names) == ([], [f"aten::{name}" for name in OF_SLOT])
 
 
 class Half:

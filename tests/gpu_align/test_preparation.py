@@ -4,7 +4,7 @@
 """
 
 import random
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from gpu_align.ops import layout as c
 from gpu_align.ops.layout import Draft
 from gpu_align.steps import Preparation
-from tests.gpu_align.engine import BACKENDS, Engine, distinct, same, snapshot
+from tests.gpu_align.engine import BACKENDS, Engine, Stream, Streams, distinct, same, snapshot
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -51,59 +51,28 @@ def test_vacant_and_wrong_slots(slots, error):
         engine.drafter.prepare(engine.token_ids, engine.total_len.long(), [0])
 
 
-class Streams:
-    """CUDA streams that only write down what is asked of them, and what runs on which."""
-
-    def __init__(self, monkeypatch):
-        self.current, self.done = "main", []
-        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Stream("main", self))
-        monkeypatch.setattr(torch.cuda, "stream", self.on)
-
-    @contextmanager
-    def on(self, stream):
-        self.current = stream.name
-        yield
-        self.current = "main"
-
-
-class Stream:
-    def __init__(self, name, streams):
-        self.name, self.streams = name, streams
-
-    def wait_stream(self, other):
-        self.streams.done.append(f"{self.name} waits for {other.name}")
-
-    def wait_event(self, event):
-        self.streams.done.append(f"{self.name} waits for {event}")
-
-    def record_event(self):
-        self.streams.done.append(f"{self.name} records")
-        return "what side recorded"
-
-
 def test_on_a_gpu_it_runs_beside_the_current_stream(monkeypatch):
-    streams = Streams(monkeypatch)
-    seen = []
+    streams, seen = Streams(monkeypatch), []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
 
     def make(out: Draft):
         def step(token_ids, total_len, slots, num_sampled):
-            streams.done.append(f"step on {streams.current}")
+            streams.run("step")
             seen.append((total_len.tolist(), slots.tolist(), num_sampled.tolist()))
 
         return step
 
     preparation = Preparation(make, 4, 8, torch.device("cpu"))
-    preparation._stream = Stream("side", streams)
-    total_len = torch.tensor([5, 6, 7, 8], dtype=torch.int32)
+    preparation._stream = Stream()
     preparation.join()
-    assert streams.done == []
-    preparation.start(torch.zeros(4, 9), total_len, [3, 1])
-    assert streams.done == ["side waits for main", "step on side", "side records"]
-    streams.done.clear()
+    streams.run("before")
+    preparation.start(torch.zeros(4, 9), torch.tensor([5, 6, 7, 8], dtype=torch.int32), [3, 1])
+    streams.run("beside")
     preparation.join()
     preparation.join()
-    assert streams.done == ["main waits for what side recorded"]
+    streams.run("after")
+    assert streams.before["step"] == streams.before["beside"] == {"before"}
+    assert streams.before["after"] == {"before", "beside", "step"}
     assert seen == [([5, 6, 7, 8], [3, 1], [1, 1])]
 
 

@@ -11,8 +11,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from gpu_align.ops import slots as slots_of
 from gpu_align.ops.layout import PAGE
-from tests.gpu_align.engine import BACKENDS, DEVICE, Engine, distinct, same, snapshot
-from tests.gpu_align.test_preparation import Stream, Streams
+from tests.gpu_align.engine import BACKENDS, DEVICE, Engine, Stream, Streams, distinct, same, snapshot
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -53,7 +52,8 @@ class Loads(TorchDispatchMode):
         monkeypatch.setattr(
             slots_of, "_upload", lambda ids, out: upload(ids, torch.empty_like(out, device="meta"))
         )
-        engine.drafter._preparation._stream = Stream("side", Streams(monkeypatch))
+        Streams(monkeypatch)
+        engine.drafter._preparation._stream = Stream()
         monkeypatch.setattr(torch.Tensor, "pin_memory", lambda t: pinned(t.nbytes) or t)
 
     def pinned(self, num_bytes: int) -> None:

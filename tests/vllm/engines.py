@@ -322,14 +322,6 @@ def good_and_bad(outputs: list[list[int]]) -> list[list[int] | None]:
 
 SERVER_K = 16  # draft tokens a step
 SERVER_MAX_LEN = 512
-SERVER_ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "TORCH_COMPILE_DISABLE": "1",  # vLLM compiles a few functions for requests with log probabilities or penalties
-    "OMP_NUM_THREADS": "1",
-    "GPU_ALIGN_STRICT": "1",
-}
 
 
 @dataclass
@@ -374,7 +366,7 @@ def serve(
     variables |= {**ENVIRONMENT, **SEVERAL_PROCESSES, **RUNNERS[runner]}
     variables |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "INFO"}
     logs, output = directory / "steps", directory / "server.log"
-    variables |= {**SERVER_ENVIRONMENT, "GPU_ALIGN_DEBUG_DIR": str(logs), **(environment or {})}
+    variables |= {"GPU_ALIGN_DEBUG_DIR": str(logs), **(environment or {})}
     with output.open("w") as sink:
         settings = {"argv": argv, "before": f"fork_workers()\n{before}", "program": program}
         process = Forked(settings, variables, sink, runner)

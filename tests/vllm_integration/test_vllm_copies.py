@@ -2,60 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from tests.gpu_align.engine import Event, Stream, Streams
 from vllm_integration.worker.draft_reporter import DraftReporter, StepCopies
 
 K = 16
 
 
-class Stream:
-    """before: what has run when the next thing on this stream runs."""
-
-    def __init__(self, device: Any = None) -> None:
-        self.before: set[str] = set()
-
-    def wait_event(self, event: Event) -> None:
-        self.before |= event.before
-
-
-class Event:
-    """Arrived when somebody has waited for it."""
-
-    def __init__(self) -> None:
-        self.before: set[str] = set()
-        self.waited = False
-
-    def record(self, stream: Stream) -> None:
-        self.before, self.waited = set(stream.before), False
-
-    def query(self) -> bool:
-        return self.waited
-
-    def synchronize(self) -> None:
-        self.waited = True
-
-
-class Device:
-    """A CUDA device. before: of everything that was run on it, what had run before it on the device."""
+class Device(Streams):
+    """A CUDA device, and an engine's steps on it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.engine = self.current = Stream()
-        self.before: dict[str, set[str]] = {}
+        super().__init__(monkeypatch)
         self.names: dict[int, str] = {}
         zeros = torch.zeros
         monkeypatch.setattr(torch, "zeros", lambda *a, pin_memory=False, **more: zeros(*a, **more))
         monkeypatch.setattr(torch.cuda, "Stream", Stream)
         monkeypatch.setattr(torch.cuda, "Event", Event)
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self.current)
-        monkeypatch.setattr(torch.cuda, "stream", self.on)
         copy = StepCopies.copy
 
         def noted(step: StepCopies, size: int, **tensors: torch.Tensor | None) -> None:
@@ -65,16 +33,6 @@ class Device:
             copy(step, size, **tensors)
 
         monkeypatch.setattr(StepCopies, "copy", noted)
-
-    @contextmanager
-    def on(self, stream: Stream) -> Iterator[None]:
-        self.current, outside = stream, self.current
-        yield
-        self.current = outside
-
-    def run(self, name: str) -> None:
-        self.before[name] = set(self.current.before)
-        self.current.before.add(name)
 
     def step(self, reporter: DraftReporter, number: int, *, drafts: bool = True, trims: bool = False) -> None:
         """An engine's step: it writes its own tensors and runs the drafter. Its things are named by its number."""

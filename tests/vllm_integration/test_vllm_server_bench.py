@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.vllm.engines import SERVER_ENVIRONMENT
+from tests.vllm.engines import ENVIRONMENT, RUNNERS
 
 pytestmark = pytest.mark.vllm
 
@@ -34,7 +34,8 @@ def test_bench_measures_a_server_that_it_starts(tiny_model: Path, tmp_path: Path
     flags += ["--concurrency", "2", "--requests", 4, "--json", out]
     # Not in pytest's folder: vLLM's sockets are there, too, and a socket's path has 107 characters at most.
     with tempfile.TemporaryDirectory() as logs:
-        environment = {**os.environ, **SERVER_ENVIRONMENT, "TMPDIR": logs}
+        environment = {**os.environ, **ENVIRONMENT, **RUNNERS["V1"], "TMPDIR": logs}
+        del environment["VLLM_ENABLE_V1_MULTIPROCESSING"]
         command = [sys.executable, "-m", "gpu_align", "bench", *map(str, flags)]
         done = subprocess.run(
             command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300

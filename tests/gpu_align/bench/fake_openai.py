@@ -1,9 +1,9 @@
 """An OpenAI-compatible server that counts as vLLM with the plugin does: known answers, known steps.
 
 An answer is the text after the last blank line of the prompt, in upper case, or what `answer` says, one token a
-word. A request without a
-prediction gets one token a step. With one whose words are those of the answer it gets `K` + 1 a step, with another
-one token a step and `WASTED` rejected draft tokens. With `ngram` every request gets two tokens a step.
+word. A request without a prediction gets one token a step. With one whose words are those of the answer it gets
+`K` + 1 a step, with another one token a step and `WASTED` rejected draft tokens. With `ngram` every request gets
+two tokens a step.
 
 Run as a program, ``python fake_openai.py --port N``, it is a server to start; it has a child, as vLLM has, whose
 process it adds to the file `FAKE_CHILDREN`.
@@ -59,41 +59,25 @@ def last_paragraph(body: dict[str, Any]) -> str:
 
 @dataclass
 class Fake:
-    """What the server does, and what it has done.
+    """What the server does, and what it has done."""
 
-    Attributes:
-        plugin, ngram: whose counters `/metrics` has.
-        metrics: whether there is one.
-        vllm: whether it says it is vLLM, and sends usage with every piece.
-        healthy: whether it says so.
-        key: the API key it wants.
-        twist: a word of answers to requests with a prediction that becomes "TWISTED".
-        refuse: a word in a prompt that gets HTTP 400.
-        others: output tokens of other clients, added to each request's.
-        pause_s: a pause before each piece.
-        drops: fields of requests that a gateway in front of it drops; "usage": of answers.
-        answer: the text for a body.
-        max_num_seqs: a label of `gpu_align_info`.
-        bodies: requests that it has answered.
-    """
-
-    plugin: bool = True
-    ngram: bool = False
-    metrics: bool = True
-    vllm: bool = True
-    healthy: bool = True
+    plugin: bool = True  # whether `/metrics` has its counters
+    ngram: bool = False  # and vLLM's of its own drafts
+    metrics: bool = True  # whether there is a `/metrics`
+    vllm: bool = True  # whether it says it is vLLM, and sends usage with every piece
+    healthy: bool = True  # whether it says so
     models: tuple[str, ...] = ("tiny",)
-    key: str | None = None
-    twist: str | None = None
-    refuse: str | None = None
-    others: int = 0
-    pause_s: float = 0.0
-    drops: tuple[str, ...] = ()
+    key: str | None = None  # the API key it wants
+    twist: str | None = None  # a word of answers to requests with a prediction that becomes "TWISTED"
+    refuse: str | None = None  # a word in a prompt that gets HTTP 400
+    others: int = 0  # output tokens of other clients, added to each request's
+    pause_s: float = 0.0  # before each piece
+    drops: tuple[str, ...] = ()  # fields of requests that a gateway in front drops; "usage": of answers
     answer: Callable[[dict[str, Any]], str] = last_paragraph
-    max_num_seqs: int | None = None
+    max_num_seqs: int | None = None  # a label of `gpu_align_info`
     port: int = 0
     counts: Counter[str] = field(default_factory=Counter)
-    bodies: list[dict[str, Any]] = field(default_factory=list)
+    bodies: list[dict[str, Any]] = field(default_factory=list)  # requests that it has answered
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __enter__(self) -> Fake:

@@ -65,14 +65,13 @@ BOTH = RecipePack(
 )
 
 
-class TestLearn:
-    @pytest.mark.parametrize("seed", [*range(12), None])
-    def test_it_is_what_the_loop_finds(self, seed):
-        texts = AT_LEAST if seed is None else texts_of(seed, sources="p" if seed % 5 == 0 else "pqr")
-        pack = learn(texts)
-        expected_words, expected = oracle.learn(texts)
-        assert pack.recipes == expected
-        assert list(pack.words.items()) == list(expected_words.items())
+@pytest.mark.parametrize("seed", [*range(12), None])
+def test_it_is_what_the_loop_finds(seed):
+    texts = AT_LEAST if seed is None else texts_of(seed, sources="p" if seed % 5 == 0 else "pqr")
+    pack = learn(texts)
+    expected_words, expected = oracle.learn(texts)
+    assert pack.recipes == expected
+    assert list(pack.words.items()) == list(expected_words.items())
 
 
 class TestTokenize:
@@ -135,19 +134,16 @@ def test_a_share_that_is_none(agree: float) -> None:
         observe([], Words().encode, Words().texts, agree=agree)
 
 
-class TestColumns:
-    @given(
-        st.lists(st.lists(st.integers(0, 4), max_size=12), min_size=2, max_size=4), st.sampled_from([1, 0.5])
-    )
-    @settings(max_examples=60, deadline=None)
-    def test_a_column_is_one_token_in_rising_places(self, samples: list[list[int]], agree: float) -> None:
-        found = columns([np.array(sample, dtype=np.int32) for sample in samples], agree)
-        for place in found.tolist():
-            assert len({samples[s][p] for s, p in enumerate(place) if p >= 0}) == 1
-            assert sum(p >= 0 for p in place) >= max(2, agree * len(samples))
-        for s in range(len(samples)):
-            places = [p for p in found[:, s].tolist() if p >= 0]
-            assert places == sorted(set(places))
+@given(st.lists(st.lists(st.integers(0, 4), max_size=12), min_size=2, max_size=4), st.sampled_from([1, 0.5]))
+@settings(max_examples=60, deadline=None)
+def test_a_column_is_one_token_in_rising_places(samples: list[list[int]], agree: float) -> None:
+    found = columns([np.array(sample, dtype=np.int32) for sample in samples], agree)
+    for place in found.tolist():
+        assert len({samples[s][p] for s, p in enumerate(place) if p >= 0}) == 1
+        assert sum(p >= 0 for p in place) >= max(2, agree * len(samples))
+    for s in range(len(samples)):
+        places = [p for p in found[:, s].tolist() if p >= 0]
+        assert places == sorted(set(places))
 
 
 def counted(

@@ -154,26 +154,25 @@ def test_tokens_a_step_at_equal_rejections() -> None:
     assert at_rejections(points, 9) == 2.5
 
 
-class TestTable:
-    @pytest.mark.parametrize(
-        ("change", "message"),
-        [
-            (lambda t: t["seen"].__setitem__(0, 7), "the file was changed"),
-            (lambda t: signed(t, {"speed": 9}), "found 'speed'"),
-            (lambda t: signed(t, {"min_survival": 7}), "0 <= p <= 1"),
-            (lambda t: "", "no JSON"),
-        ],
-    )
-    def test_what_was_changed_or_is_foreign_is_refused(
-        self, change: Any, message: str, table: Path, tmp_path: Path
-    ) -> None:
-        content = json.loads(table.read_text())
-        content = found if (found := change(content)) is not None else content
-        path = tmp_path / "broken.json"
-        path.write_text(content if isinstance(content, str) else json.dumps(content))
-        with pytest.raises(ValueError, match=message) as refused:
-            DrafterConfig.tuned(path)
-        assert "\n" not in str(refused.value)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t["seen"].__setitem__(0, 7), "the file was changed"),
+        (lambda t: signed(t, {"speed": 9}), "found 'speed'"),
+        (lambda t: signed(t, {"min_survival": 7}), "0 <= p <= 1"),
+        (lambda t: "", "no JSON"),
+    ],
+)
+def test_what_was_changed_or_is_foreign_is_refused(
+    change: Any, message: str, table: Path, tmp_path: Path
+) -> None:
+    content = json.loads(table.read_text())
+    content = found if (found := change(content)) is not None else content
+    path = tmp_path / "broken.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(ValueError, match=message) as refused:
+        DrafterConfig.tuned(path)
+    assert "\n" not in str(refused.value)
 
 
 def test_a_step_log_is_a_request() -> None:
@@ -192,20 +191,19 @@ def test_a_step_log_is_a_request() -> None:
     assert record_of(StepLog("r", 4, 0, 0, [step([1])])) == "no prediction"
 
 
-class TestCommand:
-    def test_the_same_requests_give_the_same_table(self, tmp_path: Path, table: Path) -> None:
-        """In another order, and half of them as step logs."""
-        pytest.importorskip("yaml")
-        write_logs(tmp_path / "logs", RECORDS[::2])
-        assert read_traffic(files_of([tmp_path / "logs"]))[0] == RECORDS[::2]
-        pairs, out = write_pairs(tmp_path / "p.jsonl", RECORDS[::-2]), tmp_path / "t.json"
-        done = command("tune", pairs, tmp_path / "logs", "-o", out)
-        assert done.exit_code == 0, done.output
-        for words in (
-            "read 10 requests, 800 output tokens",
-            "shipped table",
-            "new table",
-            "at equal rejections",
-        ):
-            assert words in done.output
-        assert out.read_bytes() == table.read_bytes()
+def test_the_same_requests_give_the_same_table(tmp_path: Path, table: Path) -> None:
+    """In another order, and half of them as step logs."""
+    pytest.importorskip("yaml")
+    write_logs(tmp_path / "logs", RECORDS[::2])
+    assert read_traffic(files_of([tmp_path / "logs"]))[0] == RECORDS[::2]
+    pairs, out = write_pairs(tmp_path / "p.jsonl", RECORDS[::-2]), tmp_path / "t.json"
+    done = command("tune", pairs, tmp_path / "logs", "-o", out)
+    assert done.exit_code == 0, done.output
+    for words in (
+        "read 10 requests, 800 output tokens",
+        "shipped table",
+        "new table",
+        "at equal rejections",
+    ):
+        assert words in done.output
+    assert out.read_bytes() == table.read_bytes()
