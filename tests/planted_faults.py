@@ -293,8 +293,7 @@ def map_tests(copy: Path, faults: list[Fault], tests: list[str]) -> dict[str, di
     texts = {file: (copy / file).read_text() for file in {test.partition("::")[0] for test in seconds}}
     for fault in (fault for fault in faults if not fault.marked):
         for word in (*re.findall(r"<(\w+)>", fault.function)[::-1], Path(fault.file).stem):
-            files = {file for file, text in texts.items() if re.search(rf"\b{word}\b", text)}
-            naming = {test: took for test, took in seconds.items() if test.partition("::")[0] in files}
+            naming = {test: seconds[test] for test in seconds if word in texts[test.partition("::")[0]]}
             reached[fault.key] = reached[fault.key] or naming
     return reached
 

@@ -55,8 +55,9 @@ class TestFromLists:
         ],
     )
     def test_what_is_refused(self, recipe, said):
-        with pytest.raises(ValueError, match=f"recipe 1: .*{said}"):
-            Recipes.from_lists([((7,), (1,), (0.5,)), recipe])
+        for shape_of in (None, np.zeros(9, dtype=np.int32)):
+            with pytest.raises(ValueError, match=f"recipe 1: .*{said}"):
+                Recipes.from_lists([((7,), (1,), (0.5,)), recipe], shape_of=shape_of)
 
 
 class TestTable:

@@ -133,7 +133,7 @@ def test_what_is_too_large_is_not_read(tmp_path: Path, size: int) -> None:
 #: Field → values that are refused, beside those of other types.
 WRONG: dict[str, list[Any]] = {
     "format": [3, True, "1\n" * 10**6],
-    "words": [[["", 1]], [["a", 0]], [["a", 1], ["a", 2]]],
+    "words": [[["", 1]], [["a", 0]], [["a", 1], ["a", 2]], [["a"]], [["a", 1, 2]]],
     "recipes": [
         None, [[1]], *([[1, 2, 0, *more]] for more in ([99_999], [], [-1], [0] * 10**5)),
         [[0, 2, 0, 1]], [[1, 10**400, 0, 1]], [[3, 2, 0, 1]],
