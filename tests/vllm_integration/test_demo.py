@@ -8,6 +8,8 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -113,21 +115,13 @@ def test_a_slower_or_different_answer_fails_the_demo(
 # --- the page and the table --------------------------------------------------------------------------
 
 
-class ByteTokenizer:
-    """One token a byte of UTF-8."""
-
-    name, vocab_size = "bytes", 256
-
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode())
-
-    def token_bytes(self, token_id: int) -> bytes:
-        return bytes([token_id])
+#: A token is a byte of UTF-8.
+BYTES: Any = SimpleNamespace(name="bytes", vocab_size=256, token_bytes=lambda token_id: bytes([token_id]))
 
 
 def _page_rows() -> list[page.Row]:
     text = 'if a<b: "&"</script>'
-    ids = ByteTokenizer().encode(text)
+    ids = list(text.encode())
     num = len(ids)
     steps = [
         Step(0, 9, "none", [], [], 0, 0, 0, ids[:1]),
@@ -141,7 +135,7 @@ def _page_rows() -> list[page.Row]:
 
 
 def test_the_page_is_one_file_escapes_and_runs_its_own_scripts_only() -> None:
-    html = page.render(_page_rows(), _page_rows(), ByteTokenizer(), "<fact>", 8)
+    html = page.render(_page_rows(), _page_rows(), BYTES, "<fact>", 8)
     assert "<fact>" not in html
     assert "&lt;fact&gt;" in html
     assert re.findall(r'class="o (o\d)">token', html) == ["o0", "o1", "o2", "o0"]

@@ -12,6 +12,7 @@ import pytest
 
 from gpu_align import RecipePack, Recipes
 from gpu_align.recipes import Recipe, learn, observe
+from gpu_align.tools.recipes.learn import words_of
 from tests.vllm_integration.fakes import config
 from vllm_integration.config.settings import Settings
 from vllm_integration.worker import startup as recipes
@@ -26,14 +27,11 @@ class WordTokenizer:
     unk_token_id: int | None = None
 
     def __init__(self) -> None:
-        from gpu_align.tools.recipes.learn import words_of
-
-        self._words_of = words_of
         self.ids: dict[str, int] = {}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         start = [0] if add_special_tokens else []
-        return start + [self.ids.setdefault(word, len(self.ids) + 1) for word in self._words_of(text)]
+        return start + [self.ids.setdefault(word, len(self.ids) + 1) for word in words_of(text)]
 
     def __call__(self, texts: list[str], add_special_tokens: bool = True) -> dict[str, list[list[int]]]:
         return {"input_ids": [self.encode(text, add_special_tokens) for text in texts]}

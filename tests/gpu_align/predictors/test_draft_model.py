@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -85,12 +86,9 @@ def test_it_drafts_up_to_its_end_token_and_its_longest_context() -> None:
         DraftModelTokenPredictor(short, max_context_len=0)
 
 
-class Words:
-    def __init__(self, *words: str) -> None:
-        self.words = words
-
-    def get_vocab(self) -> dict[str, int]:
-        return {word: i for i, word in enumerate(self.words)}
+def words(text: str) -> Any:
+    """A tokenizer with these words."""
+    return SimpleNamespace(get_vocab=lambda: {word: i for i, word in enumerate(text)})
 
 
 def test_another_vocabulary_is_refused(caplog: pytest.LogCaptureFixture) -> None:
@@ -106,10 +104,10 @@ def test_another_vocabulary_is_refused(caplog: pytest.LogCaptureFixture) -> None
     with pytest.raises(VocabularyError):
         hf.generate(trained("llama"), [1, 2], predictor=predictor, strict=True, max_new_tokens=4)
     # With tokenizers the tokens count, not the sizes of the models.
-    same = DraftModelTokenPredictor(other, tokenizer=Words("a", "b"))
-    same.reset([1], PredictorOptions(vocab_size=VOCAB, tokenizer=Words("a", "b")))
+    same = DraftModelTokenPredictor(other, tokenizer=words("ab"))
+    same.reset([1], PredictorOptions(vocab_size=VOCAB, tokenizer=words("ab")))
     with pytest.raises(VocabularyError, match="other tokens"):
-        same.reset([1], PredictorOptions(vocab_size=VOCAB, tokenizer=Words("b", "a")))
+        same.reset([1], PredictorOptions(vocab_size=VOCAB, tokenizer=words("ba")))
 
 
 def test_bad_models_and_settings(tmp_path: Path) -> None:
