@@ -35,8 +35,8 @@ from .steps import CapturedStep, Preparation
 #: What the kernel can count: lanes of a draft, positions as parts of 32-bit keys, and the rest in 32 bits.
 _MOST = {
     "max_slots": 2**31 - 1,
-    "max_context_len": 2**25 - 1,
-    "max_prediction_len": 2**24 - 1,
+    "max_context_len": 2**22 - 1,
+    "max_prediction_len": 2**21 - 1,
     "num_draft_tokens": 256,
     "vocab_size": c.FIRST_GAP,
     "max_prediction_tokens": MAX_TOKENS // c.PAGE * c.PAGE,

@@ -131,8 +131,8 @@ def _look(
     every = view.candidates
     for r in range(len(slots)):
         found = CandidateArrays(
-            every.source[r], every.position[r], every.remaining[r], every.matched[r], every.key[r],
-            every.token[r], every.margin[r], every.class_id[r],
+            every.source[r], every.position[r], every.remaining[r], every.matched[r],
+            every.strength[r], every.key[r], every.token[r], every.margin[r], every.class_id[r],
         )  # fmt: skip
         request = load_request(state, settings, slots[r], token_ids[slots[r]], totals[r])
         alignment, edits = update_state(request, load_state(request))

@@ -19,7 +19,7 @@ from gpu_align.ops.align import (
 from gpu_align.ops.compose import MAX_REPLAYS
 from gpu_align.ops.layout import HASH, MAX_EDITS, NEAREST, PAGE, WAYS, context_index_bits, index_bits
 
-MAX_MATCH = 64
+MAX_MATCH, COMMON_WINDOW = 64, 7
 LENGTH_EDGES = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, 49, 64)
 MARGIN_EDGES = (-3, -1, 0, 1, 2, 3, 5, 9, 17)
 
@@ -33,6 +33,16 @@ def common_suffix(a: list[int], b: list[int], most: int = MAX_MATCH) -> int:
     while length < min(most, len(a), len(b)) and a[-1 - length] == b[-1 - length]:
         length += 1
     return length
+
+
+def common_before(a: list[int], b: list[int]) -> int:
+    """The LCS of the last `COMMON_WINDOW` tokens of each."""
+    a, b = a[-COMMON_WINDOW:], b[-COMMON_WINDOW:]
+    rows = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
+    for i, token in enumerate(a):
+        for j, other in enumerate(b):
+            rows[i + 1][j + 1] = rows[i][j] + 1 if token == other else max(rows[i][j + 1], rows[i + 1][j])
+    return rows[-1][-1]
 
 
 def rank(end: int, anchor: int) -> int:
@@ -53,6 +63,7 @@ class Candidate(NamedTuple):
     own: bool
     position: int
     matched: int
+    common: int  # half of what the context has in common with the output before the match
     place: int
     room: int
 
@@ -79,6 +90,7 @@ class Oracle:
         self.context_index_bits = context_index_bits(capacity)
         self.seen = 0
         self.in_sync, self.cursor, self.anchor, self.diverged_at, self.num_in_sync = True, 0, 0, 0, 0
+        self.num_common = 0  # of a run in sync, with the tokens that agreed before it
         self.row: list[int] = []
         self.edits: list[Edit | None] = []  # oldest first
         self.recent: dict[tuple[int, int], int] = {}
@@ -109,8 +121,10 @@ class Oracle:
                 self.edits = [None if self.has_key(self.cursor, e) else e for e in self.edits]
                 self.cursor += 1
                 self.num_in_sync += 1
+                self.num_common += 1
                 return
             self.in_sync, self.anchor, self.diverged_at = False, self.cursor, len(output) - 1
+            self.num_common = 0
             self.row = [0] * (WINDOW + 1)
         window = text[self.anchor : self.anchor + WINDOW]
         row = [0] * (WINDOW + 1)
@@ -144,6 +158,7 @@ class Oracle:
             self.record(self.text[self.anchor : end], output)
         self.in_sync, self.cursor = True, end
         self.num_in_sync += length
+        self.num_common = length
 
     def record(self, old: list[int], output: list[int]) -> None:
         """Record the edits between the tokens that old text and new have, from the last one on."""
@@ -196,22 +211,26 @@ class Oracle:
     def candidates(self, tokens: list[int]) -> tuple[list[Candidate | None], int]:
         text, output, total = self.text, tokens[self.prompt_len :], len(tokens)
         cursor = self.standing() if text else 0
+        settled = self.num_common >= MAX_MATCH
         found: list[Candidate | None] = []
         matches = []
         if output:
             for e in self.nearest(output[-1], cursor):
                 matched = common_suffix(text[:e], output)
                 if matched >= self.min_match:
-                    matches.append((-matched, rank(e, cursor), e))
-        for matched, _, e in (*sorted(matches)[:4], *[(0, 0, -1)] * 4)[:4]:
+                    common = common_before(text[: e - matched], output[: len(output) - matched])
+                    matches.append((-matched, 0 if settled else -common, rank(e, cursor), e))
+        for matched, _, _, e in (*sorted(matches)[:4], *[(0, 0, 0, -1)] * 4)[:4]:
             found.append(
-                Candidate(False, e, -matched, self.place_of(e, cursor), len(text) - e) if e > 0 else None
+                Candidate(False, e, -matched, 0, self.place_of(e, cursor), len(text) - e) if e > 0 else None
             )
         for position in (cursor, cursor + 1):
             inside = 0 <= position < len(text)
             matched = common_suffix(text[: max(position, 0)], output)
             place = self.place_of(position, cursor)
-            found.append(Candidate(False, position, matched, place, len(text) - position) if inside else None)
+            found.append(
+                Candidate(False, position, matched, 0, place, len(text) - position) if inside else None
+            )
         matches = []
         if self.use_context and total:
             bucket = bucket_of(tokens[-1], self.context_index_bits)
@@ -219,9 +238,10 @@ class Oracle:
                 e = self.recent.get((bucket, way), -1)
                 matched = common_suffix(tokens[:e], tokens) if 0 <= e < total else 0
                 if matched >= self.min_match:
-                    matches.append((-matched, -e, e))
-        for matched, _, e in (*sorted(matches)[:4], *[(0, 0, -1)] * 4)[:4]:
-            found.append(Candidate(True, e, -matched, 4, total - e) if e > 0 else None)
+                    common = common_before(tokens[: e - matched], tokens[: total - matched])
+                    matches.append((-matched, 0 if settled else -common, -e, e))
+        for matched, common, _, e in (*sorted(matches)[:4], *[(0, 0, 0, -1)] * 4)[:4]:
+            found.append(Candidate(True, e, -matched, -common // 2, 4, total - e) if e > 0 else None)
         return found, cursor
 
     def classes(self, found: list[Candidate | None], tokens: list[int]) -> list[int]:
@@ -233,16 +253,17 @@ class Oracle:
         heard = [
             (c, t) for c, t in zip(found, following, strict=True) if c is not None and (adherence or c.own)
         ]
-        reach = max((c.matched for c, _ in heard), default=0)
-        leader = next((t for c, t in heard if c.matched == reach), None)
-        runner_up = max((c.matched for c, t in heard if t != leader), default=0)
+        reach = max((c.matched + c.common for c, _ in heard), default=0)
+        leader = next((t for c, t in heard if c.matched + c.common == reach), None)
+        runner_up = max((c.matched + c.common for c, t in heard if t != leader), default=0)
         classes = []
         for c, t in zip(found, following, strict=True):
             if c is None:
                 classes.append(-1)
                 continue
-            margin = c.matched - (runner_up if t == leader else reach)
-            length = sum(c.matched >= edge for edge in LENGTH_EDGES)
+            strength = c.matched + c.common
+            margin = strength - (runner_up if t == leader else reach)
+            length = sum(strength >= edge for edge in LENGTH_EDGES)
             classes.append(
                 ((length * 10 + sum(margin >= edge for edge in MARGIN_EDGES)) * 5 + c.place) * 3 + adherence
             )

@@ -376,7 +376,7 @@ WRONG = [
     *(
         ({name: value}, error, f"{name}: expected {said}")
         for name, most in (
-            ("max_slots", 2**31 - 1), ("max_context_len", 2**25 - 1), ("max_prediction_len", 2**24 - 1),
+            ("max_slots", 2**31 - 1), ("max_context_len", 2**22 - 1), ("max_prediction_len", 2**21 - 1),
             ("num_draft_tokens", 256), ("vocab_size", 2**31 - 2**16), ("max_prediction_tokens", 2**31 - 256),
         )
         for value, error, said in (

@@ -20,13 +20,13 @@ def margins(found, adherence):
     o_c = tl.arange(0, LANES)
     m_live = found.position >= 0
     m_considered = m_live & ((found.source == c.TEXT_CONTEXT) | (adherence != c.ADHERENCE_LOST))
-    b_reach = tl.where(m_considered, found.matched, -1)
+    b_reach = tl.where(m_considered, found.strength, -1)
     reach = tl.max(b_reach, axis=0)
     leader = tl.min(tl.where(b_reach == reach, o_c, LANES), axis=0)
     m_agrees = found.token == _at_lane(found.token, leader)
-    runner_up = tl.max(tl.where(m_agrees, 0, tl.where(m_considered, found.matched, 0)), axis=0)
+    runner_up = tl.max(tl.where(m_agrees, 0, tl.where(m_considered, found.strength, 0)), axis=0)
     # Where nothing is considered, nothing is ahead of anything.
-    b_margin = found.matched - tl.where(m_agrees, runner_up, tl.maximum(reach, 0))
+    b_margin = found.strength - tl.where(m_agrees, runner_up, tl.maximum(reach, 0))
     return tl.where(m_live, b_margin, 0)
 
 
@@ -60,7 +60,7 @@ def classes(found, alignment, num_output):
     b_margin = margins(found, adherence)
     b_bucket = c.alignment_bucket(found.position - alignment.cursor, b_deficit)
     b_bucket = tl.where(found.source == c.TEXT_CONTEXT, c.ALIGNMENT_CONTEXT, b_bucket)
-    b_length = _bucket_number(found.matched, c.LENGTH_EDGES, c.NUM_LENGTHS)
+    b_length = _bucket_number(found.strength, c.LENGTH_EDGES, c.NUM_LENGTHS)
     return c.pack_class(
         b_length, _bucket_number(b_margin, c.MARGIN_EDGES, c.NUM_MARGINS), b_bucket, adherence
     )

@@ -12,9 +12,9 @@ from ..layout import Alignment, Choice, Request, StepSettings
 from ..match.reference import CandidateArrays
 from .survival import SurvivalTables
 
-#: The bucket of each matched length, and of each margin + `MAX_MATCH`: how many edges it has reached.
-LENGTH_BUCKET = np.searchsorted(c.LENGTH_EDGES, np.arange(c.MAX_MATCH + 1), side="right")
-MARGIN_BUCKET = np.searchsorted(c.MARGIN_EDGES, np.arange(-c.MAX_MATCH, c.MAX_MATCH + 1), side="right")
+#: The bucket of each strength, and of each margin + `MAX_STRENGTH`: how many edges it has reached.
+LENGTH_BUCKET = np.searchsorted(c.LENGTH_EDGES, np.arange(c.MAX_STRENGTH + 1), side="right")
+MARGIN_BUCKET = np.searchsorted(c.MARGIN_EDGES, np.arange(-c.MAX_STRENGTH, c.MAX_STRENGTH + 1), side="right")
 
 
 @njit
@@ -26,19 +26,19 @@ def _is_considered(found: CandidateArrays, lane: int, adherence: int) -> bool:
 
 @njit
 def margins(found: CandidateArrays, adherence: int) -> None:
-    """Write how many matched tokens each candidate is ahead of the longest one that expects another token next."""
+    """Write how much stronger each candidate is than the strongest one that expects another token next."""
     reach, leader, runner_up = 0, -1, 0
     for lane in range(c.NUM_CANDIDATES):
-        if _is_considered(found, lane, adherence) and (leader < 0 or found.matched[lane] > reach):
-            reach, leader = found.matched[lane], lane
+        if _is_considered(found, lane, adherence) and (leader < 0 or found.strength[lane] > reach):
+            reach, leader = found.strength[lane], lane
     # Where nothing is considered, nothing is ahead of anything.
     token = found.token[leader] if leader >= 0 else 0
     for lane in range(c.NUM_CANDIDATES):
         if _is_considered(found, lane, adherence) and found.token[lane] != token:
-            runner_up = max(runner_up, found.matched[lane])
+            runner_up = max(runner_up, found.strength[lane])
     for lane in range(c.NUM_CANDIDATES):
         agrees = leader >= 0 and found.token[lane] == token
-        found.margin[lane] = found.matched[lane] - (runner_up if agrees else reach)
+        found.margin[lane] = found.strength[lane] - (runner_up if agrees else reach)
 
 
 @njit
@@ -68,8 +68,8 @@ def classes(found: CandidateArrays, alignment: Alignment, num_output: int) -> No
                 deficit = score_deficit(position, alignment)
                 bucket = c.alignment_bucket(position - alignment.cursor, deficit)
             length, margin = (
-                LENGTH_BUCKET[found.matched[lane]],
-                MARGIN_BUCKET[found.margin[lane] + c.MAX_MATCH],
+                LENGTH_BUCKET[found.strength[lane]],
+                MARGIN_BUCKET[found.margin[lane] + c.MAX_STRENGTH],
             )
             found.class_id[lane] = c.pack_class(length, margin, bucket, adherence)
 

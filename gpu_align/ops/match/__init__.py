@@ -1,11 +1,19 @@
 """Find the positions before which a text ends like the output. README.md defines a match, and the order."""
 
+from typing import Any
+
+from ..layout import Alignment
 from ..rules import rule, where
 
 #: A longer match counts as this long.
 MAX_MATCH = 64
-#: The order of matches is one key of 31 bits: ``(length - 1) * TIE`` plus the tie order, which is below `TIE`.
-TIE = 1 << 25
+#: Before a match, the LCS of so many tokens of the text and of the output is what they have in common, 0 to 7.
+COMMON_WINDOW = 7
+#: The order of matches is one key of 31 bits: ``(length - 1) * TIE``, ``common * COMMON_TIE``, and the tie order,
+#: which is below `COMMON_TIE`.
+TIE, COMMON_TIE = 1 << 25, 1 << 22
+#: The most that matched length and what is in common before it are worth together.
+MAX_STRENGTH = MAX_MATCH + COMMON_WINDOW // 2
 
 #: Candidates: the best matches in the prediction, then the cursor and the position after it, then the best matches
 #: in the context.
@@ -24,3 +32,15 @@ def rank_of(position: int, anchor: int) -> int:
 def position_of(rank: int, anchor: int) -> int:
     """The position that has this rank."""
     return anchor + where(rank % 2 == 0, rank // 2, -(rank // 2))
+
+
+@rule
+def is_settled(alignment: Alignment) -> Any:
+    """Whether the output has followed the prediction for so long that nothing before a match is compared."""
+    return (alignment.in_sync > 0) & (alignment.num_common >= MAX_MATCH)
+
+
+@rule
+def key_of(matched: int, common: int, tie: int) -> int:
+    """The place of a match in the order, the best last."""
+    return (matched - 1) * TIE + common * COMMON_TIE + tie

@@ -86,13 +86,36 @@ def _compare(request, lookups, alignment):
 
 
 @triton.jit
-def _best_keys(lookups, b_matched, cursor, min_match):
+def _common_before(request, lookups, b_matched):
+    """`common_before` each match, [LOOKUP_LANES] int32."""
+    b_before = tl.where(lookups.m_live, lookups.position - b_matched, 0)
+    num_last = tl.where(lookups.m_context, request.total, request.total - request.output_start)
+    b_last = tl.where(lookups.m_live, num_last - b_matched, 0)
+    # A lane that has no tokens before its match loads the last ones of the request, and compares none.
+    p_last = request.tokens + request.total - 1 - tl.where(b_last > 0, b_matched, 0)
+    p_text = tl.where(lookups.m_context, request.tokens, request.prediction.tokens) + b_before - 1
+    p_text = tl.where(b_before > 0, p_text, p_last)
+    texts = load_back_clamped(p_text, tl.maximum(b_before - 1, 0), c.COMMON_WINDOW)
+    lasts = load_back_clamped(p_last, tl.maximum(b_last - 1, 0), c.COMMON_WINDOW)
+    b_row = tl.full(b_matched.shape, -1, tl.int32)
+    for b in tl.static_range(c.COMMON_WINDOW):
+        b_matches = tl.zeros_like(b_row)
+        for a in tl.static_range(c.COMMON_WINDOW):
+            m_same = (texts[a] == lasts[b]) & (b_before > a) & (b_last > b)
+            b_matches |= m_same.to(tl.int32) << a
+        b_row = c.extend_row(b_row, b_matches)
+    return c.count_ones(~b_row)
+
+
+@triton.jit
+def _best_keys(lookups, b_matched, b_common, cursor, min_match):
     """The `NUM_MATCHES` largest keys of each text in its lanes, [LANES] int32; -1 for none."""
     o_lookup = tl.arange(0, LOOKUP_LANES)
     o_c = tl.arange(0, LANES)
-    b_tie = tl.where(lookups.m_context, lookups.position, -c.rank_of(lookups.position, cursor) + (c.TIE - 1))
+    b_rank = c.rank_of(lookups.position, cursor)
+    b_tie = tl.where(lookups.m_context, lookups.position, -b_rank + (c.COMMON_TIE - 1))
     m_match = lookups.m_live & ~lookups.m_cursor & (b_matched >= min_match)
-    b_key = tl.where(m_match, (b_matched - 1) * c.TIE + b_tie, -1)
+    b_key = tl.where(m_match, c.key_of(b_matched, b_common, b_tie), -1)
     b_prediction = tl.where(o_lookup < c.NEAREST, b_key, -1)
     b_context = tl.where(o_lookup < c.NEAREST, -1, b_key)
     b_best = tl.full([LANES], -1, tl.int32)
@@ -111,6 +134,7 @@ class Candidates(NamedTuple):
     source: Any  # [LANES] int32: of the text
     position: Any  # [LANES] int32; -1: there is no candidate
     matched: Any  # [LANES] int32
+    strength: Any  # [LANES] int32
     token: Any  # [LANES] int32: what it expects next
 
 
@@ -119,15 +143,20 @@ def candidates(request, bucket, alignment, settings):
     cursor = alignment.cursor
     lookups = _lookups(request, bucket, cursor)
     b_matched = _compare(request, lookups, alignment)
-    b_key = _best_keys(lookups, b_matched, cursor, settings.min_match)
+    b_common = tl.zeros_like(b_matched)
+    if c.is_settled(alignment) == 0:
+        b_common = _common_before(request, lookups, b_matched)
+    b_key = _best_keys(lookups, b_matched, b_common, cursor, settings.min_match)
     o_c = tl.arange(0, LANES)
     b_source = tl.where(
         o_c < c.FIRST_CONTEXT, c.unpack_rules(request.prediction.rules).source, c.TEXT_CONTEXT
     )
-    b_tie = b_key % c.TIE
-    b_position = tl.where(b_source == c.TEXT_CONTEXT, b_tie, c.position_of(-b_tie + (c.TIE - 1), cursor))
+    b_tie = b_key % c.COMMON_TIE
+    b_rank = -b_tie + (c.COMMON_TIE - 1)
+    b_position = tl.where(b_source == c.TEXT_CONTEXT, b_tie, c.position_of(b_rank, cursor))
     b_position = tl.where(b_key >= 0, b_position, -1)
     b_length = tl.where(b_key >= 0, b_key // c.TIE + 1, 0)
+    b_before = tl.where((b_key >= 0) & (b_source == c.TEXT_CONTEXT), b_key % c.TIE // c.COMMON_TIE, 0)
     for i in tl.static_range(c.FIRST_CONTEXT - c.AT_CURSOR):
         m_lookup = lookups.m_cursor & (lookups.position == cursor + i)
         matched = tl.max(tl.where(m_lookup, b_matched, -1), axis=0)
@@ -136,4 +165,4 @@ def candidates(request, bucket, alignment, settings):
         b_length = tl.where(m_here, matched, b_length)
     p_next = tl.where(b_source == c.TEXT_CONTEXT, request.tokens, request.prediction.tokens) + b_position
     b_token = tl.load(p_next, mask=b_position >= 0, other=0)
-    return Candidates(b_source, b_position, b_length, b_token)
+    return Candidates(b_source, b_position, b_length, b_length + b_before // 2, b_token)

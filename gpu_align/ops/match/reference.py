@@ -22,6 +22,8 @@ class CandidateArrays(NamedTuple):
     #: Tokens of the text from the position on; 0 where there is no candidate.
     remaining: IntArray
     matched: IntArray
+    #: `matched`; in the context, half a token more for each that text and output have in common before the match.
+    strength: IntArray
     #: Of matches: the one with the larger key comes first.
     key: IntArray
     #: What it expects next.
@@ -48,23 +50,45 @@ def match_length(text: IntArray, position: int, last: IntArray, most: int) -> in
 
 
 @njit
+def common_before(text: IntArray, position: int, last: IntArray) -> int:
+    """The LCS of the `COMMON_WINDOW` tokens before a position of a text and those at the end of `last`."""
+    row = -1
+    for b in range(min(c.COMMON_WINDOW, len(last))):
+        matches = 0
+        for a in range(min(c.COMMON_WINDOW, position)):
+            matches |= int(text[position - 1 - a] == last[len(last) - 1 - b]) << a
+        row = c.extend_row(row, matches)
+    return int(c.count_ones(~row))
+
+
+@njit
 def _match_keys(
-    request: Request, bucket: tuple[int, int], cursor: int, settings: StepSettings, keys: IntArray
+    request: Request,
+    bucket: tuple[int, int],
+    alignment: Alignment,
+    settings: StepSettings,
+    keys: IntArray,
 ) -> None:
     """Write the keys of the `NUM_MATCHES` best matches of each text, in falling order; -1 for none.
 
     Matches in the prediction are in the first lanes, those in the context in the lanes from `FIRST_CONTEXT` on.
     """
     prediction, context = request.prediction, request.context
-    tokens, total = request.tokens, request.total
-    most = min(max(total - request.output_start, 0), c.MAX_MATCH)
+    tokens, total, cursor = request.tokens, request.total, alignment.cursor
+    output = tokens[min(request.output_start, total) :]
     keys[:] = -1
     begin, end = nearest(prediction, bucket, cursor)
     for i in range(begin, end):
         position = int(prediction.index.positions[i])
-        matched = match_length(prediction.tokens, position, tokens, most)
+        matched = match_length(prediction.tokens, position, output, min(len(output), c.MAX_MATCH))
         if matched >= settings.min_match:
-            _enter(keys, 0, (matched - 1) * c.TIE + c.TIE - 1 - c.rank_of(position, cursor))
+            common = 0
+            if not c.is_settled(alignment):
+                common = common_before(
+                    prediction.tokens, position - matched, output[: len(output) - matched]
+                )
+            tie = c.COMMON_TIE - 1 - c.rank_of(position, cursor)
+            _enter(keys, 0, c.key_of(matched, common, tie))
     if context.length > 0:
         bucket_id = c.bucket_of(request.last, context.index.shift)
         for way in range(c.WAYS):
@@ -72,7 +96,10 @@ def _match_keys(
             if 0 < position < total:
                 matched = match_length(tokens, position, tokens, c.MAX_MATCH)
                 if matched >= settings.min_match:
-                    _enter(keys, c.FIRST_CONTEXT, (matched - 1) * c.TIE + position)
+                    common = 0
+                    if not c.is_settled(alignment):
+                        common = common_before(tokens, position - matched, tokens[: total - matched])
+                    _enter(keys, c.FIRST_CONTEXT, c.key_of(matched, common, position))
 
 
 @njit
@@ -101,21 +128,22 @@ def candidates(
     """
     prediction, cursor = request.prediction, alignment.cursor
     tokens, total, length = request.tokens, request.total, request.prediction.length
-    _match_keys(request, bucket, cursor, settings, found.key)
+    _match_keys(request, bucket, alignment, settings, found.key)
     most = min(max(total - request.output_start, 0), c.MAX_MATCH)
     for lane in range(c.NUM_CANDIDATES):
         in_context, key = lane >= c.FIRST_CONTEXT, int(found.key[lane])
         found.source[lane] = c.TEXT_CONTEXT if in_context else c.unpack_rules(prediction.rules).source
-        position, matched = -1, 0
+        position, matched, common = -1, 0, 0
         if key >= 0:
-            tie = key % c.TIE
-            position = tie if in_context else c.position_of(c.TIE - 1 - tie, cursor)
-            matched = key // c.TIE + 1
+            tie = key % c.COMMON_TIE
+            position = tie if in_context else c.position_of(c.COMMON_TIE - 1 - tie, cursor)
+            matched, common = key // c.TIE + 1, key % c.TIE // c.COMMON_TIE
         elif c.NUM_MATCHES <= lane < c.FIRST_CONTEXT:
             near = cursor + lane - c.AT_CURSOR
             if 0 <= near < length:
                 position, matched = near, match_length(prediction.tokens, near, tokens, most)
         found.position[lane], found.matched[lane], found.remaining[lane] = position, matched, 0
+        found.strength[lane] = matched + (common // 2 if in_context else 0)
         if position >= 0:
             found.remaining[lane] = (total if in_context else length) - position
             found.token[lane] = tokens[position] if in_context else prediction.tokens[position]

@@ -27,7 +27,7 @@ class StepLaunch:
             rows.
         settings: `StepSettings`.
 
-    Predictions have fewer than 2**24 tokens, contexts fewer than 2**25.
+    Predictions have fewer than 2**21 tokens, contexts fewer than 2**22.
     """
 
     def __init__(
