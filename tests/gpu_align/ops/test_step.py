@@ -216,6 +216,7 @@ def test_cases(backends: list[str], curves: str) -> None:
 
 README = [[*map(ord, text)] for text in ("a = get(n)\nb = get(m)\n", "a = put(n)\nb", " = put(m)\n")]
 PROMPT = [*distinct(9, 300), 107, 50, *distinct(3, 60), 301]
+KEYS = [1, 2, 3, 50, 9, *A, 4, 5, 6, 51, 9, *B]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -230,6 +231,9 @@ PROMPT = [*distinct(9, 300), 107, 50, *distinct(3, 60), 301]
         # What is drafted from the context is copied: the edit 50 -> 51 is known, the context has 107 50 60.
         ([*A, 50, *distinct(20, 60)], [*A, 51, *distinct(6, 60), *PROMPT[:9]], PROMPT,
          ([107, 50, 60, 61, 62, 301, *A, 51, *distinct(6, 60), *PROMPT[:9]][:32], Source.CONTEXT)),
+        # Of two 9 the one with more in common before it, though the other is the latest, or nearer to the cursor.
+        ([], [1, 2, 3, 52, 9], KEYS, ([*A, 4, 5, 6, 51, 9, *B[:3]], Source.CONTEXT)),
+        ([*KEYS[13:], *distinct(80, 700), *KEYS[:13]], [1, 2, 3, 52, 9], [], (A, Source.PREDICTION)),
         # A deletion of all that is left drafts nothing.
         ([*LONG, *A, *LONG[:6]], [1, 7, *A, 1], [], ([], Source.NONE)),
     ],
