@@ -50,7 +50,7 @@ def match_length(text: IntArray, position: int, last: IntArray, most: int) -> in
 
 
 @njit
-def common_before(text: IntArray, position: int, last: IntArray) -> int:
+def _common_before(text: IntArray, position: int, last: IntArray) -> int:
     """The LCS of the `COMMON_WINDOW` tokens before a position of a text and those at the end of `last`."""
     row = -1
     for b in range(min(c.COMMON_WINDOW, len(last))):
@@ -84,7 +84,7 @@ def _match_keys(
         if matched >= settings.min_match:
             common = 0
             if not c.is_settled(alignment):
-                common = common_before(
+                common = _common_before(
                     prediction.tokens, position - matched, output[: len(output) - matched]
                 )
             tie = c.COMMON_TIE - 1 - c.rank_of(position, cursor)
@@ -98,7 +98,7 @@ def _match_keys(
                 if matched >= settings.min_match:
                     common = 0
                     if not c.is_settled(alignment):
-                        common = common_before(tokens, position - matched, tokens[: total - matched])
+                        common = _common_before(tokens, position - matched, tokens[: total - matched])
                     _enter(keys, c.FIRST_CONTEXT, c.key_of(matched, common, position))
 
 
