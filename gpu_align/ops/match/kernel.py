@@ -86,8 +86,8 @@ def _compare(request, lookups, alignment):
 
 
 @triton.jit
-def _common_before(request, lookups, b_matched):
-    """`_common_before` each match, [LOOKUP_LANES] int32."""
+def _compare_before(request, lookups, b_matched):
+    """What is in common before each match, [LOOKUP_LANES] int32."""
     b_before = tl.where(lookups.m_live, lookups.position - b_matched, 0)
     num_last = tl.where(lookups.m_context, request.total, request.total - request.output_start)
     b_last = tl.where(lookups.m_live, num_last - b_matched, 0)
@@ -145,7 +145,7 @@ def candidates(request, bucket, alignment, settings):
     b_matched = _compare(request, lookups, alignment)
     b_common = tl.zeros_like(b_matched)
     if c.is_settled(alignment) == 0:
-        b_common = _common_before(request, lookups, b_matched)
+        b_common = _compare_before(request, lookups, b_matched)
     b_key = _best_keys(lookups, b_matched, b_common, cursor, settings.min_match)
     o_c = tl.arange(0, LANES)
     b_source = tl.where(
