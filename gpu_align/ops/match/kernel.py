@@ -95,8 +95,9 @@ def _compare_before(request, lookups, b_matched):
     p_last = request.tokens + request.total - 1 - tl.where(b_last > 0, b_matched, 0)
     p_text = tl.where(lookups.m_context, request.tokens, request.prediction.tokens) + b_before - 1
     p_text = tl.where(b_before > 0, p_text, p_last)
-    texts = load_back_clamped(p_text, tl.maximum(b_before - 1, 0), c.COMMON_WINDOW)
-    lasts = load_back_clamped(p_last, tl.maximum(b_last - 1, 0), c.COMMON_WINDOW)
+    b_most = tl.where(b_last > 0, b_last, request.total) - 1
+    lasts = load_back_clamped(p_last, b_most, c.COMMON_WINDOW)
+    texts = load_back_clamped(p_text, tl.where(b_before > 0, b_before - 1, b_most), c.COMMON_WINDOW)
     b_row = tl.full(b_matched.shape, -1, tl.int32)
     for b in tl.static_range(c.COMMON_WINDOW):
         b_matches = tl.zeros_like(b_row)
