@@ -87,7 +87,7 @@ def _compare(request, lookups, alignment):
 
 @triton.jit
 def _compare_before(request, lookups, b_matched):
-    """What is in common before each match, [LOOKUP_LANES] int32."""
+    """Count what is in common before each match, [LOOKUP_LANES] int32."""
     b_before = tl.where(lookups.m_live, lookups.position - b_matched, 0)
     num_last = tl.where(lookups.m_context, request.total, request.total - request.output_start)
     b_last = tl.where(lookups.m_live, num_last - b_matched, 0)
