@@ -12,7 +12,7 @@ JOBS   ?= 2
 VLLM   ?= 0.33.0
 # What runs with it: engines of both model runners, servers, and the tests of the plugin, without those in which
 # nothing of vLLM takes part.
-PLAIN := demo usage_ledger vllm_conversation vllm_copies vllm_draft_slots vllm_request_clients vllm_server_bench \
+PLAIN := demo usage_ledger vllm_conversation vllm_draft_slots vllm_request_clients vllm_server_bench \
   vllm_step_log vllm_wire
 RELEASE_TESTS := tests/vllm tests/campaign/test_greedy.py tests/vllm_integration \
   $(PLAIN:%=--ignore=tests/vllm_integration/test_%.py)

@@ -12,7 +12,6 @@ Chi-square over 20 bins of u.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -39,11 +38,6 @@ class Filters:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
-
-    def __str__(self) -> str:
-        shown = [f"temperature {self.temperature}"]
-        shown += [f"top_k {self.top_k}"] * bool(self.top_k) + [f"top_p {self.top_p}"] * (self.top_p < 1)
-        return ", ".join([*shown, *[f"min_p {self.min_p}"] * bool(self.min_p)])
 
     def __call__(self, logits: Floats, slack: float = 0.0) -> Floats:
         """[..., V] logits → probabilities. `slack` widens the three limits, by more than rounding moves them."""
@@ -98,12 +92,6 @@ class Oracle:
         return found
 
 
-def survival_of(chi_square: float, freedom: int) -> float:
-    """The probability of a chi-square at least as large."""
-    value = torch.special.gammaincc(torch.tensor(freedom / 2).double(), torch.tensor(chi_square / 2).double())
-    return float(value)
-
-
 def tilt_of(scores: Floats, probs: Floats, tokens: npt.NDArray[np.int64]) -> tuple[float, float]:
     """Of N draws: by how much the inverse temperature is off, as a factor, and the standard error of that.
 
@@ -130,7 +118,8 @@ def bins_of(
     u = before + rng.random(len(tokens)) * own
     found = np.bincount(np.minimum((u * bins).astype(np.int64), bins - 1), minlength=bins)
     expected = len(tokens) / bins
-    return survival_of(float(((found - expected) ** 2 / expected).sum()), bins - 1)
+    chi_square = float(((found - expected) ** 2 / expected).sum())
+    return float(torch.special.gammaincc(*torch.tensor([(bins - 1) / 2, chi_square / 2]).double()))
 
 
 class Written(NamedTuple):
@@ -141,22 +130,13 @@ class Written(NamedTuple):
     drafted: list[bool]
 
 
-def drafted(steps: Sequence[tuple[int, int]], num_tokens: int) -> list[bool]:
-    """steps: drafts verified, tokens sampled. The token after the drafts of a step is not one of them."""
-    flags = [place < drafts for drafts, sampled in steps for place in range(sampled)]
-    return flags[:num_tokens]
-
-
 def written(requests: Sequence[Request], run: Run) -> list[Written]:
-    steps: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-    for step in run.steps:
-        for index, (_, drafts, sampled) in step.items():
-            steps[index].append((drafts, sampled))
-    outputs = zip(requests, run.outputs, strict=True)
-    return [
-        Written(request, output, drafted(steps[index], len(output)))
-        for index, (request, output) in enumerate(outputs)
-    ]
+    """The token after the drafts of a step is not one of them."""
+    answers = []
+    for index, (request, output) in enumerate(zip(requests, run.outputs, strict=True)):
+        flags = [place < drafts for _, drafts, sampled in run.of(index) for place in range(sampled)]
+        answers.append(Written(request, output, flags[: len(output)]))
+    return answers
 
 
 class Verdict(NamedTuple):
@@ -167,10 +147,6 @@ class Verdict(NamedTuple):
     impossible: int
     tilt: float
     error: float
-
-    def holds(self, limit: float) -> bool:
-        """limit: of p."""
-        return self.bins > limit and not self.impossible
 
 
 def judge(oracle: Oracle, filters: Filters, answers: Sequence[Written], seed: int) -> Verdict:

@@ -78,9 +78,10 @@ class SlotAudit:
             return wrong
         held = ours.drafter._state.prediction_tokens[base : base + length].tolist()
         kind = c.text_kind(told, memory=given.kind > 0, related=given.kind == wire.TextKind.RELATED_MEMORY)
+        held_kind = c.unpack_rules(meta[c.TEXT_RULES])
         self.kinds["texts of earlier answers" if given.kind else "predictions"] += 1
-        if held != told or meta[c.TEXT_KIND] != kind:
-            wrong.append(f"a text of kind {meta[c.TEXT_KIND]}, {length} tokens, not kind {kind}, {len(told)}")
+        if held != told or held_kind != kind:
+            wrong.append(f"a text of kind {held_kind}, {length} tokens, not kind {kind}, {len(told)}")
         if places.setdefault((tuple(told), request.cache_salt), base) != base:
             wrong.append("it does not share its text")
         if given.kind and request.request_id not in self.known and not self.made_of_own(told, request):

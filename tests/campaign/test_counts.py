@@ -211,14 +211,35 @@ def check_usage(asked: Asked, logs: list[dict[str, Any]]) -> list[list[LoggedSte
     expected = written, of_hint if asked.predicts else (-1, -1), details(joined)
     found = answer.written, answer.accepted_rejected, answer.details.get("gpu_align", {})
     assert len(logs) == asked.choices, asked
+    for log in logs:
+        check_log(log)
     assert found == expected, (asked, logs)
     if (
         asked.body.get("temperature") == 0 and len(logs) == 1 and answer.texts
     ):  # the log is that of this answer
-        words = [f"w{t - FIRST_WORD}" for step in logs[0]["steps"] for t in step["new"]][: asked.tokens]
+        words = words_of([token for step in logs[0]["steps"] for token in step["new"]])[: asked.tokens]
         text = answer.texts[0].split()
         assert words[: len(text)] == text, (asked, logs)
     return steps
+
+
+def check_log(log: dict[str, Any]) -> None:
+    """What a log tells of texts, cursors and candidates agrees with its tokens. The model writes no newlines."""
+    steps = log["steps"]
+    text = "".join(step["accepted_text"] + step["own_text"] for step in steps)
+    assert steps[-1]["prefix"] == {"tokens": [token for step in steps for token in step["new"]], "text": text}
+    assert [s["cursor_before"] for s in steps[1:]] == [s["cursor_after"] for s in steps[:-1]]
+    assert all(step["cursor_after"] <= log["prediction_tokens"] for step in steps)
+    assert all(step["new_lines"] == [] for step in steps)
+    assert sum(len(line["tokens"]) for line in log["prediction_lines"]) == log["prediction_tokens"]
+    for step in steps:
+        assert (step["candidate"] is None) == (not step["proposed"])
+        assert not step["verified"] or step["candidate"]["source"] == step["source"]
+        assert step["proposed_text"].split() == words_of(step["proposed"])
+
+
+def words_of(token_ids: Sequence[int]) -> list[str]:
+    return [f"w{token - FIRST_WORD}" if token >= FIRST_WORD else "<assistant>" for token in token_ids]
 
 
 class Traffic:

@@ -50,9 +50,6 @@ class Cell(NamedTuple):
     prediction: str
     seeded: bool = False
 
-    def __str__(self) -> str:
-        return f"{self.filters}, {self.prediction}{', seeds' * self.seeded}"
-
 
 CELLS = {
     "V1": [
@@ -171,9 +168,9 @@ def test_sampled_tokens_have_the_models_distribution(
         for cell, draws in draw(engine, CELLS[runner], least, prompts, rng).items():
             for repeats in (1, 0):
                 verdict = judge(oracle, cell.filters, draws.written, rng.getrandbits(31))
-                if verdict.holds(LIMIT):
+                if verdict.bins > LIMIT and not verdict.impossible:
                     break
-                assert repeats, (str(cell), verdict)
+                assert repeats, (cell, verdict)
                 draws = draw(engine, [cell], 2 * least, prompts, rng)[cell]
             verdicts.append(verdict)
     weights = np.array([verdict.error**-2 for verdict in verdicts])

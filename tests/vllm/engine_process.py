@@ -26,22 +26,12 @@ from pathlib import Path
 from typing import Any
 
 
-class _Driver:
-    @staticmethod
-    def is_active() -> bool:
-        return True
-
-
 def pretend_triton_has_a_cpu_backend() -> None:
     """What vLLM's check looks for; kernels are interpreted and never reach a backend."""
     from triton.backends import backends
 
-    backends["cpu"] = types.SimpleNamespace(driver=_Driver, compiler=None)
-
-
-def speed_up_the_interpreter() -> None:
-    # By its file: with tests/ on the search path, tests/gpu_align would stand for gpu_align.
-    runpy.run_path(str(Path(__file__).parents[1] / "fast_interpreter.py"))["speed_up"]()
+    driver = types.SimpleNamespace(is_active=lambda: True)
+    backends["cpu"] = types.SimpleNamespace(driver=driver, compiler=None)
 
 
 def after_the_platforms_check(change: Callable[[Any], None]) -> None:
@@ -86,19 +76,15 @@ def delay_counts(steps: int) -> None:
 
 def take_integers_as_masks() -> None:
     """The interpreter refuses masks that it has made integers of; compiled kernels have no such difference."""
-    from triton.runtime.interpreter import InterpreterBuilder
+    from triton.runtime.interpreter import InterpreterBuilder as Builder
 
-    def take_masks(name: str, position: int) -> None:
-        original = getattr(InterpreterBuilder, name)
+    for place, original in ((1, Builder.create_masked_load), (2, Builder.create_masked_store)):
 
-        def masked(self: Any, *args: Any) -> Any:
-            args[position].data = args[position].data.astype(bool)
+        def masked(self: Any, *args: Any, place: int = place, original: Any = original) -> Any:
+            args[place].data = args[place].data.astype(bool)
             return original(self, *args)
 
-        setattr(InterpreterBuilder, name, masked)
-
-    take_masks("create_masked_load", 1)
-    take_masks("create_masked_store", 2)
+        setattr(Builder, original.__name__, masked)
 
 
 def run_mamba_as_on_a_gpu() -> None:
@@ -490,7 +476,8 @@ def main() -> None:
     gc.disable()
     if sys.argv[-1] != "V1":
         pretend_triton_has_a_cpu_backend()
-        speed_up_the_interpreter()
+        # By its file: with tests/ on the search path, tests/gpu_align would stand for gpu_align.
+        runpy.run_path(str(Path(__file__).parents[1] / "fast_interpreter.py"))["speed_up"]()
         take_integers_as_masks()
     import compressed_tensors  # noqa: F401
     from vllm import LLM  # noqa: F401  # as an engine does before its plugins are loaded, and nothing more of it

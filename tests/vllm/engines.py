@@ -131,10 +131,8 @@ class _ForkServer:
             raise RuntimeError(f"no engine process can be made:\n{self.log.read()[-4000:]}") from error
 
 
-@cache
-def _fork_server(runner: str, path: str) -> _ForkServer:
-    """One a runner and search path for this process, started when the first engine is."""
-    return _ForkServer(runner, path)
+#: One a runner and search path for this process, started when the first engine is.
+_fork_server = cache(_ForkServer)
 
 
 class Forked:
@@ -311,11 +309,6 @@ def edited(tokens: list[T], seed: int, vocabulary: Sequence[T] = VOCABULARY) -> 
         if kind == 2:
             out += draw.choices(vocabulary, k=3)
     return out
-
-
-def good_and_bad(outputs: list[list[int]]) -> list[list[int] | None]:
-    """Predictions of six outputs: none, the output, edited, backwards, the output, edited."""
-    return [None, outputs[1], edited(outputs[2], 2), outputs[3][::-1], outputs[4], edited(outputs[5], 5)]
 
 
 # --- servers ---

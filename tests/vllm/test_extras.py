@@ -191,8 +191,21 @@ def test_a_step_that_fails_costs_its_part_alone(runner: str, bench: Bench) -> No
                 assert accepted == verbatim if fault.drafts else accepted <= 3 * 3 * K, (fault, accepted)
         # And all is as it was.
         assert bench.accepted(engine.run(bench.requests)) == verbatim
-        if runner == "V2":
-            trimmed_drafts_are_counted_as_rejected(bench, engine)
+        more = {"V1": drafting_goes_on_after_a_minute, "V2": trimmed_drafts_are_counted_as_rejected}
+        more[runner](bench, engine)
+
+
+def drafting_goes_on_after_a_minute(bench: Bench, engine: V2Engine) -> None:
+    """And at once after two faults. A step takes ten seconds; the drafter is given again what it knew."""
+    engine.execute("engine.runner.drafter.guard._clock = lambda: 10 * len(engine.steps)")
+    for faults, without in ((2, 3), (3, 9)):
+        engine.execute(f"{FAULTY}\nengine.undo = raise_at('gpu_align:Drafter.propose', {faults})")
+        run = engine.run(bench.requests[:1])
+        engine.execute("engine.undo()")
+        drafts = [drafts for _, drafts, _ in run.of(0)]
+        assert drafts[:-1] == [0] * without + [K] * (len(drafts) - 1 - without)
+        assert drafts[-2] == K
+    assert "works again" in engine.warnings()[-1]
 
 
 def trimmed_drafts_are_counted_as_rejected(bench: Bench, engine: V2Engine) -> None:

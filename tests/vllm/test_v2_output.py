@@ -10,15 +10,38 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.vllm.engines import SHORT, Request, Run, V2Engine, edited, prompt_of
+from tests.vllm.engines import SHORT, Request, V2Engine, edited, prompt_of
 from tests.vllm.tiny_llama import Greedy, greedy_by_transformers
 
 pytestmark = pytest.mark.vllm
 
 
-def check_outputs(requests: list[Request], run: Run, greedy: Greedy) -> None:
-    expected = [greedy(request.prompt, request.max_tokens) for request in requests]
-    assert [index for index, output in enumerate(run.outputs) if output != expected[index]] == []
+#: The functions of ours that one step of plain requests calls.
+CALLS = """
+import sys, gpu_align, vllm_integration
+ours, found = (gpu_align.__path__[0], vllm_integration.__path__[0]), []
+def count(frame, event, argument):
+    if event == "call" and frame.f_code.co_filename.startswith(ours):
+        found.append(frame.f_code.co_qualname)
+for name in {names}:
+    engine._add(name, dict(prompt=[5] * 12, max_tokens=50))
+for _ in range(4):
+    engine.engine.step()
+sys.setprofile(count)
+engine.engine.step()
+sys.setprofile(None)
+engine.engine.abort_request({names})
+engine.engine.step()
+"""
+
+
+def test_a_step_without_predictions_is_vllms_but_for_a_few_tests(k16: V2Engine) -> None:
+    """No function of ours is called for a request of it; wrappers and overrides look whether there is somebody to
+    draft for."""
+    assert k16.facts["scheduler"] == "PredictedOutputsAsyncScheduler"
+    few, many = (k16.execute(CALLS.format(names=[f"plain-{n}" for n in range(size)])) for size in (2, 6))
+    assert sorted(many) == sorted(few)
+    assert 0 < len(few) <= 24, few
 
 
 def test_vllm_trims_by_our_confidences(k16: V2Engine, greedy: Greedy) -> None:
@@ -34,7 +57,7 @@ def test_vllm_trims_by_our_confidences(k16: V2Engine, greedy: Greedy) -> None:
         run = k16.run(requests)
     finally:
         steps = k16.trim(None)
-    check_outputs(requests, run, greedy)
+    assert run.outputs == [greedy(request.prompt, 30) for request in requests]
     assert run.accepted > 60
     drafted = [(row, step) for step in steps for row in step.values() if row[0]]
     assert sum(row[1] for row, _ in drafted) < 0.7 * sum(row[0] for row, _ in drafted)

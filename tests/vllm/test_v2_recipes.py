@@ -1,4 +1,5 @@
-"""Recipes and earlier answers on the V2 runner, up to the usage: fewer steps, the same tokens."""
+"""Recipes and earlier answers on the V2 runner, up to the usage and the step log: fewer steps, the same tokens,
+over preemptions too."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def outputs(greedy: Greedy) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def engine(outputs: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[V2Engine]:
     """K = 4, asynchronous scheduling, with a pack that was learned from what the model writes. Its words are of
-    letters, which recipes do not cut."""
+    letters, which recipes do not cut. The KV cache overflows, and every request is prepared."""
     directory = tmp_path_factory.mktemp("recipes")
     words = [f"{a}{b}" for a in "abcdefghijklmnopqrst" for b in "abcdefghijklmnopqrst"]
     texts = [" ".join(words[token - 4] for token in each) for each in map(add, PROMPTS, outputs)]
@@ -43,6 +44,8 @@ def engine(outputs: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -
         asynchronous=True,
         delay_counts=1,
         step_log=True,
+        num_gpu_blocks_override=9,
+        before="from vllm_integration.worker import speculator\nspeculator.PREPARED_LEN = 1",
         environment={
             **SHORT,
             "GPU_ALIGN_RECIPES": str(directory / "pack.json.gz"),
@@ -54,25 +57,25 @@ def engine(outputs: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -
 
 def test_recipes_change_steps_and_no_token(engine: V2Engine, outputs: list[list[int]]) -> None:
     useless = [[7] * 12, outputs[1][::-1], None, list(range(300, 320))]
-    run = engine.run(
-        [Request(prompt, guess, N, extra=APART) for prompt, guess in zip(PROMPTS, useless, strict=True)]
-        + [Request(PROMPTS[0], None, N, extra={"recipes": [], **APART})]
-    )
-    *answers, alone = run.answers
-    assert run.outputs == [*outputs, outputs[0]]
+    plain = Request(PROMPTS[0], None, N, extra={"recipes": [], **APART})
+    predicted = zip(PROMPTS, useless, strict=True)
+    run = engine.run([plain, *(Request(prompt, guess, N, extra=APART) for prompt, guess in predicted)])
+    assert run.outputs == [outputs[0], *outputs]
+    assert run.preemptions
     # A plain one-token step at a time, beside others that are drafted for.
-    assert alone["usage"] is None
-    assert run.of(4)[1:] == [(1, 0, 1)] * (N - 1)
+    assert run.answers[0]["usage"] is None
+    assert run.of(0)[1:] == [(1, 0, 1)] * (N - 1)
     logs = {path.name.split("-")[0]: path for path in engine.steps.iterdir()}
-    assert sorted(logs) == ["0", "1", "2", "3"]
-    for index, answer in enumerate(answers):
+    assert sorted(logs) == ["1", "2", "3", "4"]
+    for index, answer in enumerate(run.answers[1:], 1):
         count = answer["usage"]["by_source"]["recipe"]
         assert 0 < count["accepted"] <= count["drafted"]
         assert run.verification_steps(index) < N - 1
         log = yaml.safe_load(logs[str(index)].read_text())
-        assert log["usage"]["by_source"] == answer["usage"]["by_source"]
-        assert [token for step in log["steps"] for token in step["new"]] == outputs[index]
+        assert (log["usage"], log["prompt_tokens"]) == (answer["usage"], 12)
+        assert [token for step in log["steps"] for token in step["new"]] == outputs[index - 1]
         for step in log["steps"]:
+            assert step["new"][: step["accepted"]] == step["proposed"][: step["accepted"]]
             if step["proposed"]:
                 assert step["candidate"]["source"] == step["source"]
     assert engine.warnings() == []

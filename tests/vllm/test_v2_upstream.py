@@ -11,15 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vllm.engines import (
-    SHORT,
-    Request,
-    V2Engine,
-    copy_vllm,
-    good_and_bad,
-    prompt_of,
-    vllm_version,
-)
+from tests.vllm.engines import SHORT, Request, V2Engine, copy_vllm, edited, prompt_of, vllm_version
 from tests.vllm.tiny_llama import Greedy
 from vllm_integration.seams.table import SEAMS
 
@@ -84,10 +76,12 @@ def test_the_patched_vllm_drafts_without_a_seam(
     n = 70
     prompts = [prompt_of(seed, 40) for seed in range(6)]
     outputs = [greedy(prompt, n) for prompt in prompts]
+    last = edited(outputs[5], 5)
+    predictions = [None, outputs[1], edited(outputs[2], 2), outputs[3][::-1], outputs[4], last]
     sampled = {"temperature": 1.0, "top_k": 1}
     requests = [
         Request(prompt, prediction, n, params=sampled if index % 2 else {})
-        for index, (prompt, prediction) in enumerate(zip(prompts, good_and_bad(outputs), strict=True))
+        for index, (prompt, prediction) in enumerate(zip(prompts, predictions, strict=True))
     ]
     with start(asynchronous, GPU_ALIGN_FILL_TOKENS="20", GPU_ALIGN_MAX_PREDICTION_TOKENS="80") as engine:
         assert engine.facts["speculator"] == "HookedSpeculator"

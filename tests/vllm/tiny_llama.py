@@ -21,7 +21,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def build(directory: Path, *, words: Sequence[str] = WORDS, seed: int = 0, max_len: int = 1024) -> Path:
+def build(directory: Path, *, words: Sequence[str] = WORDS) -> Path:
     """Write model and tokenizer to `directory` and return it. words: of its vocabulary, from token id 4 on."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -35,7 +35,7 @@ def build(directory: Path, *, words: Sequence[str] = WORDS, seed: int = 0, max_l
     fast.chat_template = CHAT_TEMPLATE
     fast.save_pretrained(directory)
 
-    return _save(directory, len(tokens), len(tokens), seed, max_len, bos_token_id=1, eos_token_id=2)
+    return _save(directory, len(tokens), len(tokens), bos_token_id=1, eos_token_id=2)
 
 
 def build_bytes(directory: Path) -> Path:
@@ -46,14 +46,14 @@ def build_bytes(directory: Path) -> Path:
     tokenizer = model.train_tokenizer([source] * 2, size)
     tokenizer.save_pretrained(directory)
     ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id}
-    return _save(directory, size, len(tokenizer), seed=0, max_len=1024, **ids)
+    return _save(directory, size, len(tokenizer), **ids)
 
 
-def _save(directory: Path, size: int, num_used: int, seed: int, max_len: int, **ids: int | None) -> Path:
+def _save(directory: Path, size: int, num_used: int, **ids: int | None) -> Path:
     """num_used: ids below it may be written, but for the 4 special ones: outputs run to `max_tokens`."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=size,
         hidden_size=64,
@@ -62,7 +62,7 @@ def _save(directory: Path, size: int, num_used: int, seed: int, max_len: int, **
         num_attention_heads=2,
         num_key_value_heads=2,
         head_dim=32,
-        max_position_embeddings=max_len,
+        max_position_embeddings=1024,
         initializer_range=0.6,
         tie_word_embeddings=False,
         **ids,

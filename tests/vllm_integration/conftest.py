@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
@@ -70,26 +69,6 @@ def info_log() -> Iterator[list[str]]:
     """Those from INFO up."""
     with _lines_of_the_log(logging.INFO) as lines:
         yield lines
-
-
-@pytest.fixture
-def compilations(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """What `Entry` compiles, or loads, from now on, as in a process that has just started: function → times."""
-    from gpu_align.ops.jit import Entry
-    from gpu_align.ops.step import reference
-    from gpu_align.tools import explain
-
-    for entry in (reference.step_reference, explain._look):
-        monkeypatch.setattr(entry, "_run", None)
-    counts: Counter[str] = Counter()
-    compile_entry = Entry._compile
-
-    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        counts[self._function.__name__] += 1
-        return compile_entry(self, *args, **kwargs)
-
-    monkeypatch.setattr(Entry, "_compile", counted)
-    return counts
 
 
 @pytest.fixture(scope="module")

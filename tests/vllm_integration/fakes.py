@@ -1,4 +1,4 @@
-"""Stand-ins for unit tests: vLLM's configuration, requests, scheduler and runner, and its HTTP application.
+"""Stand-ins for unit tests: vLLM's configuration and requests, and its HTTP application.
 
 The application has vLLM's own routes, request models and error handlers, around a serving that only says "served".
 """
@@ -9,7 +9,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import takewhile
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -20,7 +19,6 @@ import prometheus_client
 from tests.vllm.engines import SERVER_MAX_LEN
 from vllm_integration.frontend import middleware
 from vllm_integration.frontend.usage import HttpRequest, http_request
-from vllm_integration.wire import reports
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import DraftReport, StepDrafts, survival_levels
 from vllm_integration.wire.steps import Steps, encode
@@ -66,86 +64,10 @@ def config(
     )
 
 
-def sampling(extra_args: dict[str, Any] | None = None, **overrides: Any) -> Any:
-    """As much of `SamplingParams` as the proposer reads."""
-    values = {
-        "stop_token_ids": [],
-        "eos_token_id": None,
-        "max_tokens": None,
-        "min_tokens": 0,
-        "min_p": 0.0,
-        "logit_bias": None,
-        "thinking_token_budget": None,
-        **overrides,
-    }
-    return SimpleNamespace(extra_args=extra_args, **values)
-
-
-class FakeEngine:
-    """Plays scheduler, runner and model for a proposer: greedy, the outputs known beforehand.
-
-    rows: the batch in order. A step verifies the drafts of the step before against the known output and
-    appends one token more, as the engine does.
-    """
-
-    def __init__(self, proposer: Any, max_model_len: int = 64) -> None:
-        self.proposer, self.max_model_len = proposer, max_model_len
-        self.outputs, self.prompts, self.written, self.drafts = (dict[str, list[int]]() for _ in range(4))
-        self.rows: list[str] = []
-        self.new: list[Any] = []
-        self.input_batch: Any = SimpleNamespace()
-        self.requests: dict[str, Any] = {}
-        self.report = DraftReport()
-
-    def submit(self, req_id: str, prompt: list[int], output: list[int], params: Any) -> None:
-        self.prompts[req_id], self.outputs[req_id], self.written[req_id] = prompt, output, []
-        self.rows.append(req_id)
-        self.new.append(SimpleNamespace(req_id=req_id, sampling_params=params))
-        self.requests[req_id] = SimpleNamespace(request_id=req_id, sampling_params=params)
-
-    def refresh(self) -> Any:
-        """Bring the one batch object up to date, in place as vLLM does."""
-        known = [self.prompts[req_id] + self.written[req_id] for req_id in self.rows]
-        tokens = np.zeros((len(known), self.max_model_len), dtype=np.int32)
-        for row, text in enumerate(known):
-            tokens[row, : len(text)] = text
-        batch = self.input_batch
-        batch.req_ids, batch.token_ids_cpu = list(self.rows), tokens
-        batch.req_id_to_index = {req_id: row for row, req_id in enumerate(self.rows)}
-        batch.num_tokens_no_spec = np.array([len(text) for text in known], dtype=np.int32)
-        batch.num_prompt_tokens = np.array([len(self.prompts[r]) for r in self.rows], dtype=np.int32)
-        return batch
-
-    def step(self, finished: tuple[str, ...] = (), prefilling: tuple[str, ...] = ()) -> None:
-        """One engine step."""
-        for req_id in finished:
-            if req_id in self.rows:
-                self.rows.remove(req_id)
-            self.requests.pop(req_id, None)
-        scheduled = {r: self.drafts.pop(r) for r in self.rows if self.drafts.get(r)}
-        new, self.new = self.new, []
-        self.refresh()
-        plan = {"scheduled_new_reqs": new, "scheduled_spec_decode_tokens": scheduled}
-        self.proposer.observe(self, SimpleNamespace(finished_req_ids=set(finished), **plan))
-        sampled: list[list[int]] = []
-        for req_id in self.rows:
-            rest = self.outputs[req_id][len(self.written[req_id]) :]
-            pairs = zip(scheduled.get(req_id, []), rest[:-1], strict=False)
-            accepted = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
-            sampled.append([] if req_id in prefilling else rest[: accepted + 1])
-            self.written[req_id] += sampled[-1]
-        batch = self.refresh()
-        proposed = self.proposer.propose(
-            sampled, batch.num_tokens_no_spec, batch.token_ids_cpu, slot_mappings=None
-        )
-        self.drafts = {r: list(d) for r, d in zip(self.rows, proposed, strict=True)}
-        self.report = reports.take(self.proposer.leaves(SimpleNamespace())) or DraftReport()
-
-
-def request_of(req_id: str, *, predicted: bool = True, max_tokens: int = 100, written: int = 0) -> Any:
+def request_of(req_id: str, *, predicted: bool = True, max_tokens: int = 100) -> Any:
     """As much of a vLLM request as the draft budget reads."""
     params = SimpleNamespace(extra_args={wire.KEY: [1, 2]} if predicted else None, max_tokens=max_tokens)
-    return SimpleNamespace(request_id=req_id, sampling_params=params, output_token_ids=range(written))
+    return SimpleNamespace(request_id=req_id, sampling_params=params, output_token_ids=range(0))
 
 
 def report_of(drafts: Mapping[str, Sequence[float]], *, K: int = 16, age: int = 0) -> DraftReport:
@@ -221,8 +143,8 @@ class Engine:
 class Serving:
     """Says "served"."""
 
-    def __init__(self, engine_client: Any = None) -> None:
-        self.engine_client = engine_client or Engine()
+    def __init__(self) -> None:
+        self.engine_client = Engine()
 
     def create_error_response(self, message: str, param: str | None = None) -> Any:
         from vllm.entrypoints.serve.exception_handling.error_response import create_error_response

@@ -175,10 +175,6 @@ def test_no_other_document_is_served(path: str, request_app: Any) -> None:
 GOOD = {"model": "tiny", **ENDPOINTS["/v1/completions"]}
 
 
-def with_prediction(content: Any) -> bytes:
-    return as_json({**GOOD, "prediction": {"type": "content", "content": content}})
-
-
 @pytest.fixture
 def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPU_ALIGN_MAX_BODY_BYTES", "2000")
@@ -202,7 +198,7 @@ def test_a_long_body_with_a_prediction_is_refused(request_app: Any, small_limit:
 
 
 def test_a_body_is_served_up_to_its_limits(request_app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    body = with_prediction("w1\n" * 2000)
+    body = as_json(good("/v1/completions", {"type": "content", "content": "w1\n" * 2000}))
     for limit, expected in ((len(body), 200), (len(body) - 1, 413)):
         monkeypatch.setenv("GPU_ALIGN_MAX_BODY_BYTES", str(limit))
         assert post(request_app, "/v1/completions", body)[0] == expected

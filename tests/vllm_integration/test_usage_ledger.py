@@ -240,25 +240,11 @@ def http(front: FrontEnd) -> frontend.HttpRequest:
 DETAILS = {"reasoning_tokens": 0, "accepted_prediction_tokens": 5, "rejected_prediction_tokens": 3}
 
 
-def test_more_is_in_the_usage_where_it_is_asked_for(
-    http: frontend.HttpRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of all choices together."""
-    monkeypatch.setattr(frontend, "_settings", lambda: Settings(usage_details=True, bill_rejected=True))
-    usage: dict[str, Any] = {"completion_tokens": 9, "total_tokens": 19}
-    assert http.complete({"usage": usage})
-    by_source = {
-        "prediction": {"drafted": 8, "accepted": 5},
-        "context": {"drafted": 2, "accepted": 1},
-    }
-    assert usage == {
-        "completion_tokens": 12,
-        "total_tokens": 22,
-        "completion_tokens_details": {
-            **DETAILS,
-            "gpu_align": {"steps": 4, "drafted": 10, "by_source": by_source},
-        },
-    }
+MORE = {
+    "steps": 4,
+    "drafted": 10,
+    "by_source": {"prediction": {"drafted": 8, "accepted": 5}, "context": {"drafted": 2, "accepted": 1}},
+}
 
 
 # --- responses ---
@@ -325,9 +311,13 @@ RESPONSES: dict[str, tuple[bytes, list[str], int | None]] = {
 }
 
 
+@pytest.mark.parametrize("more", [False, True])
 @pytest.mark.parametrize("name", RESPONSES)
-def test_the_last_usage_of_a_response_is_completed(name: str, http: frontend.HttpRequest) -> None:
-    """And nothing else of it is changed; a stream's headers go at once, as they are."""
+def test_the_last_usage_of_a_response_is_completed(
+    name: str, more: bool, http: frontend.HttpRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else of it is changed; a stream's headers go at once, as they are. more: what can be asked for."""
+    monkeypatch.setattr(frontend, "_settings", lambda: Settings(usage_details=more, bill_rejected=more))
     content_type, chunks, place = copy.deepcopy(RESPONSES[name])
     got, length = sent(http, content_type, *chunks)
     whole = str(len(got[0].encode())).encode() if len(got) == 1 else None
@@ -337,8 +327,11 @@ def test_the_last_usage_of_a_response_is_completed(name: str, http: frontend.Htt
         start = given.index("{")
         expected = json.loads(given[start:])
         usage = expected.get("response", expected)["usage"]
-        details = "output_tokens_details" if "output_tokens" in usage else "completion_tokens_details"
-        usage[details] = {**DETAILS, **usage.get(details, {})}
+        tokens = "output_tokens" if "output_tokens" in usage else "completion_tokens"
+        usage[f"{tokens}_details"] = {**DETAILS, **usage.get(f"{tokens}_details", {})}
+        if more:
+            usage[f"{tokens}_details"]["gpu_align"] = MORE
+            usage |= {tokens: 12, "total_tokens": 22}
         assert json.loads(body[start:]) == expected
         assert body[:start] == given[:start]
         assert body.endswith("\n\n") is (content_type is EVENTS)

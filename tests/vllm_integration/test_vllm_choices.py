@@ -14,7 +14,7 @@ from vllm.sampling_params import SamplingParams
 
 from gpu_align import RecipePack
 from gpu_align.recipes import Recipe
-from tests.vllm_integration.fakes import config, refused
+from tests.vllm_integration.fakes import Engine, config, refused
 from vllm_integration.config import settings as packs
 from vllm_integration.config.settings import Settings
 from vllm_integration.frontend import inputs
@@ -66,39 +66,20 @@ def test_an_unknown_pack_is_refused_where_the_names_are_known(two_packs: str) ->
     assert choices_of({"recipes": "anything"}, unknown) == {"recipes": ("anything",)}
 
 
-class Params:
-    """As much of vLLM's `SamplingParams` as is read."""
-
-    def __init__(self, extra_args: dict[str, Any] | None, max_tokens: int | None = 16) -> None:
-        self.extra_args, self.max_tokens = extra_args, max_tokens
-
-
 def brought(extra_args: dict[str, Any] | None, max_tokens: int | None = 16) -> dict[str, Any] | None:
     """What a request has in `extra_args` when the engine gets it; the caller's own are left alone."""
-    given, before = Params(extra_args, max_tokens), dict(extra_args or {})
-    taken: list[Any] = []
-    # A token is a character.
-    tokenizer = SimpleNamespace(encode=lambda text, add_special_tokens: [*map(ord, text)])
-    renderer = SimpleNamespace(tokenizer=tokenizer)
-    process_inputs(
-        lambda self, *given, **named: taken.append((*given, named)),
-        SimpleNamespace(vllm_config=config(max_model_len=4), renderer=renderer),
-        "r",
-        "prompt",
-        given,
-        1,
-        priority=2,
+    given, before = SamplingParams(extra_args=extra_args, max_tokens=max_tokens), dict(extra_args or {})
+    *_, params, rest, named = process_inputs(
+        lambda self, *given, **named: (*given, named), Engine(limit=4), "r", "prompt", given, 1, priority=2
     )
     assert (given.extra_args or {}) == before
-    ((_, _, params, *more),) = taken
-    assert more == [1, {"priority": 2}]
+    assert (rest, named) == (1, {"priority": 2})
     found: dict[str, Any] | None = params.extra_args
     return found
 
 
 @pytest.fixture
-def ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "drafts_predictions", lambda _: True)
+def recipes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPU_ALIGN_RECIPES", "base")
 
 
@@ -106,7 +87,7 @@ IDS = b"\1\0\0\0"
 ONE = {KEY: Prediction(token_ids=IDS)}
 
 
-@pytest.mark.usefixtures("ours")
+@pytest.mark.usefixtures("recipes")
 @pytest.mark.parametrize(
     ("variables", "given", "found"),
     [
@@ -178,7 +159,7 @@ def test_predictions_and_choices_travel_to_the_engine(
         assert brought({"memory": False}, max_tokens=1) == {"memory": False}
 
 
-@pytest.mark.usefixtures("ours")
+@pytest.mark.usefixtures("recipes")
 def test_a_bad_choice_is_the_callers_error_and_pooling_parameters_are_left_alone() -> None:
     before = refused("malformed")
     with pytest.raises(VLLMValidationError, match="prediction"):
@@ -203,7 +184,7 @@ def test_a_bad_choice_is_the_callers_error_and_pooling_parameters_are_left_alone
     assert taken == [params]
 
 
-@pytest.mark.usefixtures("ours")
+@pytest.mark.usefixtures("recipes")
 def test_an_unforeseen_error_serves_an_offline_request_without(
     monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
 ) -> None:

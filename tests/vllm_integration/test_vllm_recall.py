@@ -1,13 +1,15 @@
-"""The memory of earlier answers: who is given what, who leaves what behind, and never across tenants."""
+"""The memory of earlier answers: who is given what, and who leaves what behind."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.request import RequestStatus
+from vllm.v1.request import Request, RequestStatus
 
 from vllm_integration.scheduler.schedulers import PredictedOutputsV1Scheduler, Recall
 from vllm_integration.seams.guard import Guard
@@ -18,17 +20,12 @@ from vllm_integration.worker.requests import open_request
 EMPTY = Prediction(token_ids=b"")
 
 
-def request_of(
-    given: Any = EMPTY, salt: str | None = None, output: list[int] | None = None, **more: Any
-) -> Any:
-    """As much of a vLLM request as is read. given: what it has under `KEY`; None: nothing."""
-    extra_args = None if given is None else {KEY: given, **more}
-    return SimpleNamespace(
-        request_id="r",
-        sampling_params=SimpleNamespace(extra_args=extra_args),
-        cache_salt=salt,
-        output_token_ids=output or [],
-    )
+def request_of(given: Any = EMPTY, output: Sequence[int] = (), prompt: Sequence[int] = (1,)) -> Request:
+    """given: what it has under `KEY`; None: nothing."""
+    params = SamplingParams(extra_args=None if given is None else {KEY: given})
+    request = Request("r", [*prompt], params, None)
+    request.append_output_token_ids([*output])
+    return request
 
 
 def given_to(recall: Recall, request: Any) -> list[int]:
@@ -37,14 +34,6 @@ def given_to(recall: Recall, request: Any) -> list[int]:
     recall.give(request)
     given = wire.brought_by(request.sampling_params)
     return [] if given is None or not given.token_ids else wire.decode_token_ids(given.token_ids).tolist()
-
-
-def test_the_newest_answers_come_first_and_each_is_whole() -> None:
-    recall = Recall(max_tokens=10, most=7)
-    assert given_to(recall, request_of()) == []
-    for answer in ([1, 2, 3], [4, 5, 6, 7], [8, 9]):
-        recall.keep(request_of(output=answer))
-    assert given_to(recall, request_of()) == [8, 9, 4, 5, 6, 7]
 
 
 @pytest.mark.parametrize(
@@ -59,18 +48,16 @@ def test_requests_with_a_prediction_or_without_memory_get_no_answers(given: Any)
 
 
 def test_answers_to_like_prompts_go_before_newer_ones() -> None:
-    recall = Recall(max_tokens=100, most=100)
-    prompts = {name: list(range(start, start + 50)) for name, start in (("a", 0), ("b", 100))}
-    for name, answer in (("a", [1, 2]), ("b", [3])):
-        request = request_of(output=answer)
-        request.prompt_token_ids = prompts[name]
-        recall.keep(request)
+    """As many whole ones as there is room for."""
+    recall = Recall(max_tokens=100, most=3)
+    prompts = {name: list(range(start, start + 50)) for name, start in (("a", 0), ("b", 100), ("c", 300))}
+    for name, answer in (("c", [4, 5, 6, 7]), ("a", [1, 2]), ("b", [3])):
+        recall.keep(request_of(output=answer, prompt=prompts[name]))
     for prompt, expected, kind in (
         (prompts["a"], [1, 2], wire.TextKind.RELATED_MEMORY),
         (list(range(200, 250)), [3, 1, 2], wire.TextKind.MEMORY),
     ):
-        request = request_of()
-        request.prompt_token_ids = prompt
+        request = request_of(prompt=prompt)
         assert given_to(recall, request) == expected
         content = open_request("r", request.sampling_params, vocab_size=99, capacity=9)
         assert content is not None

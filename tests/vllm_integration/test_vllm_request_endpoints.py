@@ -1,5 +1,4 @@
-"""Each endpoint of a real server with what a request says to us, its step logs and its start. (Usage and counters:
-`tests/campaign`.)"""
+"""Each endpoint of a real server with what a request says to us, and its start. (Step logs: `tests/campaign`.)"""
 
 from __future__ import annotations
 
@@ -9,18 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.vllm.clients import (
-    Answer,
-    Logs,
-    ask_all,
-    chat,
-    events_of,
-    moved,
-    question,
-    scrape,
-    variants,
-    written,
-)
+from tests.vllm.clients import Answer, ask_all, events_of, moved, question, scrape, written
 from tests.vllm.engines import SERVER_K as K
 from tests.vllm.engines import Server
 
@@ -169,36 +157,6 @@ def test_on_for_one_request_drafts_from_its_context(server: Server) -> None:
     (on,) = ask(server, CHAT, {**asked, "vllm_xargs": {"gpu_align": "on"}})
     assert (on.texts, on.accepted_rejected) == (plain.texts, (-1, -1))
     assert moved(before, scrape(server.url))["gpu_align_steps_total"] > 0
-
-
-def test_the_step_log_tells_texts_cursors_and_why(server: Server) -> None:
-    """The tiny model's words have no newlines: one line, which is not complete."""
-    seeds, candidates = range(1000, 1008), 0
-    plain = [answer.texts[0] for answer in ask_all(server.url, [chat(seed, 24) for seed in seeds])]
-    hints = [(seed, hint) for seed in seeds for hint in variants(plain[seed - 1000], seed).values()]
-    answers = ask_all(server.url, [chat(seed, 24, hint) for seed, hint in hints])
-    assert [answer.texts[0] for answer in answers] == [plain[seed - 1000] for seed, _ in hints]
-    ask_all(server.url, [chat(0, 2)])  # one more step writes the logs
-    logs = Logs(server.logs)
-    for answer in answers:
-        (log,) = logs.of(answer.id, 1, 30)
-        steps, text = log["steps"], answer.texts[0].strip()
-        assert "".join(s["accepted_text"] + s["own_text"] for s in steps).strip() == text
-        assert [s["cursor_before"] for s in steps[1:]] == [s["cursor_after"] for s in steps[:-1]]
-        assert all(s["cursor_after"] <= log["prediction_tokens"] for s in steps)
-        for s in steps:
-            assert (s["candidate"] is None) == (not s["proposed"])
-            if s["candidate"]:
-                candidates += 1
-                assert s["candidate"]["source"] == s["source"]
-                words = [f"w{token - 4}" if token > 3 else "<assistant>" for token in s["proposed"]]
-                assert s["proposed_text"].split() == words
-        (line,) = log["prediction_lines"]
-        assert len(line["tokens"]) == log["prediction_tokens"]
-        assert steps[-1]["prefix"]["tokens"] == [token for step in steps for token in step["new"]]
-        assert steps[-1]["prefix"]["text"].strip() == text
-        assert all(step["new_lines"] == [] for step in steps)
-    assert candidates > 100
 
 
 def test_the_server_says_what_it_is(server: Server) -> None:

@@ -1,22 +1,18 @@
-"""How drafts are told to the scheduler, and how the schedulers cut placeholders to draft slots."""
+"""How the schedulers cut placeholders to draft slots."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from tests.vllm_integration.fakes import config, report_of, request_of
 from vllm_integration.config.settings import Settings
 from vllm_integration.scheduler import schedulers
 from vllm_integration.wire import reports
-from vllm_integration.wire.reports import DraftReport, survival_levels
-from vllm_integration.worker import draft_reporter
-from vllm_integration.worker.draft_reporter import DraftReporter, StepCopies
+from vllm_integration.wire.reports import DraftReport
 
 K = 16
 
@@ -36,23 +32,16 @@ def scheduler_of(name: str, *running: Any, **settings: Any) -> Any:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({}, (512, 128, 0.9, 0.92, True, 1024)),
-        ({"sure": 0.5, "fill_tokens": 0}, (512, 0, 0.5, 0.5, True, 1024)),
-        ({"sure": 0, "max_draft_tokens": 7}, (512, 128, 0.0, 0.0, False, 7)),
+        ({}, (512, 128, 230, 235, True, 1024)),
+        ({"sure": 0.5, "fill_tokens": 0}, (512, 0, 128, 128, True, 1024)),
+        ({"sure": 0, "max_draft_tokens": 7}, (512, 128, 1, 1, False, 7)),
     ],
     ids=str,
 )
-def test_the_schedulers_go_by_the_settings(
-    settings: dict[str, Any], expected: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[tuple[Any, ...]] = []
-
-    def make(_: Any, k: int, max_slots: int, **more: float) -> None:
-        made.append((k, *more.values(), max_slots))
-
-    monkeypatch.setattr(schedulers, "DraftBudget", make)
-    scheduler_of("PredictedOutputsScheduler", **settings)
-    assert made == [(K, *expected)]
+def test_the_schedulers_go_by_the_settings(settings: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    budget = scheduler_of("PredictedOutputsScheduler", **settings).draft_budget
+    thresholds = budget._threshold, budget._threshold_late
+    assert (budget._captured, budget._free_tokens, *thresholds, budget.learns, budget._max_slots) == expected
 
 
 def running(req_id: str, placeholders: list[int], **more: Any) -> Any:
@@ -97,75 +86,6 @@ def test_asynchronous_scheduling_cuts_at_the_last_moment(monkeypatch: pytest.Mon
     assert scheduler.schedule(throttle_prefills=True) == "output"
     assert planned == [([1, 2, 0], True)]
     assert shared == [-1] * K, "vLLM shares one list between requests"
-
-
-def drafts_of(lengths: list[int], confidence: float, source: int = 1) -> Any:
-    length = torch.tensor(lengths, dtype=torch.int32)
-    valid = torch.arange(K) < length[:, None]
-    sources = torch.where(length > 0, source, 0).to(torch.int8)
-    return SimpleNamespace(length=length, confidence=valid * confidence, source=sources)
-
-
-def step(reporter: DraftReporter, lengths: list[int], confidence: float, **more: Any) -> DraftReport:
-    """One engine step: what its output reports. Request i is in row i and has 10 + i tokens."""
-    output = SimpleNamespace()
-    reporter.begin_step()
-    rows = np.arange(len(lengths))
-    req_ids = [f"r{i}" for i in rows]
-    total_len = torch.arange(10, 14, dtype=torch.int32)
-    reporter.copy(req_ids, rows, drafts_of(lengths, confidence), total_len, **more)
-    draft_reporter.when_it_leaves(output, lambda left: reporter.attach(left, reporter.step))
-    return reports.take(output) or DraftReport()
-
-
-def test_lengths_and_survival_arrive() -> None:
-    (drafts,) = step(DraftReporter(4, K, torch.device("cpu")), [2, 0, 3], 0.5).drafts
-    assert (drafts.req_ids, drafts.age) == (["r0", "r1", "r2"], 0)
-    assert drafts.position.tolist() == [10, 11, 12]
-    assert drafts.length.tolist() == [2, 0, 3]
-    assert drafts.source.tolist() == [1, 0, 1]
-    assert drafts.survival[:, :4].tolist() == [[127, 63, 0, 0], [0, 0, 0, 0], [127, 63, 31, 0]]
-
-
-def test_survival_is_rounded_down_and_every_draft_reporter() -> None:
-    """A draft of no confidence is a draft; garbage behind a row's length is left out."""
-    survival = np.array([[1.0, 0.9999, 0.5, 0.003], [0.8, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
-    length = np.array([4, 2, 0])
-    expected = [[255, 254, 127, 1], [204, 1, 0, 0], [0, 0, 0, 0]]
-    assert survival_levels(survival, length).tolist() == expected
-    assert survival_levels(survival.astype(np.float32), length).tolist() == expected
-    assert survival_levels(np.zeros((0, 4)), length[:0]).shape == (0, 4)
-
-
-def test_late_copies_are_never_waited_for_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    arrived: set[int] = set()
-    monkeypatch.setattr(StepCopies, "arrived", lambda self: self.step in arrived)
-    reporter = DraftReporter(4, K, torch.device("cpu"), batches_in_flight=1)
-    assert [list(step(reporter, [length], 1.0).drafts) for length in range(1, 7)] == [[]] * 6
-    arrived.update(range(1, 10))
-    # Four buffers: the copies of steps 5 and 6 were not started, and step 7 takes the oldest one's.
-    reported = step(reporter, [9], 1.0).drafts
-    assert [(d.length.tolist(), d.age) for d in reported] == [([2], 5), ([3], 4), ([4], 3), ([9], 0)]
-    (last,) = step(reporter, [7], 1.0).drafts
-    assert (last.length.tolist(), last.age, last.survival[0].tolist()) == ([7], 0, [255] * 7 + [0] * 9)
-
-
-def test_slots_that_the_device_trimmed_are_told_with_the_step_itself() -> None:
-    reporter = DraftReporter(4, K, torch.device("cpu"))
-    ends = torch.tensor([0, 1, 4, 5], dtype=torch.int32)
-    assert step(reporter, [2, 6, 3], 0.5, query_ends=ends).trimmed == {"r0": 0, "r1": 2, "r2": 0}
-
-
-def test_a_step_without_drafts_reports_nothing() -> None:
-    reporter = DraftReporter(4, K, torch.device("cpu"))
-    reporter.plain_graphs_alone = True
-    step(reporter, [3], 1.0)
-    output = SimpleNamespace()
-    reporter.begin_step()
-    draft_reporter.when_it_leaves(output, lambda left: reporter.attach(left, reporter.step))
-    assert reports.take(output) is None
-    assert not vars(output)
-    reporter.attach(None, reporter.step)
 
 
 @pytest.mark.parametrize(

@@ -327,30 +327,14 @@ def test_a_name_that_is_gone_makes_it_unusable_where_it_is_of_the_core() -> None
         assert (findings[-1].ok is False) == is_core(changed)
         lost = {f.what for f in findings if f.what.startswith("without ")}
         assert lost == {f"without {group}" for group in changed.groups if GROUPS[group].costs}
+    for gone, words in (("", "V2 (drafts"), ("config", "V1 only"), ("v1", "V2 only"), ("v1 config", "none")):
+        lost = [seam for seam in SEAMS if {*seam.groups} <= {*gone.split()}]
+        statuses = [SeamStatus(each, "missing" if each in lost else "found") for each in SEAMS]
+        *_, runner = doctor.names(statuses, "fix")
+        assert runner.found.startswith(words)
+        assert (runner.ok, runner.fix) == ((False, "fix") if gone else (True, ""))
     all_gone = [*doctor.names([SeamStatus(each, "missing") for each in SEAMS], "fix")]
     assert any(f"and {len(SEAMS) - 5} more" in finding.found for finding in all_gone)
     bodies = [SeamStatus(each, "found", body="another") for each in SEAMS]
     for some, more in ((bodies, f" and {len(SEAMS) - 5} more"), (bodies[:5], "")):
         assert source_probe.difference(some).endswith(f"{some[4].seam.name}{more}")
-
-
-@pytest.mark.parametrize(
-    ("gone", "words"),
-    [
-        ([], "V2 (drafts on the GPU) where vLLM uses it"),
-        (["v2_start"], "V1 only"),
-        (["v2"], "V1 only"),
-        (["config"], "V1 only"),
-        (["v1"], "V2 only"),
-        (["v1", "config"], "none"),
-        (["inputs"], "none"),
-        (["usage", "graphs", "memory"], "V2 (drafts on the GPU) where vLLM uses it"),
-    ],
-)
-def test_doctor_names_the_runner_that_still_drafts(gone: list[str], words: str) -> None:
-    statuses = [SeamStatus(each, "missing" if {*each.groups} <= {*gone} else "found") for each in SEAMS]
-    *_, finding = doctor.names(statuses, "fix")
-    assert finding.found.startswith(words)
-    left = not any(not GROUPS[group].costs for group in gone)
-    assert finding.ok is left
-    assert bool(finding.fix) is not left

@@ -54,11 +54,13 @@ def text_of(token_ids: bytes) -> str:
     return "".join("·" if each >= FIRST_GAP else chr(each) for each in wire.decode_token_ids(token_ids))
 
 
-def drafted_from(
-    engine: Engine, document: dict[str, Any], path: str = "/v1/chat/completions"
-) -> tuple[str, Any]:
+def skeleton_of(engine: Engine, document: dict[str, Any], template: Template) -> bytes:
+    return skeletons.skeleton_of(document, engine.vllm_config, engine.renderer, template, conversation.kept)
+
+
+def drafted_from(engine: Engine, document: dict[str, Any]) -> tuple[str, Any]:
     """The text, with a dot for each gap, and its kind; what vLLM gets is what came."""
-    rest, http = taken(engine, document, path)
+    rest, http = taken(engine, document)
     assert rest == {
         **{key: document[key] for key in rest},
         **({"vllm_xargs": {}} if "vllm_xargs" in rest else {}),
@@ -161,7 +163,7 @@ def test_json_by_a_schema_uses_no_recipes_of_code_and_prose(
 ) -> None:
     def recipes(**more: Any) -> Any:
         body = {"messages": ASKED, "response_format": FORMAT, **more}
-        return taken(engine, body, "/v1/chat/completions")[1].prediction.recipes
+        return taken(engine, body)[1].prediction.recipes
 
     monkeypatch.setenv("GPU_ALIGN_RECIPES", "base")
     assert recipes() == ()
@@ -228,9 +230,7 @@ def test_a_request_without_skeletons_is_served_and_counted(
     drafted_from(engine, {"messages": ASKED, "tools": [READ]})  # the template is read
     document, reason = BAD[name]
     begun = time.thread_time()
-    found = skeletons.skeleton_of(
-        document, engine.vllm_config, engine.renderer, Template(), conversation.kept
-    )
+    found = skeleton_of(engine, document, Template())
     assert time.thread_time() - begun < 0.005
     assert bool(found) == (not reason)
     assert counted == ([(f"skeleton_{reason}", "dropped")] if reason else [])
@@ -242,12 +242,9 @@ def test_servers_whose_template_has_no_calls(engine: Engine, monkeypatch: pytest
     """Their parser says how calls read; that of no parser is not known."""
     counted: list[tuple[str, str]] = []
     monkeypatch.setattr(metrics, "count_refused", lambda *args: counted.append(args))
-    renderer = Renderer()
+    engine.renderer = Renderer()
     for parser, expected in (("llama3_json", '·{"name": "read", "parameters": {"a": "·"}}·'), (None, "")):
-        template = Template(parser=parser)
-        found = skeletons.skeleton_of(
-            {"tools": [READ]}, engine.vllm_config, renderer, template, conversation.kept
-        )
+        found = skeleton_of(engine, {"tools": [READ]}, Template(parser=parser))
         assert text_of(found) == expected
     assert counted == [("skeleton_template", "dropped")]
     engine.renderer.tokenizer = tokenizer = Tokenizer()
@@ -256,25 +253,15 @@ def test_servers_whose_template_has_no_calls(engine: Engine, monkeypatch: pytest
     for _ in range(2):
         drafted_from(engine, {"messages": ASKED, "tools": [READ]})
     assert (counted[1:], len(renders)) == ([("skeleton_template", "dropped")] * 2, len(Calls._STYLES)), "once"
-    for parser in skeletons._FORMATS:
-        template = Template(parser=parser)
-        found = skeletons.skeleton_of(
-            {"tools": [READ]}, engine.vllm_config, renderer, template, conversation.kept
-        )
-        assert '{"a": "·"}' in text_of(found)
 
 
-def test_what_a_server_renders_with() -> None:
+def test_what_a_server_renders_with(engine: Engine) -> None:
     online = SimpleNamespace(chat_template="text")
     state = SimpleNamespace(online_renderer=online, args=SimpleNamespace(tool_call_parser="hermes"))
     assert Template.of(state) == Template("text", "hermes")
     assert Template.of(SimpleNamespace()) == Template()
-    engine = Engine(limit=2000)
-    engine.renderer.tokenizer = tokenizer = Tokenizer()
-    skeletons.skeleton_of(
-        {"tools": [READ]}, engine.vllm_config, engine.renderer, Template.of(state), conversation.Views()
-    )
-    asked = tokenizer.asked[0]
+    skeleton_of(engine, {"tools": [READ]}, Template.of(state))
+    asked = engine.renderer.asked[0]
     assert (asked["chat_template"], asked["tokenize"]) == ("text", False)
 
 

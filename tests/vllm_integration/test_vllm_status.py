@@ -8,7 +8,6 @@ import json
 import re
 from argparse import Namespace
 from collections import Counter
-from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +30,6 @@ from vllm_integration.wire.steps import FAULTS, HEADER
 pytestmark = pytest.mark.usefixtures("defaults")
 
 ROOT = Path(__file__).parents[2]
-PYPROJECT = ROOT / "pyproject.toml"
 
 
 @pytest.fixture
@@ -167,12 +165,7 @@ def app_with(keys: list[str] | None = None, plugins: str = "gpu_align") -> Any:
     )
     app = FastAPI()
     app.add_api_route("/v1/models", models, methods=["GET"])
-    section = re.search(r'\."(vllm.endpoint_plugins)"]\n(\w+) = "(\S+)"', PYPROJECT.read_text())
-    assert section is not None
-    group, name, value = section.groups()
-    found = {group: [metadata.EntryPoint(name, value, group)]}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metadata, "entry_points", lambda group: found[group])
         patch.setattr(envs, "VLLM_PLUGINS", [plugins], raising=False)
         interface.attach_endpoint_plugins(app, ("generate",))
     ours(lambda *given: init_entrypoints_middleware(*given, ()), args, app)

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from vllm.sampling_params import SamplingParams
 
 from gpu_align.tools.explain import Explainer
 from gpu_align.tools.step_log import Step, read_step_log
-from tests.vllm_integration.fakes import config, sampling
+from tests.vllm_integration.fakes import config
 from vllm_integration.config.settings import Settings
 from vllm_integration.wire.request import RequestContent
 from vllm_integration.worker.requests import StopRule
@@ -114,21 +115,14 @@ def test_only_the_servers_user_reads_the_log(
     ] * warned
 
 
-def test_the_log_follows_no_link(tmp_path: Path) -> None:
-    """In a directory that others can write to, a link in the place of the file must not be written through."""
-    logs, victim = tmp_path / "logs", tmp_path / "victim"
-    logs.mkdir()
-    victim.write_text("mine")
-    for name in ("r.yaml", f"r.yaml.{os.getpid()}.tmp"):
-        (logs / name).symlink_to(victim)
-    write(DebugLog(str(logs), 4))
-    assert victim.read_text() == "mine"
-    assert [path.name for path in logs.iterdir()] == ["r.yaml"]
-    assert not (logs / "r.yaml").is_symlink()
-
-
 def explainer_of(content: RequestContent, prompt_len: int) -> Explainer:
     return Explainer(content.token_ids.tolist(), prompt_len, 4, max_context_len=64)
+
+
+@pytest.mark.parametrize(("rank", "tp", "writes"), [(0, 1, True), (0, 2, True), (1, 2, False), (2, 2, True)])
+def test_the_log_is_written_by_one_rank(tmp_path: Path, rank: int, tp: int, writes: bool) -> None:
+    log = open_log(Settings(debug_dir=str(tmp_path)), 4, config(rank=rank, tp=tp), explainer_of)
+    assert bool(log) is writes
 
 
 def test_a_request_that_returns_goes_on_in_its_log_without_the_drafts_that_it_lost(tmp_path: Path) -> None:
@@ -146,7 +140,7 @@ def test_a_request_that_returns_goes_on_in_its_log_without_the_drafts_that_it_lo
     )
     for row, total, sampled in ((0, 3, 1), (1, 3, 0), (1, 6, 3)):
         if sampled < 3:
-            log.add("r", content, 2, sampling())
+            log.add("r", content, 2, SamplingParams(max_tokens=None))
         total_len[row] = total
         log.settle(["r"], [row], [4 if row else 0], [sampled], total_len, tokens)
         if not row:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -110,9 +111,8 @@ def tokens_of(answer: str) -> list[tuple[int, str]]:
 def streamed(tool: str | None, reasoning: str | None, answer: str, burst: int) -> tuple[Read, int]:
     """What a client puts together, and how many chunks it got; the first token comes alone, from the prompt."""
     parser, request = set_up(tool, reasoning, stream=True)
-    tokens, chunks = tokens_of(answer), 0
-    content, thought, calls = "", "", dict[int, list[str]]()
-    starts = [0, *range(1, len(tokens), burst), len(tokens)]
+    tokens = tokens_of(answer)
+    starts, deltas = [0, *range(1, len(tokens), burst), len(tokens)], []
     for start, end in pairwise(starts):
         part = tokens[start:end]
         delta = parser.parse_delta(
@@ -122,16 +122,20 @@ def streamed(tool: str | None, reasoning: str | None, answer: str, burst: int) -
             prompt_token_ids=PROMPT,
             finished=end == len(tokens),
         )
-        if delta is None:
-            continue
-        chunks += 1
-        content += delta.content or ""
-        thought += delta.reasoning or ""
-        for call in delta.tool_calls or ():
-            entry = calls.setdefault(call.index, ["", ""])
-            entry[0] += call.function.name or ""
-            entry[1] += call.function.arguments or ""
-    return (content, thought, [(name, arguments) for _, (name, arguments) in sorted(calls.items())]), chunks
+        deltas += [] if delta is None else [delta.model_dump()]
+    return put_together(deltas), len(deltas)
+
+
+def put_together(deltas: Sequence[dict[str, Any]]) -> Read:
+    content, thought, calls = "", "", dict[int, list[str]]()
+    for delta in deltas:
+        content += delta.get("content") or ""
+        thought += delta.get("reasoning") or ""
+        for call in delta.get("tool_calls") or ():
+            entry = calls.setdefault(call["index"], ["", ""])
+            entry[0] += call["function"].get("name") or ""
+            entry[1] += call["function"].get("arguments") or ""
+    return content, thought, [(name, arguments) for _, (name, arguments) in sorted(calls.items())]
 
 
 def whole(tool: str | None, reasoning: str | None, answer: str) -> Read:
@@ -286,19 +290,6 @@ def test_a_delta_that_cannot_be_split_stays_whole(monkeypatch: pytest.MonkeyPatc
     assert seen == [("ab", [1, 2], True), ("xy", [1, 2], True), ("xz", [1, 2], True)]
 
 
-def read_stream(body: bytes) -> tuple[list[tuple[str, str]], str, int]:
-    """The calls and the content that a stream brings, and its chunks with a delta."""
-    calls, content, chunks = dict[int, list[str]](), "", 0
-    for choice in (choice for event in events_of(body) for choice in event["choices"]):
-        chunks += 1
-        content += choice["delta"].get("content") or ""
-        for call in choice["delta"].get("tool_calls") or ():
-            entry = calls.setdefault(call["index"], ["", ""])
-            entry[0] += call["function"].get("name") or ""
-            entry[1] += call["function"].get("arguments") or ""
-    return [(name, arguments) for name, arguments in calls.values()], content, chunks
-
-
 @pytest.mark.vllm
 def test_a_server_streams_calls_as_it_answers_them(byte_server: Server) -> None:
     answer = format_of("xlam")([WRITE, READ, WRITE])
@@ -321,9 +312,11 @@ def test_a_server_streams_calls_as_it_answers_them(byte_server: Server) -> None:
     message = ask(**hint).json()["choices"][0]["message"]
     expected = [(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]]
     assert [name for name, _ in expected] == ["write", "read", "write"]
-    plain, drafted = read_stream(ask(stream=True).content), read_stream(ask(stream=True, **hint).content)
-    assert plain[:2] == drafted[:2]
-    assert [(name, json.loads(given)) for name, given in drafted[0]] == [
-        (name, json.loads(given)) for name, given in expected
-    ]
-    assert drafted[2] < plain[2], "bursts"
+    streams = []
+    for more in ({}, hint):
+        events = events_of(ask(stream=True, **more).content)
+        streams.append([choice["delta"] for event in events for choice in event["choices"]])
+    plain, drafted = map(put_together, streams)
+    assert plain == drafted
+    assert alike(drafted)[2] == [(name, json.loads(given)) for name, given in expected]
+    assert len(streams[1]) < len(streams[0]), "bursts"

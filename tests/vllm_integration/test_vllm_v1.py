@@ -1,28 +1,24 @@
-"""V1's proposer: its bookkeeping, against a drafter and an engine that check how they are used; and what vLLM's V1
-does differently with a speculative configuration, undone for ours."""
+"""V1's proposer in what no engine of tests/vllm does: tokens taken back, thinking budgets. And what vLLM's V1 does
+differently with a speculative configuration, undone for ours."""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from vllm.sampling_params import SamplingParams
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
-from gpu_align import Drafter
-from gpu_align.ops import jit
-from tests.vllm_integration.fakes import FakeEngine, config, sampling
-from vllm_integration.seams import guard
+from tests.vllm_integration.fakes import config
 from vllm_integration.seams.install import wrapped_by
-from vllm_integration.wire.reports import DRAFTING
-from vllm_integration.wire.request import PredictedOutputParams
+from vllm_integration.wire.request import PredictedOutputParams, RequestContent
 from vllm_integration.worker import proposer_v1
 from vllm_integration.worker.proposer_v1 import PredictedOutputs
+from vllm_integration.worker.requests import StopRule
 
 
 @pytest.fixture(autouse=True)
@@ -32,76 +28,31 @@ def _without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proposer_v1, "watch", lambda: None)
 
 
-def predicted(token_ids: list[int], **overrides: Any) -> Any:
-    return sampling(PredictedOutputParams(token_ids=token_ids).to_extra_args(), **overrides)
+def test_tokens_that_vllm_takes_back_rebuild_the_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A KV transfer that failed."""
+    ours, output = PredictedOutputs(config()), list(range(20, 50))
+    request = proposer_v1._Request(RequestContent(np.array(output, np.int32)), StopRule(), prompt_len=1)
+    ours.requests["a"], added, add = request, list[int](), ours.add
+    monkeypatch.setattr(ours, "add", lambda slot, *more: added.append(slot) or add(slot, *more))
+    for length in (1, 6, 2):
+        assert (
+            ours._room_of("a", request, output[length - 1 : length], np.array([9, *output]), 1 + length) == 4
+        )
+        draft = ours._draft(["a"], [1], [4])
+        assert draft.token_ids.tolist() == [output[length : length + 4]]
+    assert (request.synced, ours.slots, added) == (3, {"a": 0}, [0, 0])
+    # Preempted, or not scheduled: the slot is free.
+    nothing = SimpleNamespace(scheduled_spec_decode_tokens={}, finished_req_ids=(), scheduled_new_reqs=())
+    ours.observe(SimpleNamespace(input_batch=SimpleNamespace(req_ids=[])), nothing)
+    assert (request.synced, ours.slots) == (0, {})
 
 
-def test_a_perfect_prediction_takes_the_fewest_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, sampled = PredictedOutputs(config(K=4)), []
-    propose = ours.drafter.propose
-    monkeypatch.setattr(ours.drafter, "propose", lambda *a: sampled.extend(a[3].tolist()) or propose(*a))
-    engine = FakeEngine(ours)
-    output = list(range(10, 40))
-    engine.submit("a", [1, 2, 3], output, predicted(output, max_tokens=30))
-    steps = 0
-    while len(engine.written["a"]) < len(output):
-        engine.step()
-        steps += 1
-    assert engine.written["a"] == output
-    assert steps == 1 + math.ceil(29 / 5)
-    assert sampled == [1, 5, 5, 5, 5, 5]
-    assert engine.drafts["a"] == []  # nothing is proposed that max_tokens would cut off
-
-
-def test_nothing_is_proposed_while_prefilling() -> None:
-    ours = PredictedOutputs(config())
-    engine = FakeEngine(ours)
-    engine.submit("a", [1, 2], [5, 6, 7], predicted([5, 6, 7]))
-    engine.submit("pooling", [1], [9, 9, 9], None)
-    engine.step(prefilling=("a",))
-    assert engine.drafts == {"a": [], "pooling": []}
-    assert list(ours.slots) == []
-    engine.step()
-    assert engine.drafts == {"a": [6, 7], "pooling": []}
-    assert ours.token_ids[0, :3].tolist() == [1, 2, 5]
-
-
-def test_a_request_that_leaves_the_batch_is_rebuilt_when_it_returns() -> None:
-    """Preempted or merely not scheduled: its slot goes to somebody else, its drafts stay the same."""
-    ours = PredictedOutputs(config(max_num_seqs=1))
-    engine = FakeEngine(ours)
-    output = list(range(20, 40))
-    engine.submit("a", [1, 2], output, predicted(output))
-    engine.step()
-    engine.step()
-    before = list(engine.drafts["a"])
-    engine.rows.remove("a")
-    engine.drafts.clear()
-    engine.submit("b", [3], [60, 61, 62], predicted([60, 61, 62]))
-    engine.step()
-    assert list(ours.slots) == ["b"]
-    assert engine.drafts["b"] == [61, 62]
-    engine.rows[:] = ["a"]
-    engine.step(finished=("b",), prefilling=("a",))
-    assert list(ours.slots) == []
-    engine.step()
-    assert engine.drafts["a"] == [token + 1 for token in before]
-    known = [1, 2, *engine.written["a"]]
-    assert ours.token_ids[0, : len(known)].tolist() == known
-
-
-def test_tokens_that_vllm_takes_back_rebuild_the_slot() -> None:
-    ours = PredictedOutputs(config())
-    engine = FakeEngine(ours)
-    output = list(range(20, 50))
-    engine.submit("a", [1], output, predicted(output))
-    for _ in range(3):
-        engine.step()
-    engine.written["a"] = output[:2]
-    engine.drafts["a"] = []
-    engine.step()
-    assert engine.drafts["a"] == output[3:7]
-    assert ours.requests["a"].synced == 4
+@pytest.mark.parametrize("budget", [None, 0])
+def test_nothing_is_drafted_for_a_request_with_a_thinking_budget(budget: int | None) -> None:
+    ours, extra = PredictedOutputs(config()), PredictedOutputParams(token_ids=[5, 6]).to_extra_args()
+    ours._batch = SimpleNamespace(req_ids=["a"], num_prompt_tokens=[1])
+    ours._admit("a", SamplingParams(extra_args=extra, thinking_token_budget=budget))
+    assert bool(ours.requests) == (budget is None)
 
 
 def test_near_max_model_len_vllm_still_asks_for_drafts() -> None:
@@ -110,82 +61,6 @@ def test_near_max_model_len_vllm_still_asks_for_drafts() -> None:
         asked = wrapped_by(proposer_v1.input_fits_in_drafter)(lambda self, metadata: False)
         runner = SimpleNamespace(drafter=drafter)
         assert (asked(runner, "a batch"), asked(runner, None)) == (fits, False)
-
-
-def test_no_draft_goes_on_after_a_stop_token() -> None:
-    ours = PredictedOutputs(config(K=6))
-    engine = FakeEngine(ours)
-    engine.submit("a", [1], [5, 6, 2, 7, 8, 9], predicted([5, 6, 2, 7, 8, 9], eos_token_id=2))
-    engine.step()
-    assert engine.drafts["a"] == [6, 2]
-    engine.step()
-    assert engine.drafts["a"] == []
-
-
-@pytest.mark.parametrize(("rank", "tp", "writes"), [(0, 1, True), (0, 2, True), (1, 2, False), (2, 2, True)])
-def test_the_step_log_is_written_by_one_rank(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, tp: int, writes: bool
-) -> None:
-    monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path))
-    engine = FakeEngine(PredictedOutputs(config(rank=rank, tp=tp)))
-    engine.submit("a", [1, 2], [5, 6, 7], predicted([5, 6, 7]))
-    engine.step()
-    engine.step(finished=("a",))
-    assert [path.name for path in tmp_path.iterdir()] == ["a.yaml"] * writes
-
-
-@pytest.mark.parametrize("everybody", ["0", "1"])
-def test_nothing_is_drafted_for_a_request_with_a_thinking_budget(
-    monkeypatch: pytest.MonkeyPatch, everybody: str
-) -> None:
-    monkeypatch.setenv("GPU_ALIGN_DRAFT_WITHOUT_PREDICTION", everybody)
-    engine = FakeEngine(PredictedOutputs(config()))
-    engine.submit("with", [1], [5, 6, 7, 8], predicted([5, 6, 7, 8], thinking_token_budget=0))
-    engine.submit("without", [1], [5, 6, 7, 8], predicted([5, 6, 7, 8]))
-    engine.step()
-    assert engine.drafts == {"with": [], "without": [6, 7, 8]}
-
-
-def test_drafting_goes_on_after_a_minute(monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]) -> None:
-    """And at once after two faults. What the drafter knew of requests is given to it again."""
-    clock = [0.0]
-    monkeypatch.setattr(guard.time, "monotonic", lambda: clock[0])
-    engine, text = FakeEngine(PredictedOutputs(config())), list(range(10, 60))
-    engine.submit("a", [1, 2], text, predicted(text))
-    for faults, seconds, drafts_in_between in ((2, 0.0, True), (3, 59.0, False), (0, 2.0, True)):
-        with monkeypatch.context() as patch:
-            patch.setattr(Drafter, "propose", lambda *_: 1 / 0)
-            for _ in range(faults):
-                engine.step()
-                assert not engine.drafts["a"]
-        clock[0] += seconds
-        engine.step()
-        engine.step()
-        assert bool(engine.drafts["a"]) == drafts_in_between, (faults, seconds)
-        assert (DRAFTING in engine.report.faults) is not drafts_in_between
-    assert engine.written["a"] == text[: len(engine.written["a"])]
-    assert "works again" in plugin_log[-1]
-
-
-@pytest.mark.skipif(not jit.COMPILED, reason="needs Numba")
-@pytest.mark.parametrize("logs", [True, False])
-def test_the_first_request_of_v1_compiles_nothing(
-    logs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compilations: Counter[str]
-) -> None:
-    monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path) if logs else "")
-    ours = PredictedOutputs(config())
-    at_start = {"step_reference": 1, **({"_look": 1} if logs else {})}
-    assert compilations == at_start
-    engine, output = FakeEngine(ours), [5, 6, 7, 8, 9, 10]
-    engine.submit("a", [1, 2], output, predicted(output))
-    engine.step()
-    assert engine.drafts["a"]
-    engine.step()
-    engine.step(finished=("a",))
-    assert compilations == at_start
-    if logs:
-        log = " ".join((tmp_path / "a.yaml").read_text().split())
-        assert "the output so far is the beginning of the prediction" in log
 
 
 # --- thinking_token_budget ---

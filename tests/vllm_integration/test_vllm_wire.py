@@ -134,9 +134,9 @@ def test_a_malformed_prediction_becomes_one_that_shows_nothing() -> None:
         wire.decode_token_ids(b"123")
 
 
-def accept(value: Any, capacity: int = 8) -> list[int] | None:
+def accept(value: Any) -> list[int] | None:
     params = SimpleNamespace(extra_args={KEY: value})
-    content = open_request("req-7", params, vocab_size=100, capacity=capacity)
+    content = open_request("req-7", params, vocab_size=100, capacity=8)
     return None if content is None else content.token_ids.tolist()
 
 

@@ -165,7 +165,7 @@ def test_a_file_that_is_no_pack(path: Path, field: str, value: Any) -> None:
 def test_a_file_is_for_its_user_alone_from_the_first_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where it is asked for; and a link in the place of the passing file is not followed."""
+    """Where it is asked for; and a link in its place, or that of the passing file, is not followed."""
     modes, replace = [], Path.replace
 
     def recorded(path: Path, target: Path) -> Path:
@@ -175,7 +175,8 @@ def test_a_file_is_for_its_user_alone_from_the_first_byte(
     monkeypatch.setattr(Path, "replace", recorded)
     path, victim = tmp_path / "x.json", tmp_path / "victim"
     victim.write_text("theirs")
-    (tmp_path / f"x.json.{os.getpid()}.tmp").symlink_to(victim)
+    for link in (path, tmp_path / f"x.json.{os.getpid()}.tmp"):
+        link.symlink_to(victim)
     umask = os.umask(0)
     try:
         write_at_once(path, [b"ours"], 0o600)
