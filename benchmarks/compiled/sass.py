@@ -503,7 +503,7 @@ _NAMES: dict[Callable[[Registers, Instruction, Array], None], str] = {
     _shift: "SHF USHF",
     _shift_add: "LEA ULEA",
     _permute: "PRMT",
-    _extend: "SGXT",
+    _extend: "SGXT USGXT",
     _from_predicates: "P2R",
     _special: "S2R S2UR CS2R",
     _load_constant: "LDC ULDC LDCU",
