@@ -3,9 +3,8 @@
 The interpreter patches `triton.language` anew for every launch and every call of one kernel function by another,
 looks up the type of each number by its name, makes each block's type and shape and each constant anew, and asks of
 all operands whether they have to be cast or broadcast. Here the language is patched once, types, shapes and
-constants are kept, and operands of one type and shape are taken as they are. The interpreter's own code computes,
-but for reductions by bits. Left out is its check of 32-bit operations for overflow, which raises nothing unless it
-debugs.
+constants are kept, and operands of one type and shape are taken as they are. The interpreter's own code computes.
+Left out is its check of 32-bit operations for overflow, which raises nothing unless it debugs.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 
 def speed_up() -> None:
@@ -33,7 +30,6 @@ def speed_up() -> None:
     _remember(TritonSemantic, "scalar_constant", _constant)
     _remember_shapes(tl.core)
     _take_like_operands_as_they_are(tl, TritonSemantic)
-    _reduce_bits_at_once(tl, interpreter)
 
 
 def _remember(owner: Any, name: str, key: Callable[..., Hashable]) -> None:
@@ -123,17 +119,3 @@ def _take_like_operands_as_they_are(tl: Any, semantic: Any) -> None:
         return (left, right) if left.shape is right.shape else broadcast(self, left, right)
 
     semantic.binary_op_type_checking_impl, semantic.broadcast_impl_value = checked, broadcasted
-
-
-def _reduce_bits_at_once(tl: Any, interpreter: Any) -> None:
-    reduce = interpreter.ReduceOps.apply_impl
-    at_once = {tl.standard._or_combine: np.bitwise_or, tl.standard._xor_combine: np.bitwise_xor}
-
-    def apply(self: Any, operands: Any) -> Any:
-        if (compute := at_once.get(self.combine_fn)) is None:
-            return reduce(self, operands)
-        (operand,) = operands
-        data = compute.reduce(operand.handle.data, axis=self.axis, keepdims=self.keep_dims)
-        return self.to_tensor(data, operand.dtype)
-
-    interpreter.ReduceOps.apply_impl = apply
