@@ -305,15 +305,13 @@ def agents(numbers: dict[str, Any]) -> str:
         cells = (pair.replace(" ", "\u00a0") for pair in pairs)
         rows.append([case["collection"], as_read + case["written"], *cells])
     alone, beside = (
-        [_at_equal_rejections(case["rows"], with_) for case in stored["cases"]] for with_ in ("", ", views")
-    )
-    behind, passed = (
-        f"in {sum(lead < 1 for lead in leads)} of {len(leads)} cases, by at most {100 - 100 * min(leads):.1f} %"
-        for leads in (alone, beside)
+        [_at_equal_rejections(case["rows"], with_) - 1 for case in stored["cases"]]
+        for with_ in ("", ", views")
     )
     return tables.table(["", "read → written", *AGENT_COLUMNS.values()], rows, "llrrrr") + (
         f"\n\nTokens a step @ rejected per accepted, K = {stored['num_draft_tokens']}. At equal rejections "
-        f"`gpu_align` with the forms is behind suffix decoding without them {behind}; with them, {passed}."
+        f"`gpu_align` with the forms is at least {_signed(min(alone))} beside suffix decoding without them, and "
+        f"{_signed(min(beside))} to {_signed(max(beside))} beside it with them."
     )
 
 
