@@ -13,6 +13,8 @@ from .ops.layout import PAGE
 
 #: ``PREDICTION_BASE`` and what is computed from it are int32.
 MAX_TOKENS = 2**31 - 1
+#: The longest prediction: twice the distance of two of its positions is below `ops.match.COMMON_TIE`.
+MAX_PREDICTION_LEN = 2**21 - 1
 
 
 def tokens_for_all(max_predictions: int, max_len: int, page: int = PAGE) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .arena import MAX_TOKENS, ArenaStats, Extent, PredictionArena, tokens_for_all
+from .arena import MAX_PREDICTION_LEN, MAX_TOKENS, ArenaStats, Extent, PredictionArena, tokens_for_all
 from .config import DrafterConfig
 from .ops import layout as c
 from .ops.backend import (
@@ -36,7 +36,7 @@ from .steps import CapturedStep, Preparation
 _MOST = {
     "max_slots": 2**31 - 1,
     "max_context_len": 2**22 - 1,
-    "max_prediction_len": 2**21 - 1,
+    "max_prediction_len": MAX_PREDICTION_LEN,
     "num_draft_tokens": 256,
     "vocab_size": c.FIRST_GAP,
     "max_prediction_tokens": MAX_TOKENS // c.PAGE * c.PAGE,

@@ -37,6 +37,7 @@ def test_settings_from_the_environment() -> None:
     assert settings.prediction_capacity(50) == 50
     assert settings.prediction_capacity(500) == 100
     assert Settings().prediction_capacity(500) == 500
+    assert Settings().prediction_capacity(2**22) == 2**21 - 1
     # Room for the longest prediction at least, and for no more than can be needed: 3 slots of 2 pages, 8 pages.
     assert settings.prediction_room(3, 400) == 600
     assert settings.prediction_room(3, 700) == 700

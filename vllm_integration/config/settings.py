@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from gpu_align.arena import tokens_for_all
+from gpu_align.arena import MAX_PREDICTION_LEN, tokens_for_all
 from gpu_align.ops.match import MAX_MATCH
 
 from ..seams.guard import shown_reason
@@ -154,8 +154,8 @@ class Settings(BaseModel):
         }
 
     def prediction_capacity(self, max_model_len: int) -> int:
-        """Tokens of a prediction that are kept: never more than the model can write."""
-        return min(self.max_prediction_tokens or max_model_len, max_model_len)
+        """Tokens of a prediction that are kept: never more than the model can write, or the drafter read."""
+        return min(self.max_prediction_tokens or max_model_len, max_model_len, MAX_PREDICTION_LEN)
 
     def prediction_room(self, max_slots: int, capacity: int) -> int:
         """Tokens of all predictions together: the longest fits at least, and no more than can be needed."""
