@@ -26,7 +26,7 @@ def load(path: str) -> ModuleType:
 
 
 def command(*arguments: object, **more: Any) -> Any:
-    """What ``gpu-align`` makes of arguments: exit code, output, standard error."""
+    """Run ``gpu-align`` with these arguments: exit code, output and standard error."""
     from typer.testing import CliRunner
 
     from gpu_align.tools.cli import app

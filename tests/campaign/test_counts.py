@@ -224,7 +224,7 @@ def check_usage(asked: Asked, logs: list[dict[str, Any]]) -> list[list[LoggedSte
 
 
 def check_log(log: dict[str, Any]) -> None:
-    """What a log tells of texts, cursors and candidates agrees with its tokens. The model writes no newlines."""
+    """Texts, cursors and candidates of a log agree with its tokens. The model writes no newlines."""
     steps = log["steps"]
     text = "".join(step["accepted_text"] + step["own_text"] for step in steps)
     assert steps[-1]["prefix"] == {"tokens": [token for step in steps for token in step["new"]], "text": text}

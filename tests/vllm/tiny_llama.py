@@ -78,7 +78,7 @@ def _save(directory: Path, size: int, num_used: int, **ids: int | None) -> Path:
 
 
 def greedy_by_transformers(directory: Path) -> Greedy:
-    """What the model there writes; each prompt is generated from once."""
+    """Greedy answers of the model in a folder, generated once for each prompt."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)

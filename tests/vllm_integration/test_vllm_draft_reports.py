@@ -61,7 +61,7 @@ def copy_step(
 
 
 def step(reporter: DraftReporter, lengths: list[int], confidence: float, **more: Any) -> DraftReport:
-    """What the step's output reports."""
+    """Run one step and return the draft report of its output."""
     output = SimpleNamespace()
     copy_step(reporter, lengths, confidence, **more)
     draft_reporter.when_it_leaves(output, lambda left: reporter.attach(left, reporter.step))

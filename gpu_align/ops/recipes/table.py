@@ -206,7 +206,7 @@ class RecipeTable(NamedTuple):
     """R recipes as a step looks them up, for one drafter's K and threshold."""
 
     #: [buckets, RECIPE_WAYS] int64: in the upper half `keys_of` the context, in the lower one a bit for each pack
-    #: that it belongs to; -1 where there is none.
+    #: with the recipe; -1 in an empty way.
     keys: torch.Tensor
     #: [buckets, RECIPE_WAYS, RECIPE_COLUMNS] int32: which recipe it is; 0 to K: drafts that are likely enough; in
     #: units of 1/`SURVIVAL_ONE`: how many of them are expected to be accepted.

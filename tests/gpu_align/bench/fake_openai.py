@@ -59,7 +59,7 @@ def last_paragraph(body: dict[str, Any]) -> str:
 
 @dataclass
 class Fake:
-    """What the server does, and what it has done."""
+    """Settings of the server, and a record of its requests."""
 
     plugin: bool = True  # whether `/metrics` has its counters
     ngram: bool = False  # and vLLM's of its own drafts
