@@ -354,9 +354,47 @@ def _us(cycles: float) -> str:
     return f"{us:.1f}" if us < 100 else f"{us:,.0f}"
 
 
+#: Kinds of text whose leads README.md names, the largest first.
+FRONT_KINDS = ("json", "python", "c", "sql")
+
+
+def kinds(numbers: dict[str, Any]) -> str:
+    """The sentence of README.md on kinds of text."""
+    leads = {}
+    for kind in FRONT_KINDS:
+        [lead] = [lead for lead in numbers["rows"][kind]["leads"] if lead["peer"] == NAMED_PEER]
+        name = kind.upper() if kind in ("json", "sql") else kind.capitalize()
+        leads[name] = f"{lead['ratio'] - 1:.0%} on {name}".replace("%", " %")
+    return f"At K = {K} its lead over suffix decoding is {', '.join(leads.values())}."
+
+
+def small_model(numbers: dict[str, Any]) -> str:
+    """The paragraph of README.md on the small language model."""
+    stored = tables.read("real_model")
+    unseen = stored["replays"]["unseen"]
+    ours, suffix, lookup = (
+        _ratios(unseen[name])[0] for name in ("gpu_align", "suffix_decoding_4", "prompt_lookup")
+    )
+    answers = sum(half == "unseen" and counts for _, half, _, counts in stored["answers"])
+    served = [row for row in stored["served"] if row["counts"]]
+    assert all(row["identical"] for row in served)
+    used, none = (sum(row["cpu_s"][mode] for row in served) for mode in ("gpu_align", "none"))
+    return (
+        f"A small language model (SmolLM2-135M-Instruct, {answers} of its answers that no setting was chosen on, "
+        f"K = 32)\ngives less: {ours} tokens a step, suffix decoding {suffix}, prompt lookup {lookup}. In a "
+        f"server on a CPU, {len(served)} tasks took {used:.0f} s\nof processor time instead of {none:.0f}, with "
+        "the same texts: [published experiments](docs/published.md)."
+    )
+
+
 #: Page → its blocks by name.
 PAGES = {
-    DOCS.parent / "README.md": {"headline": headline, MAIN_BLOCK: front_page},
+    DOCS.parent / "README.md": {
+        "headline": headline,
+        MAIN_BLOCK: front_page,
+        "kinds": kinds,
+        "small-model": small_model,
+    },
     DOCS / "worth-it.md": {"predictions": predictions},
     DOCS / "agents.md": {"announced": announced, "agents": agents},
     DOCS / "tuning.md": {"choose-k": by_num_draft_tokens},
