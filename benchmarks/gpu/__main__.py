@@ -16,7 +16,6 @@ import importlib
 import importlib.util
 import json
 import os
-import platform
 import re
 import shutil
 import signal
@@ -277,28 +276,21 @@ def _run_process(stage: Stage, path: Path, seconds: float, is_dry: bool) -> int 
 
 
 def header() -> dict[str, Any]:
-    """GPU, driver, versions, commit and date."""
-    import numpy
+    """GPU, commit and date; driver, CPU and versions as PyTorch collects them."""
     import torch
-    import triton
+    from torch.utils.collect_env import get_env_info
 
-    def said(*words: str) -> str:
+    def git(*words: str) -> str:
         with suppress(OSError):
-            done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-            return (done.stdout.strip().splitlines() or [""])[0]
+            return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
         return ""
 
-    dirty = "-dirty" if said("git", "status", "--porcelain", "-uno") else ""
+    dirty = "-dirty" if git("status", "--porcelain", "-uno") else ""
     return {
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
-        "driver": said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
-        "cuda": str(torch.version.cuda),
-        "cpu": said("sh", "-c", "grep -m1 'model name' /proc/cpuinfo").partition(": ")[2],
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        **{module.__name__: module.__version__ for module in (torch, triton, numpy)},
-        "commit": said("git", "rev-parse", "HEAD") + dirty,
+        "commit": git("rev-parse", "HEAD") + dirty,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        **get_env_info()._asdict(),
     }
 
 
