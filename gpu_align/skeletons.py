@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import thread_time
 from typing import Any, NamedTuple
@@ -42,10 +43,16 @@ _MARKS: dict[str, list[Any]] = {
     kind: [read(kind.format(number)) for number in range(MAX_MARKS)]
     for kind, read in ((_STRING, str), (_NUMBER, int), (_OTHER, int))
 }
+#: By the type of a value. One of no type is taken for a string: most are.
+_FORMS = {"string": _STRING, "integer": _NUMBER, "number": _NUMBER}
 #: Characters before a word that its piece begins with, so that it matches longer than the word alone.
 _HEAD = 16
+#: The mark of a tool's name.
+_NAME = 1
 #: What every template writes as it is.
 _PLAIN = re.compile(r"[\w.$:/@+ -]{1,256}", re.ASCII)
+#: Between the words of a name.
+_BETWEEN = re.compile(r"[\W_]", re.ASCII)
 #: Keys of a schema that say its value otherwise than by a type.
 _GROUPS = ("anyOf", "oneOf", "allOf")
 _INDIRECT = frozenset(("$ref", "const", "enum", *_GROUPS))
@@ -84,8 +91,7 @@ class _Document:
         """seen: the references that led here."""
         if depth > MAX_DEPTH:
             raise SkeletonError("size")
-        if not isinstance(schema, dict):
-            return self.mark(_OTHER)
+        schema = schema if isinstance(schema, dict) else {}
         if not _INDIRECT.isdisjoint(schema):
             if isinstance(name := schema.get("$ref"), str):
                 if name in seen:
@@ -114,7 +120,7 @@ class _Document:
             return made
         if kind == "array" and "items" in schema:
             return [self.of(schema["items"], depth + 1, seen) for _ in range(2)]
-        form = _STRING if kind == "string" else _NUMBER if kind in ("integer", "number") else _OTHER
+        form = _FORMS.get(kind, _OTHER) if isinstance(kind, str) else _STRING
         return self.mark(form, self._truth if kind == "boolean" else ())
 
     def _one_of(self, values: list[Any]) -> Any:
@@ -140,11 +146,6 @@ def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
     return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-def _replaced(one: str, other: str) -> str:
-    """The part of the other text that is not of the first one."""
-    return other[_common(one, other) : len(other) - _common(one[::-1], other[::-1])]
-
-
 class _Frame(NamedTuple):
     """A text with marks. begin: before them. marks: of each whether it is a number's, which, and what follows."""
 
@@ -157,8 +158,9 @@ class _Frame(NamedTuple):
         marks = zip(rest[::3], rest[1::3], rest[2::3], strict=True)
         return cls(begin, [(_NUMBER.startswith(kind), int(mark), after) for kind, mark, after in marks])
 
-    def pieces(self, words: Sequence[tuple[str, ...]]) -> list[str]:
-        """After a value of few words one piece for each of them. words: as of `_Document`.
+    def pieces(self, words: Sequence[tuple[str, ...]], cut: int | None = None) -> list[str]:
+        """After a value of few words one piece for each of them. words: as of `_Document`. cut: a mark after whose
+        only word a piece ends; the next one begins with that word.
 
         A blank before a value belongs to the value's token, but for a number's.
         """
@@ -166,6 +168,9 @@ class _Frame(NamedTuple):
         for is_number, mark, after in self.marks:
             known = words[mark]
             if len(known) == 1:
+                if mark == cut:
+                    found.append(text + known[0])
+                    text = ""
                 text += known[0] + after
                 continue
             end = text if is_number else text.rstrip(" ") or text
@@ -222,11 +227,11 @@ class Calls:
             self._style = style
             try:
                 self._start = render(self._asked, True)
-                text, *others = (self.text(name, {key: each}) for each in (value, True, False))
+                text, true = (self.text(name, {key: each}) for each in (value, True))
             except Exception:  # of the template, whatever it is
                 continue
             if name in text and key in text and value in text:
-                self._truth = tuple(_replaced(text, other) for other in others)
+                self._truth = ("true", "false") if "true" in true else ("True", "False")
                 self._head = text[: text.index(name)]
                 return
         raise SkeletonError("template")
@@ -258,17 +263,23 @@ class Calls:
         """
         if len(tools) > MAX_TOOLS:
             raise SkeletonError("size")
-        found: list[str] = []
-        for name, schema in _functions(tools):
+        found, named = list[str](), [*_functions(tools)]
+        first_words = [_BETWEEN.split(name, 1)[0] for name, _ in named]
+        num_alike = Counter(first_words)
+        for (name, schema), word in zip(named, first_words, strict=True):
             if not _PLAIN.fullmatch(name):
                 raise SkeletonError("names")
             if thread_time() > deadline:
                 raise SkeletonError("time")
             document = _Document(schema, self._truth)
-            _, called = document.mark(_STRING), document.mark(_STRING, (name,))  # the first is the call's id
+            _, called = (
+                document.mark(_STRING),
+                document.mark(_STRING, (name,)),
+            )  # of the call's id, and `_NAME`
             made = document.of(schema)
             frame = self._frame(called, made if isinstance(made, dict) else {})
-            found += frame.pieces(document.words)
+            # Of names that begin alike, only one is right: no more than the name is drafted.
+            found += frame.pieces(document.words, _NAME if num_alike[word] > 1 else None)
         return [self._head, *found] if len(tools) > 1 and self._head else found
 
 

@@ -148,6 +148,11 @@ def test_several_tools_begin_with_what_all_have() -> None:
     first, second = '{"name": "a", "parameters": {"x": "', '{"name": "b", "parameters": {}}<|eot_id|>'
     found = calls.of_tools([tool("a", x=STRING), {"name": "b"}, "no tool", {"function": 5}])
     assert found == ['{"name": "', first, '"}}<|eot_id|>', second]
+    # Of names that begin alike the rest is known after the name.
+    found = calls.of_tools([tool("get_a", x=STRING), {"name": "b"}, {"name": "get_c"}])
+    parted = ['{"name": "get_a', 'get_a", "parameters": {"x": "', '"}}<|eot_id|>']
+    last = ['{"name": "get_c', 'get_c", "parameters": {}}<|eot_id|>']
+    assert found == ['{"name": "', *parted, second, *last]
 
 
 @pytest.mark.parametrize(
@@ -182,10 +187,12 @@ OBJECT = {"type": "object", "properties": {"a": STRING, "b": INTEGER}, "required
         ({"properties": {"a": {"type": ["null", "string"]}, "b": {"enum": [1, None]}}}, SPACED,
          ['{"a": "', '", "b":', '", "b": 1}', '", "b": null}']),
         ({"properties": {"a": {"type": "array"}, "b": {"type": "object"}, "c": True}}, SPACED,
-         ['{"a":', ', "b":', ', "c":', "}"]),
-        (True, SPACED, []),
+         ['{"a":', ', "b":', ', "c": "', '"}']),
+        # A string where no type is told.
+        (True, SPACED, ['"', '"']),
+        ({"properties": {"a": {"description": "d"}, "b": {"type": {}}}}, SPACED, ['{"a": "', '", "b": "', '"}']),
         ({"properties": {"a": {"$ref": "https://example.org"}, "b": {"$ref": "#/no/such"}}}, SPACED,
-         ['{"a":', ', "b":', "}"]),
+         ['{"a": "', '", "b": "', '"}']),
         ({"properties": {"a": {"enum": ['"', "x\ny", "z"]}}}, SPACED, ['{"a": "', '{"a": "z"}', '"}']),
         ({"properties": {"a": {"enum": ['"', {"b": 1}]}}}, SPACED, ['{"a":', "}"]),
         ({"properties": {"long_enough_name": BOOLEAN}}, LINES,

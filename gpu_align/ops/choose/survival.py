@@ -42,7 +42,7 @@ KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 MIN_SURVIVAL_RELATED = 0.1
 #: `min_survival` of the context beside a skeleton that the output follows, or has to follow, where it is not
 #: larger: the skeleton has most of the answer.
-MIN_SURVIVAL_BESIDE_SKELETON = 0.3
+MIN_SURVIVAL_BESIDE_SKELETON = 0.6
 #: From this temperature on a draft is less likely to be accepted, a sure one above all: the logit of its
 #: confidence is this much of what it is below, plus this, where that is less.
 HIGH_TEMPERATURE, HIGH_SLOPE, HIGH_SHIFT = 0.85, 0.6, -0.5
@@ -120,11 +120,12 @@ class SurvivalTables(NamedTuple):
         related = np.minimum(threshold, survival_units(max(min_survival, MIN_SURVIVAL_RELATED)))
         _, _, alignment, adherence = unpack_class(np.arange(NUM_CLASSES))
         is_context = alignment == ALIGNMENT_CONTEXT
-        # An answer that no grammar forces may be prose, which tools say nothing of.
-        is_beside = [is_context & (adherence != ADHERENCE_LOST), is_context]
-        beside = [
-            np.maximum(related, survival_units(MIN_SURVIVAL_BESIDE_SKELETON) * each) for each in is_beside
-        ]
+        # Whether a skeleton is followed, or has to be: another answer may be prose, which tools say nothing of.
+        followed = [adherence != ADHERENCE_LOST, np.full(NUM_CLASSES, True)]
+        least = survival_units(MIN_SURVIVAL_BESIDE_SKELETON)
+        beside = [np.maximum(related, least * (is_context & each)) for each in followed]
+        # Such a skeleton goes before the context and before recipes: its drafts count as accepted.
+        is_sure = np.concatenate([[False] * 2 * NUM_CLASSES, *(~is_context & each for each in followed)])
         zero = np.zeros((NUM_CLASSES, 1), dtype=np.int32)
         before = np.concatenate([zero + SURVIVAL_ONE, survival[:, :-1]], axis=1)
         confidence = survival / before
@@ -135,7 +136,8 @@ class SurvivalTables(NamedTuple):
         hot = np.minimum(confidence, odds / (1 + odds))
         quarters = np.tile(survival, (4, 1))
         is_drafted = quarters >= np.concatenate([threshold, related, *beside])[:, None]
-        expected = (quarters * is_drafted).cumsum(axis=1, dtype=np.int32)
+        worth = np.where(is_sure[:, None], SURVIVAL_ONE, quarters)
+        expected = (worth * is_drafted).cumsum(axis=1, dtype=np.int32)
         arrays = (
             is_drafted.sum(axis=1).astype(np.int32),
             np.concatenate([np.tile(zero, (4, 1)), expected], axis=1),

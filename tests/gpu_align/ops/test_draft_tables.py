@@ -28,25 +28,28 @@ def test_thresholds():
 
 
 @pytest.mark.parametrize(
-    ("tokens", "memory", "related", "drafts"),
+    ("tokens", "memory", "related", "drafts", "sure"),
     [
         # Drafts of a prediction that the output hardly adheres to; of the context beside it, and beside one that
-        # the output follows.
-        ([1] * 16, False, True, (1, 4, 4)),
-        ([1] * 16, True, True, (3, 4, 4)),
-        ([FIRST_GAP] + [1] * 15, True, True, (3, 4, 1)),
-        ([1] * 15 + [FIRST_GAP], True, True, (3, 1, 1)),
-        ([1] * 16 + [FIRST_GAP], True, True, (3, 4, 4)),
-        ([FIRST_GAP], True, False, (1, 4, 4)),
+        # the output follows. Whether those of such predictions count as accepted.
+        ([1] * 16, False, True, (1, 4, 4), (False, False)),
+        ([1] * 16, True, True, (3, 4, 4), (False, False)),
+        ([FIRST_GAP] + [1] * 15, True, True, (3, 4, 1), (False, True)),
+        ([1] * 15 + [FIRST_GAP], True, True, (3, 1, 1), (True, True)),
+        ([1] * 16 + [FIRST_GAP], True, True, (3, 4, 4), (False, False)),
+        ([FIRST_GAP], True, False, (1, 4, 4), (False, False)),
     ],
 )
-def test_limits_of_a_text(tokens, memory, related, drafts):
+def test_limits_of_a_text(tokens, memory, related, drafts, sure):
     curves = np.array([[0.7, 0.29, 0.15, 0.06]] * NUM_CLASSES) * SURVIVAL_ONE
     tables = SurvivalTables.from_survival(curves.astype(np.int32), "cpu", 0.05, 0.6)
     row = text_kind(tokens, memory, related).limits * NUM_CLASSES
     beside = 3 * ALIGNMENT_CONTEXT
     classes = int(np.flatnonzero(lost_classes())[0]), beside + ADHERENCE_LOST, beside + ADHERENCE_LOST + 1
     assert tuple(int(tables.max_draft_len[row + class_id]) for class_id in classes) == drafts
+    first = tables.expected_accepted[[row + ADHERENCE_LOST, row + ADHERENCE_LOST + 1], 1]
+    assert tuple((first == SURVIVAL_ONE).tolist()) == sure
+    assert ((first == int(curves[0, 0])) | (first == SURVIVAL_ONE)).all()
 
 
 @pytest.mark.parametrize("K", [1, 65])
