@@ -330,9 +330,6 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=126)
     parser.add_argument("--seed", type=int, default=26)
     parser.add_argument(
-        "--tests", nargs="+", default=["tests"], help="the files or folders that look for faults"
-    )
-    parser.add_argument(
         "--json", type=Path, help="where all rows go; a fault with a row there is not tried again"
     )
     options = parser.parse_args()
@@ -343,9 +340,7 @@ def main() -> int:
     kept = options.json and options.json.exists()
     rows = {row["key"]: row for row in json.loads(options.json.read_text())} if kept else {}
     left = [fault for fault in choose(ROOT, options.seed, options.count) if fault.key not in rows]
-    given = [ROOT / place for place in options.tests]
-    paths = [path for place in given for path in sorted(place.rglob("test_*.py")) or [place]]
-    files = [path.relative_to(ROOT).as_posix() for path in paths]
+    files = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "tests").rglob("test_*.py"))]
     files = [file for file in files if not file.startswith(IGNORED)]
     with tempfile.TemporaryDirectory() as made:
         copy, leave = Path(made) / "tree", (".git", ".venv*", ".cache", "__pycache__", "site")

@@ -8,7 +8,6 @@ Imports inside functions count like those at the top; those under `TYPE_CHECKING
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -171,12 +170,3 @@ def _circles(found: list[Import], modules: Mapping[str, str]) -> Iterator[str]:
 
 def test_nothing_imports_what_it_must_not() -> None:
     assert violations(sources()) == []
-
-
-def test_modules_of_the_groups_exist() -> None:
-    """They are named in a table and imported by name, which no import statement shows."""
-    from vllm_integration.seams.table import GROUPS
-
-    for group in GROUPS.values():
-        for name in group.modules:
-            assert importlib.util.find_spec(name) is not None, name

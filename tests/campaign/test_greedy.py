@@ -180,11 +180,6 @@ def _periodic(prompt: Tokens, output: Tokens, draw: random.Random) -> Tokens:
     return [token for _ in range(40) for token in (*head, draw.choice(WORDS))]
 
 
-def _very_long(prompt: Tokens, output: Tokens, draw: random.Random) -> Tokens:
-    """Longer than the model's context."""
-    return _others(draw, 100) + output + _others(draw, 2 * MAX_MODEL_LEN)
-
-
 #: Kind of prediction → the prediction, from prompt and the output that will come.
 KINDS: dict[str, Callable[[Tokens, Tokens, random.Random], Tokens | None]] = {
     "none": lambda prompt, output, draw: None,
@@ -203,7 +198,7 @@ KINDS: dict[str, Callable[[Tokens, Tokens, random.Random], Tokens | None]] = {
     "prompt copied": lambda prompt, output, draw: prompt,
     "hostile periodic": _periodic,
     "lines out of order": _out_of_order,
-    "very long": _very_long,
+    "very long": lambda prompt, output, draw: _others(draw, 100) + output + _others(draw, 2 * MAX_MODEL_LEN),
 }
 
 

@@ -6,7 +6,6 @@ import random
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("transformers")
 pytest.importorskip("numba")  # plain Python is a hundred times slower
@@ -14,7 +13,7 @@ pytest.importorskip("numba")  # plain Python is a hundred times slower
 from gpu_align.predictors import TokenPredictor
 from tests.gpu_align.engine import edited
 from tests.gpu_align.test_policies import after_pair
-from tests.gpu_align.tiny_models import VOCAB, text, trained
+from tests.gpu_align.tiny_models import VOCAB, reference, text, trained
 from tests.modules import load
 
 __all__ = ["after_pair"]  # the fixture
@@ -27,10 +26,7 @@ class Job:
 
     def __init__(self, rng: random.Random, new: int) -> None:
         self.prompt, self.new = text(rng, rng.randrange(2, 40)), new
-        ids = torch.tensor([self.prompt])
-        done = trained("llama").generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False
-        )
+        done = reference(trained("llama"), self.prompt, max_new_tokens=new)
         self.expected: list[int] = done[0, len(self.prompt) :].tolist()
         self.edited = edited(rng, self.expected, VOCAB, new)
 

@@ -17,12 +17,17 @@ import transformers
 
 from gpu_align import hf
 from gpu_align.predictors import PredictedOutputTokenPredictor
-from tests.gpu_align.tiny_models import MODELS, VOCAB, encoder_decoder, predictions, text, trained, untrained
-
-
-def reference(model: Any, prompt: list[int], **options: Any) -> torch.Tensor:
-    ids = torch.tensor([prompt])
-    return model.generate(ids, attention_mask=torch.ones_like(ids), **{"do_sample": False, **options})
+from tests.gpu_align.tiny_models import (
+    MODELS,
+    VOCAB,
+    encoder_decoder,
+    predictions,
+    reference,
+    text,
+    tiny,
+    trained,
+    untrained,
+)
 
 
 def ours(model: Any, prompt: list[int], prediction: Any, **options: Any) -> Any:
@@ -216,20 +221,10 @@ SAME: dict[str, tuple[str, Callable[[Any, list[int]], dict[str, Any]], bool]] = 
 }  # fmt: skip
 
 
-def gpt2() -> Any:
-    sizes = {"vocab_size": VOCAB, "n_positions": 96, "n_embd": 32, "n_layer": 2, "n_head": 2}
-    torch.manual_seed(2)
-    model = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)
-    )
-    model.generation_config.pad_token_id = 0
-    return model.eval()
-
-
 @pytest.mark.parametrize("what", SAME)
 def test_inputs_and_caches_as_people_have_them(what: str, caplog: pytest.LogCaptureFixture) -> None:
     kind, options, drafts = SAME[what]
-    model = gpt2() if kind == "gpt2" else trained(kind)
+    model = tiny("GPT2LMHeadModel", {}) if kind == "gpt2" else trained(kind)
     plain = {"input_ids": PROMPT, "attention_mask": ONES, "max_new_tokens": 24, "do_sample": False}
     alone = model.generate(**plain)[0, 9:].tolist()
     given = options(model, alone)
@@ -342,12 +337,9 @@ def test_text_and_ids() -> None:
         model, asked, prediction=written, tokenizer=tokenizer, stop_strings=[stop], **options
     )
     assert stopped.shape[1] < expected.shape[1]
-    ids = torch.tensor([prompt])
-    plain = model.generate(
-        ids, attention_mask=torch.ones_like(ids), tokenizer=tokenizer, stop_strings=[stop], max_new_tokens=20,
-        do_sample=False,
-    )  # fmt: skip
-    assert stopped.equal(plain)
+    assert stopped.equal(
+        reference(model, prompt, tokenizer=tokenizer, stop_strings=[stop], max_new_tokens=20)
+    )
 
 
 BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {

@@ -12,18 +12,12 @@ import torch
 pytest.importorskip("transformers", minversion="5")
 pytest.importorskip("numba")  # plain Python is a hundred times slower
 
-import transformers
-
 from gpu_align import hf
+from tests.gpu_align.tiny_models import tiny
 
-VOCAB, NEW = 48, 20
+NEW = 20
 PROMPT = torch.tensor([[5, 9, 11, 5, 9, 12, 7, 5, 9]])
 
-#: Sizes under the names that most configurations have; each takes those that it knows.
-_SIZES = {
-    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
-}  # fmt: skip
 _WINDOW = {"sliding_window": 12}
 _WINDOWS = {**_WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
 _LATENT = {
@@ -161,24 +155,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "with its own",
     ),
 }  # fmt: skip
-
-
-def tiny(name: str, sizes: dict[str, Any]) -> Any:
-    """A model with random weights, spread so that few of its next tokens are likely."""
-    kind, _, config = name.partition("+")[0].partition("@")
-    cls = getattr(transformers, kind)
-    torch.manual_seed(0)
-    text = {"vocab_size": VOCAB, **_SIZES, **sizes.get("text_config", sizes)}
-    sizes = {**sizes, "text_config": text} if "text_config" in sizes else text
-    configuration = (getattr(transformers, config) if config else cls.config_class)(**sizes)
-    for part in {id(c): c for c in (configuration, configuration.get_text_config())}.values():
-        part.bos_token_id, part.eos_token_id, part.pad_token_id = None, None, 0
-    model = cls(configuration).eval()
-    for weights in model.parameters():
-        weights.data.mul_(3.0 if weights.ndim > 1 else 1.0)
-    options = model.generation_config
-    options.bos_token_id, options.eos_token_id, options.pad_token_id = None, None, 0
-    return model
 
 
 def generate(model: Any, prediction: list[int] | None) -> Any:

@@ -284,9 +284,9 @@ def test_static_text_aligns_lines_as_rapidfuzz(prediction: Ids, output: Ids) -> 
 TEXT = "alpha beta gamma delta\n"
 
 
-def encoded(text: str, identifier: str = "a") -> Record:
+def encoded(text: str) -> Record:
     pytest.importorskip("mistral_common")
-    return Record(identifier, [], [], load_tokenizer("tekken").encode(text), "tekken")
+    return Record("a", [], [], load_tokenizer("tekken").encode(text), "tekken")
 
 
 @pytest.fixture

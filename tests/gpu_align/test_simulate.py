@@ -278,22 +278,6 @@ class Scripted(TokenPredictor):
         tokens[:] = [0] * len(tokens)
 
 
-class Oracle(TokenPredictor):
-    """Knows the output (given as the prediction) and counts: always K correct tokens, then past the end."""
-
-    name = "oracle"
-    source = int(Origin.PREDICTION)
-
-    def reset(self, prompt: Sequence[int], options: PredictorOptions) -> None:
-        self._known, self._at, self._k = list(options.prediction), 0, options.num_draft_tokens
-
-    def predict_tokens(self) -> list[int]:
-        return (self._known[self._at :] + [7] * self._k)[: self._k]
-
-    def push_tokens(self, tokens: Sequence[int]) -> None:
-        self._at += len(tokens)
-
-
 def record(output: list[int], prediction: list[int] | None = None, prompt: list[int] | None = None) -> Record:
     return Record("r", prompt or [], output if prediction is None else prediction, output)
 
@@ -339,17 +323,17 @@ def test_counts_by_hand(
     assert pair == record(output, [1, 2], [3])
 
 
-@pytest.mark.parametrize("name", ["oracle", "gpu_align", "cursor", "static_text", "myers"])
+@pytest.mark.parametrize("name", ["gpu_align", "cursor", "static_text", "myers"])
 @pytest.mark.parametrize("k", [1, 16, 64])
 def test_a_perfect_prediction_takes_the_minimum(name: str, k: int) -> None:
     for length in (1, 2, 16, 17, 18, 33, 64, 65, 66, 67, 131, 1000):
         # Distinct tokens, so that nothing but the cursor decides.
         perfect = record(list(range(100, 100 + length)), prompt=[1, 2, 3])
-        policy = Oracle() if name == "oracle" else make_policies([name], [perfect], k)[0]
+        [policy] = make_policies([name], [perfect], k)
         for prefill, least in ((False, 1 + -(-(length - 1) // (k + 1))), (True, -(-length // (k + 1)))):
             result = replay(policy, perfect, k, prefill)
             assert (result.steps, result.rejected) == (least, 0)
-            if name in ("oracle", "gpu_align"):
+            if name == "gpu_align":
                 assert set(result.origins.tolist()) <= {Origin.GENERATED, Origin.PREDICTION}
 
 

@@ -17,6 +17,11 @@ _SIZES = {
     "num_key_value_heads": 2, "max_position_embeddings": 1024, "bos_token_id": None, "eos_token_id": None,
     "pad_token_id": 0, "attn_implementation": "eager",
 }  # fmt: skip
+#: Of models of any class, under the names that most configurations have; each takes those that it knows.
+_TINY = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+}  # fmt: skip
 #: Full attention, and a window that every output outgrows.
 MODELS = ("llama", "mistral")
 
@@ -36,6 +41,33 @@ def untrained(kind: str, seed: int, **more: Any) -> Any:
     if kind == "mistral":
         return transformers.MistralForCausalLM(transformers.MistralConfig(**sizes, sliding_window=24)).eval()
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).eval()
+
+
+def tiny(name: str, sizes: dict[str, Any]) -> Any:
+    """A model of any class with random weights, spread so that few of its next tokens are likely.
+
+    name: of the class, and after an @ of its configuration's; what is after a + is for the reader.
+    """
+    kind, _, config = name.partition("+")[0].partition("@")
+    cls = getattr(transformers, kind)
+    torch.manual_seed(0)
+    text = {"vocab_size": VOCAB, **_TINY, **sizes.get("text_config", sizes)}
+    sizes = {**sizes, "text_config": text} if "text_config" in sizes else text
+    configuration = (getattr(transformers, config) if config else cls.config_class)(**sizes)
+    for part in {id(c): c for c in (configuration, configuration.get_text_config())}.values():
+        part.bos_token_id, part.eos_token_id, part.pad_token_id = None, None, 0
+    model = cls(configuration).eval()
+    for weights in model.parameters():
+        weights.data.mul_(3.0 if weights.ndim > 1 else 1.0)
+    options = model.generation_config
+    options.bos_token_id, options.eos_token_id, options.pad_token_id = None, None, 0
+    return model
+
+
+def reference(model: Any, prompt: list[int], **options: Any) -> torch.Tensor:
+    """What the model writes by transformers alone, [1, prompt and output]."""
+    ids = torch.tensor([prompt])
+    return model.generate(ids, attention_mask=torch.ones_like(ids), **{"do_sample": False, **options})
 
 
 def encoder_decoder() -> Any:

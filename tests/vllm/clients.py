@@ -118,16 +118,11 @@ def variants(text: str, seed: int) -> dict[str, str]:
 
 async def post_all(url: str, requests: Sequence[tuple[str, dict[str, Any]]]) -> list[bytes]:
     """The bodies of the answers to paths and bodies, in their order; at most `CLIENTS` at once."""
-    at_once = asyncio.Semaphore(CLIENTS)
-
-    async def ask(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> bytes:
-        async with at_once:
-            answer = await client.post(path, json=body)
-        assert answer.status_code == 200, answer.text
-        return answer.content
-
-    async with httpx.AsyncClient(base_url=url, timeout=300) as client:
-        return await asyncio.gather(*(ask(client, *each) for each in requests))
+    timeout, limits = httpx.Timeout(300, pool=None), httpx.Limits(max_connections=CLIENTS)
+    async with httpx.AsyncClient(base_url=url, timeout=timeout, limits=limits) as client:
+        answers = await asyncio.gather(*(client.post(path, json=body) for path, body in requests))
+    assert [answer.text for answer in answers if answer.status_code != 200] == []
+    return [answer.content for answer in answers]
 
 
 def ask_all(url: str, bodies: Sequence[dict[str, Any]], path: str = "/v1/chat/completions") -> list[Answer]:

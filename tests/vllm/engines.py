@@ -8,7 +8,6 @@ import json
 import os
 import random
 import re
-import select
 import shutil
 import signal
 import socket
@@ -29,6 +28,7 @@ from typing import IO, Any, TypeVar
 import psutil
 import pytest
 
+from gpu_align.tools.bench.servers import HOST, PLUGIN_DRAFTS, free_port
 from vllm_integration.seams.source_probe import installed_root
 
 T = TypeVar("T")
@@ -136,7 +136,7 @@ _fork_server = cache(_ForkServer)
 
 
 class Forked:
-    """An engine process that is no child of this process, to be used as `Popen` is."""
+    """An engine process that is no child of this process."""
 
     def __init__(
         self, settings: dict[str, Any], environment: dict[str, str], log: IO[str], runner: str
@@ -145,24 +145,22 @@ class Forked:
         theirs = [read_input, write_output, log.fileno()]
         server = _fork_server(runner, environment.get("PYTHONPATH", ""))
         self.pid = server.fork(json.dumps([settings, environment]), theirs)
-        self._pid_fd = os.pidfd_open(self.pid)
+        self._process = psutil.Process(self.pid)
         os.close(read_input)
         os.close(write_output)
         self.stdin, self.stdout = os.fdopen(write_input, "w"), os.fdopen(read_output)
 
-    def kill(self) -> None:
-        self._send(signal.SIGKILL)
+    def send(self, number: signal.Signals) -> None:
+        with suppress(psutil.NoSuchProcess):
+            self._process.send_signal(number)
 
-    def terminate(self) -> None:
-        self._send(signal.SIGTERM)
-
-    def _send(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pid_fd, number)
-
-    def wait(self, seconds: float | None = None) -> None:
-        if not select.select([self._pid_fd], [], [], seconds)[0]:
-            raise subprocess.TimeoutExpired("engine_process", seconds or 0)
+    def end(self) -> None:
+        """Wait for its end, and force it after half a minute."""
+        try:
+            self._process.wait(30)
+        except psutil.TimeoutExpired:
+            self.send(signal.SIGKILL)
+            self._process.wait()
 
 
 class V2Engine:
@@ -204,11 +202,7 @@ class V2Engine:
             "max_num_batched_tokens": 256,
             "enable_prefix_caching": False,
             "disable_log_stats": False,
-            "speculative_config": {
-                "method": "custom_class",
-                "model": "vllm_integration.PredictedOutputs",
-                "num_speculative_tokens": num_draft_tokens,
-            },
+            "speculative_config": {**PLUGIN_DRAFTS, "num_speculative_tokens": num_draft_tokens},
             **settings,
         }
         self.log = directory / "log"
@@ -222,11 +216,7 @@ class V2Engine:
 
     def __exit__(self, *_: object) -> None:
         self._process.stdin.close()
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.end()
         self._log.close()
 
     def warnings(self) -> list[str]:
@@ -262,7 +252,7 @@ class V2Engine:
 
     def _answer(self, seconds: float) -> Any:
         """The next line; a process that is silent for too long is ended, which closes its pipe."""
-        watchdog = threading.Timer(seconds, self._process.kill)
+        watchdog = threading.Timer(seconds, self._process.send, [signal.SIGKILL])
         watchdog.start()
         try:
             line = self._process.stdout.readline()
@@ -345,15 +335,11 @@ def serve(
     It is forked from a process that has imported vLLM, and forks its engine core, as on a GPU. before: code that
     it runs first. program: code instead of the server's.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    speculation = {"method": "custom_class", "model": "vllm_integration.PredictedOutputs"}
-    argv = ["--model", str(model)]
-    argv += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)]
+    url = f"http://{HOST}:{(port := free_port())}"
+    argv = ["--model", str(model), "--served-model-name", "tiny", "--host", HOST, "--port", str(port)]
     argv += ["--dtype", "float32", "--enforce-eager", "--max-model-len", str(SERVER_MAX_LEN)]
     argv += ["--max-num-seqs", "8", "--num-gpu-blocks-override", "64"]
-    argv += ["--speculative-config", json.dumps({**speculation, "num_speculative_tokens": SERVER_K})]
+    argv += ["--speculative-config", json.dumps({**PLUGIN_DRAFTS, "num_speculative_tokens": SERVER_K})]
     argv += flags
     variables = {name: value for name, value in os.environ.items() if not name.startswith("GPU_ALIGN_")}
     variables |= {**ENVIRONMENT, **SEVERAL_PROCESSES, **RUNNERS[runner]}
@@ -363,19 +349,15 @@ def serve(
     with output.open("w") as sink:
         settings = {"argv": argv, "before": f"fork_workers()\n{before}", "program": program}
         process = Forked(settings, variables, sink, runner)
-    server = Server(f"http://127.0.0.1:{port}", logs, output, process.pid)
+    server = Server(url, logs, output, process.pid)
     children: list[psutil.Process] = []
     try:
         _wait_until_ready(server)
         children = psutil.Process(process.pid).children(recursive=True)
         yield server
     finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.send(signal.SIGTERM)
+        process.end()
         for child in psutil.wait_procs(children, timeout=10)[1]:  # a server that is killed does not end them
             child.kill()
 

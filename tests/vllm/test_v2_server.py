@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gpu_align.tools.bench.servers import PLUGIN_DRAFTS
 from tests.vllm.clients import Logs, ask_all, chat, moved, of_prediction, recount, scrape, variants
 from tests.vllm.engines import serve
 
@@ -58,10 +59,9 @@ def check_many(url: str, steps: Path) -> None:
 
 
 def test_a_chat_request_with_a_prediction(tiny_model: Path, tmp_path: Path) -> None:
-    speculation = {"method": "custom_class", "model": "vllm_integration.PredictedOutputs"}
     flags = ["--max-model-len", "256", "--max-num-seqs", "4", "--data-parallel-size", "2"]
     flags += ["--api-server-count", "2", "--enable-log-requests"]
-    flags += ["--speculative-config", json.dumps({**speculation, "num_speculative_tokens": K})]
+    flags += ["--speculative-config", json.dumps({**PLUGIN_DRAFTS, "num_speculative_tokens": K})]
     environment = {"VLLM_PLUGINS": "gpu_align"}
     with serve(tiny_model, tmp_path, *flags, environment=environment, runner="V2", program=SERVE) as server:
         before = scrape(server.url)

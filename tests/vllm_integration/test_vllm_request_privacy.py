@@ -77,12 +77,6 @@ class Everything(logging.Formatter):
         return json.dumps({**vars(record), "text": super().format(record)}, default=repr)
 
 
-def formatters() -> dict[str, logging.Formatter]:
-    from vllm.logging_utils import NewLineFormatter
-
-    return {"vllm": NewLineFormatter("%(levelname)s %(message)s"), "structured": Everything()}
-
-
 class Logged(NamedTuple):
     """How a server logs: the format, `--max-log-len`, `--log-error-stack`, VLLM_DEBUG_LOG_API_SERVER_RESPONSE, and
     the level of vLLM's logger, which at DEBUG writes each request's body as JSON."""
@@ -118,10 +112,12 @@ def test_the_search_would_find_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _log_of_all_requests(how: Logged, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     from vllm.entrypoints.serve.middleware.log_response import log_response
+    from vllm.logging_utils import NewLineFormatter
 
     lines: list[str] = []
     handler = logging.Handler(logging.INFO)
-    handler.setFormatter(formatters()[how.formatter])
+    is_vllms = how.formatter == "vllm"
+    handler.setFormatter(NewLineFormatter("%(levelname)s %(message)s") if is_vllms else Everything())
     handler.emit = lambda record: lines.append(handler.format(record))  # type: ignore[method-assign]
     app = make_app(Logging())
     monkeypatch.setattr(Logging, "max_log_len", how.max_log_len)

@@ -19,16 +19,11 @@ pytestmark = pytest.mark.vllm
 N = 40
 
 
-def write_pairs(path: Path) -> None:
-    texts = [[f"w{(start + 7 * i) % 400}" for i in range(60)] for start in (3, 50)]
-    edits = ((" ".join(words), " ".join([*words[:9], "w1", *words[10:]])) for words in texts)
-    pairs = [{"id": n, "instruction": "w9", "before": a, "after": b} for n, (a, b) in enumerate(edits)]
-    path.write_text("\n".join(map(json.dumps, pairs)))
-
-
 def test_bench_measures_a_server_that_it_starts(tiny_model: Path, tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
-    write_pairs(tmp_path / "pairs.jsonl")
+    texts = [" ".join(f"w{(start + 7 * i) % 400}" for i in range(60)) for start in (3, 50)]
+    pairs = [{"id": text, "instruction": "w9", "before": text, "after": f"w1 {text}"} for text in texts]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
     flags: list[Any] = ["--serve", tiny_model, "--vllm-args", "--max-model-len 512 --max-num-seqs 8"]
     flags += ["--modes", "prediction", "pairs.jsonl", "--max-tokens", N]
     flags += ["--concurrency", "2", "--requests", 4, "--json", out]

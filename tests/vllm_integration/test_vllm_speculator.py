@@ -153,8 +153,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     with monkeypatch.context() as patch:
         for name in WAITS:
             patch.setattr(torch.Tensor, name, recording(name, getattr(torch.Tensor, name)))
-        for name in ("synchronize",):
-            patch.setattr(torch.cuda, name, lambda *_: seen.append("synchronize"))
+        patch.setattr(torch.cuda, "synchronize", lambda *_: seen.append("synchronize"))
         patch.setattr(torch, "nonzero", recording("nonzero", torch.nonzero))
         yield seen
 

@@ -65,13 +65,11 @@ class Fake:
     ngram: bool = False  # and vLLM's of its own drafts
     metrics: bool = True  # whether there is a `/metrics`
     vllm: bool = True  # whether it says it is vLLM, and sends usage with every piece
-    healthy: bool = True  # whether it says so
     models: tuple[str, ...] = ("tiny",)
     key: str | None = None  # the API key it wants
     twist: str | None = None  # a word of answers to requests with a prediction that becomes "TWISTED"
     refuse: str | None = None  # a word in a prompt that gets HTTP 400
     others: int = 0  # output tokens of other clients, added to each request's
-    pause_s: float = 0.0  # before each piece
     drops: tuple[str, ...] = ()  # fields of requests that a gateway in front drops; "usage": of answers
     answer: Callable[[dict[str, Any]], str] = last_paragraph
     max_num_seqs: int | None = None  # a label of `gpu_align_info`
@@ -155,7 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
             models = [{"id": m, "root": f"/models/{m}", "owned_by": owner} for m in fake.models]
             self._send(401 if refused else 200, json.dumps({"data": models}))
         else:
-            self._send(200 if self.path == "/health" and fake.healthy else 404, "{}")
+            self._send(200 if self.path == "/health" else 404, "{}")
 
     def do_POST(self) -> None:
         fake = self.fake
@@ -209,7 +207,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         for piece in pieces:
-            time.sleep(fake.pause_s)
             sent += len(piece)
             event: dict[str, Any] = {"choices": [{"index": 0, "delta": {"content": "".join(piece)}}]}
             if fake.vllm and body["stream_options"].get("continuous_usage_stats"):
@@ -238,9 +235,7 @@ def _main() -> None:
     with open(os.environ["FAKE_CHILDREN"], "a") as children:
         print(child.pid, file=children)
     method = json.loads(options.get("--speculative-config", "{}")).get("method")
-    fake = Fake(plugin=method == "custom_class", ngram=method == "ngram", healthy="--deaf" not in options)
-    fake.port, fake.pause_s = int(options["--port"]), float(options.get("--pause", "0"))
-    with fake:
+    with Fake(plugin=method == "custom_class", ngram=method == "ngram", port=int(options["--port"])):
         time.sleep(600)
 
 

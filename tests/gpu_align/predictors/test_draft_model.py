@@ -14,18 +14,15 @@ pytest.importorskip("transformers")
 
 from gpu_align import hf
 from gpu_align.predictors import DisposedError, DraftModelTokenPredictor, PredictorOptions, VocabularyError
-from tests.gpu_align.tiny_models import VOCAB, encoder_decoder, text, trained, untrained
+from tests.gpu_align.tiny_models import VOCAB, encoder_decoder, reference, text, trained, untrained
 
 NEW = 32
 
 
 def generate(predictor: Any, prompt: list[int], **options: Any) -> Any:
-    ids = torch.tensor([prompt])
     options = {"max_new_tokens": NEW, "do_sample": False, "return_dict_in_generate": True, **options}
-    mask = torch.ones_like(ids)
-    expected = trained("llama").generate(ids, attention_mask=mask, **options).sequences
-    found = hf.generate(trained("llama"), ids, attention_mask=mask, predictor=predictor, **options)
-    assert found.sequences.equal(expected)
+    found = hf.generate(trained("llama"), prompt, predictor=predictor, **options)
+    assert found.sequences.equal(reference(trained("llama"), prompt, **options).sequences)
     return found.predicted_outputs
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +43,6 @@ def requests(count: int = 12, length: int = 120, first: int = 0) -> list[Record]
             output[at] = first + 50 + at % 7
         made.append(Record(str(number), [], prediction, output))
     return made
-
-
-def write_pairs(path: Path, records: list[Record]) -> Path:
-    lines = [{"id": r.id, "prediction": r.prediction, "output": r.output} for r in records]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
 
 
 def write_logs(folder: Path, records: list[Record]) -> None:
@@ -196,7 +190,8 @@ def test_the_same_requests_give_the_same_table(tmp_path: Path, table: Path) -> N
     pytest.importorskip("yaml")
     write_logs(tmp_path / "logs", RECORDS[::2])
     assert read_traffic(files_of([tmp_path / "logs"]))[0] == RECORDS[::2]
-    pairs, out = write_pairs(tmp_path / "p.jsonl", RECORDS[::-2]), tmp_path / "t.json"
+    pairs, out = tmp_path / "p.jsonl", tmp_path / "t.json"
+    pairs.write_text("".join(json.dumps(asdict(record)) + "\n" for record in RECORDS[::-2]))
     done = command("tune", pairs, tmp_path / "logs", "-o", out)
     assert done.exit_code == 0, done.output
     for words in (
