@@ -20,7 +20,7 @@ import httpx
 import psutil
 
 from benchmarks.real_model.model import CACHE
-from benchmarks.tables import write_json
+from gpu_align.files import write_at_once
 from gpu_align.tools.bench import measure
 from gpu_align.tools.bench.servers import HOST, KINDS, command_line, environment, free_port, running
 
@@ -135,7 +135,7 @@ def record(model: Path, asks: Sequence[Ask]) -> list[Answer]:
 
     if wanted := {key: ask for ask in asks if (key := json.dumps(ask)) not in known}:
         asyncio.run(answer(wanted))
-        write_json(path, known)
+        write_at_once(path, [json.dumps(known).encode()])
     return [Answer(*known[json.dumps(ask)]) for ask in asks]
 
 

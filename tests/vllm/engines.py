@@ -316,9 +316,6 @@ class Server:
     output: Path
     pid: int
 
-    def has_ended(self) -> bool:
-        return not psutil.pid_exists(self.pid) or psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE
-
 
 @contextmanager
 def serve(
@@ -364,7 +361,7 @@ def serve(
 
 def _wait_until_ready(server: Server, seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and not server.has_ended():
+    while time.monotonic() < deadline and psutil.pid_exists(server.pid):
         try:
             with urllib.request.urlopen(f"{server.url}/health", timeout=2):
                 return
