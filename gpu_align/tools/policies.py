@@ -215,7 +215,6 @@ class OpenAI(Policy):
         self._lookahead = check_int("lookahead", lookahead, 1)
         self._resume_after = check_int("resume_after", resume_after, 1)
         self._resume_delay = check_int("resume_delay", resume_delay, 0)
-        self._begin()
 
     def _begin(self) -> None:
         self._cursor = 0

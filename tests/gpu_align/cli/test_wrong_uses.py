@@ -133,6 +133,8 @@ WRONG: dict[str, str] = {
         {file}
         logs/chatcmpl-1.yaml --html logs/chatcmpl-1.yaml → is also the input
         logs --html logs
+        logs --tokenizer tekken → --tokenizer: expected with a file only, found a folder
+        logs/chatcmpl-1.yaml --top 3 → --top: expected with a folder only, found the file
         ''
     """,
     "demo": f"""
