@@ -22,6 +22,8 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import takewhile
 from time import thread_time
 from typing import Any, NamedTuple
 
@@ -56,9 +58,7 @@ _BETWEEN = re.compile(r"[\W_]", re.ASCII)
 #: Keys of a schema that say its value otherwise than by a type.
 _GROUPS = ("anyOf", "oneOf", "allOf")
 _INDIRECT = frozenset(("$ref", "const", "enum", *_GROUPS))
-#: Field of a request.
-_TOOLS = "tools"
-REASONS = ("names", "recursive", "size", "template", "time")
+REASONS = ("names", "size", "template", "time")
 
 
 class SkeletonError(ValueError):
@@ -87,16 +87,18 @@ class _Document:
         self.words.append(words)
         return _MARKS[kind][number]
 
-    def of(self, schema: Any, depth: int = 0, seen: tuple[str, ...] = ()) -> Any:
-        """seen: the references that led here."""
+    def name(self, name: str) -> Any:
+        if not _PLAIN.fullmatch(name):
+            raise SkeletonError("names")
+        return self.mark(_STRING, (name,))
+
+    def of(self, schema: Any, depth: int = 0) -> Any:
         if depth > MAX_DEPTH:
             raise SkeletonError("size")
         schema = schema if isinstance(schema, dict) else {}
         if not _INDIRECT.isdisjoint(schema):
             if isinstance(name := schema.get("$ref"), str):
-                if name in seen:
-                    raise SkeletonError("recursive")
-                return self.of(self._target(name), depth + 1, (*seen, name))
+                return self.of(self._target(name), depth + 1)
             values = [schema["const"]] if "const" in schema else schema.get("enum")
             if isinstance(values, list) and values:
                 return self._one_of(values)
@@ -105,21 +107,14 @@ class _Document:
                     found = (
                         each for each in choices if isinstance(each, dict) and each.get("type") != "null"
                     )
-                    return self.of(next(found, None), depth + 1, seen)
+                    return self.of(next(found, None), depth + 1)
         kind = schema.get("type", "object" if "properties" in schema else None)
         if isinstance(kind, list):
             kind = next((each for each in kind if each != "null"), None)
         if kind == "object" and isinstance(properties := schema.get("properties"), dict):
-            if len(properties) > MAX_MARKS:
-                raise SkeletonError("size")
-            made = {}
-            for name, inner in properties.items():
-                if not _PLAIN.fullmatch(name):
-                    raise SkeletonError("names")
-                made[self.mark(_STRING, (name,))] = self.of(inner, depth + 1, seen)
-            return made
+            return {self.name(name): self.of(inner, depth + 1) for name, inner in properties.items()}
         if kind == "array" and "items" in schema:
-            return [self.of(schema["items"], depth + 1, seen) for _ in range(2)]
+            return [self.of(schema["items"], depth + 1) for _ in range(2)]
         form = _FORMS.get(kind, _OTHER) if isinstance(kind, str) else _STRING
         return self.mark(form, self._truth if kind == "boolean" else ())
 
@@ -142,8 +137,7 @@ class _Document:
 
 def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
     """How much both have in common at the beginning: characters of two texts, tokens of two encodings."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 class _Frame(NamedTuple):
@@ -219,7 +213,7 @@ class Calls:
 
     def __init__(self, render: Render) -> None:
         self._render = render
-        self._frames: dict[str, _Frame] = {}
+        self._frame = lru_cache(MAX_FRAMES)(self._make_frame)
         self._asked: list[dict[str, Any]] = [{"role": "user", "content": "Go."}]
         marks = _Document({})
         self._id, name, key, value = (marks.mark(_STRING) for _ in range(4))
@@ -245,16 +239,12 @@ class Calls:
         whole = self._render([*self._asked, answer], False)
         return whole[_common(self._start, whole) :].rstrip()
 
-    def _frame(self, name: str, arguments: dict[str, Any]) -> _Frame:
-        """`text` of marks, which tools of one shape share."""
-        if (shape := json.dumps(arguments)) not in self._frames:
-            if len(self._frames) >= MAX_FRAMES:
-                self._frames.clear()
-            try:
-                self._frames[shape] = _Frame.of(self.text(name, arguments))
-            except Exception:  # of the template, whatever it is
-                raise SkeletonError("template") from None
-        return self._frames[shape]
+    def _make_frame(self, name: str, shape: str) -> _Frame:
+        """`text` of arguments that are marks, which tools of one shape share. shape: the arguments, as JSON."""
+        try:
+            return _Frame.of(self.text(name, json.loads(shape)))
+        except Exception:  # of the template, whatever it is
+            raise SkeletonError("template") from None
 
     def of_tools(self, tools: Sequence[Any], deadline: float = float("inf")) -> list[str]:
         """The pieces of calls of these tools; a piece up to the name comes first where there are several.
@@ -267,17 +257,12 @@ class Calls:
         first_words = [_BETWEEN.split(name, 1)[0] for name, _ in named]
         num_alike = Counter(first_words)
         for (name, schema), word in zip(named, first_words, strict=True):
-            if not _PLAIN.fullmatch(name):
-                raise SkeletonError("names")
             if thread_time() > deadline:
                 raise SkeletonError("time")
             document = _Document(schema, self._truth)
-            _, called = (
-                document.mark(_STRING),
-                document.mark(_STRING, (name,)),
-            )  # of the call's id, and `_NAME`
-            made = document.of(schema)
-            frame = self._frame(called, made if isinstance(made, dict) else {})
+            document.mark(_STRING)  # the call's id
+            called, made = document.name(name), document.of(schema)
+            frame = self._frame(called, json.dumps(made if isinstance(made, dict) else {}))
             # Of names that begin alike, only one is right: no more than the name is drafted.
             found += frame.pieces(document.words, _NAME if num_alike[word] > 1 else None)
         return [self._head, *found] if len(tools) > 1 and self._head else found
@@ -285,21 +270,21 @@ class Calls:
 
 def announces(request: dict[str, Any]) -> bool:
     """Whether a request has tools, or a schema that its answer has to follow."""
-    return bool(request.get(_TOOLS)) or next(_schemas_of(request), None) is not None
+    return bool(request.get("tools")) or next(_schemas_of(request), None) is not None
 
 
 def of_request(
     request: dict[str, Any],
-    calls: Callable[[], Calls],
+    calls: Callable[[], Calls | None],
     styles: Iterable[Style] = STYLES,
     seconds: float = float("inf"),
 ) -> list[str]:
     """The pieces of everything that a request of OpenAI's or Anthropic's APIs announces. Raises `SkeletonError`.
 
-    calls: those of its model, asked for if there are tools. seconds: of this thread, after which no further tool
-    is read, and after a quarter of it no schema.
+    calls: those of its model, asked for if there are tools; None: nothing says how they read. seconds: of this
+    thread, after which no further tool is read, and after a quarter of it no schema.
     """
-    tools, choice = request.get(_TOOLS) or [], request.get("tool_choice")
+    tools, choice = request.get("tools") or [], request.get("tool_choice")
     if not isinstance(tools, list):
         raise SkeletonError("names")
     found, deadline = list[str](), thread_time() + seconds / 4
@@ -308,7 +293,8 @@ def of_request(
             raise SkeletonError("time")
         found += [piece for style in styles for piece in of_schema(schema, style)]
     if tools and "none" not in (choice, choice.get("type") if isinstance(choice, dict) else None):
-        known = calls()  # the first time, this compiles a template
+        if (known := calls()) is None:  # the first time, this compiles a template
+            raise SkeletonError("template")
         found += known.of_tools(tools, thread_time() + seconds)
     return found
 
@@ -343,7 +329,7 @@ def _schemas_of(request: dict[str, Any]) -> Iterator[Any]:
     if isinstance(given, dict) and given.get("json") is not None:
         with contextlib.suppress(ValueError):  # no JSON: the server refuses it
             yield json.loads(given["json"]) if isinstance(given["json"], str) else given["json"]
-    tools, choice = request.get(_TOOLS), request.get("tool_choice")
+    tools, choice = request.get("tools"), request.get("tool_choice")
     chosen: Any = choice.get("function", choice) if isinstance(choice, dict) else {}
     named = chosen.get("name") if isinstance(chosen, dict) else None
     is_any = choice == "required" or (isinstance(choice, dict) and choice.get("type") == "any")

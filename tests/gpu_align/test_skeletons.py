@@ -216,9 +216,9 @@ for _ in range(50):
         (MANY, "size"),
         (DEEP, "size"),
         ({"properties": {f"p{n}": {"type": "array", "items": OBJECT} for n in range(30)}}, "size"),
-        (RECURSIVE, "recursive"),
+        (RECURSIVE, "size"),
         ({"items": {"$ref": "#/$defs/A"}, "type": "array",
-          "$defs": {"A": {"items": {"$ref": "#/$defs/A"}, "type": "array"}}}, "recursive"),
+          "$defs": {"A": {"items": {"$ref": "#/$defs/A"}, "type": "array"}}}, "size"),
         *(({"properties": {name: STRING}}, "names") for name in ('"', "a\nb", "a\0b", "", "ü", "a" * 300)),
     ],
 )  # fmt: skip

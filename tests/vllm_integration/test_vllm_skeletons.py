@@ -208,7 +208,7 @@ def parameters(**schema: Any) -> list[dict[str, Any]]:
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a thousand parameters": ({"tools": parameters(properties={f"p{n}": STRING for n in range(1000)})}, "size"),
-    "a schema of itself": ({"tools": parameters(properties={"a": {"$ref": "#"}})}, "recursive"),
+    "a schema of itself": ({"tools": parameters(properties={"a": {"$ref": "#"}})}, "size"),
     **{f"named {name!r}": ({"tools": [{"function": {"name": name}}]}, "names") for name in ("a\0", '"', "a\nb")},
     "tools that are none": ({"tools": "f"}, "names"),
     "a description of a megabyte": (

@@ -65,15 +65,9 @@ class Template(NamedTuple):
         return cls(getattr(renderer, "chat_template", None), getattr(args, "tool_call_parser", None))
 
 
-def _calls_of(tokenizer: Any, template: Template) -> skeletons.Calls:
-    """How the model's calls read. Raises `SkeletonError` where neither its template nor its parser says so."""
-    if (found := _read_calls(tokenizer, template)) is None:
-        raise skeletons.SkeletonError("template")
-    return found
-
-
 @functools.lru_cache(maxsize=8)
-def _read_calls(tokenizer: Any, template: Template) -> skeletons.Calls | None:
+def _calls_of(tokenizer: Any, template: Template) -> skeletons.Calls | None:
+    """How the model's calls read; None where neither its template nor its parser says so."""
 
     def by_template(messages: list[dict[str, Any]], ends_open: bool) -> str:
         more = {"chat_template": template.text, "tokenize": False, "add_generation_prompt": ends_open}
