@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
 from typing import Any
 
+import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from benchmarks.corpus.edits import EDITS
@@ -184,35 +185,16 @@ def _update(state: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     return after
 
 
+class _Indented(yaml.SafeDumper):
+    """Indents lists in mappings, too."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow)
+
+
 def _write(form: str, state: dict[str, Any]) -> str:
-    """form: "json" (indented by 2), "json_compact" (one line), or "yaml"."""
+    """form: "json" (indented by 2), "json_compact" (one line), or "yaml". No word has quotes of its own."""
     if form == "yaml":
-        return "\n".join(_yaml(state, 0)) + "\n"
+        return yaml.dump(state, Dumper=_Indented, sort_keys=False, width=1000).replace("'", '"')
     shape: dict[str, Any] = {"indent": 2} if form == "json" else {"separators": (",", ":")}
     return json.dumps(state, **shape) + "\n"
-
-
-def _yaml(value: Any, depth: int) -> list[str]:
-    """Block style; scalars as JSON writes them, which YAML reads the same, but plain words without quotes."""
-    pad = "  " * depth
-    if isinstance(value, dict):
-        lines = []
-        for key, inner in value.items():
-            nested = isinstance(inner, (dict, list)) and inner
-            lines.append(f"{pad}{key}:" + ("" if nested else f" {_scalar(inner)}"))
-            lines += _yaml(inner, depth + 1) if nested else []
-        return lines
-    lines = []
-    for item in value:
-        if isinstance(item, dict):
-            first, *rest = _yaml(item, depth + 1)
-            lines += [f"{pad}- {first.lstrip()}", *rest]
-        else:
-            lines.append(f"{pad}- {_scalar(item)}")
-    return lines
-
-
-def _scalar(value: Any) -> str:
-    if isinstance(value, str) and value.replace("_", "").replace("-", "").replace(" ", "").isalnum():
-        return value
-    return json.dumps(value)
