@@ -6,15 +6,21 @@ from pathlib import Path
 from typing import Any
 
 GREY = "#808080"
+#: Text stays text and ids repeat: the same numbers give the same file.
+_SETTINGS = {
+    "svg.fonttype": "none", "svg.hashsalt": "gpu-align", "font.family": "sans-serif", "axes.grid": True,
+    "grid.alpha": 0.25, "figure.facecolor": "#ffffff00", "axes.facecolor": "#ffffff00",
+    **dict.fromkeys(("axes.titlecolor", "axes.labelcolor", "axes.edgecolor", "grid.color"), GREY),
+    **dict.fromkeys(("xtick.color", "ytick.color", "legend.labelcolor"), GREY),
+}  # fmt: skip
 
 
 def pyplot() -> Any:
-    """matplotlib's, without a screen. Text stays text and ids repeat: the same numbers give the same file."""
+    """matplotlib's, without a screen, for both colour schemes of the pages."""
     import matplotlib
 
     matplotlib.use("Agg")
-    fixed = {"svg.fonttype": "none", "svg.hashsalt": "gpu-align", "font.family": "sans-serif"}
-    matplotlib.rcParams.update(fixed)
+    matplotlib.rcParams.update(_SETTINGS)
     import matplotlib.pyplot as plt
 
     return plt
@@ -23,18 +29,3 @@ def pyplot() -> Any:
 def save(figure: Any, path: Path, **options: Any) -> None:
     """Write an SVG file without a date."""
     figure.savefig(path, metadata={"Date": None}, **options)
-
-
-def for_both_schemes(figure: Any, panels: Any, legend: Any = None) -> None:
-    """No background, and text, axes and grid in `GREY`."""
-    figure.patch.set_alpha(0)
-    for panel in panels:
-        panel.patch.set_alpha(0)
-        panel.grid(color=GREY, alpha=0.25)
-        for text in (panel.title, panel.xaxis.label, panel.yaxis.label):
-            text.set_color(GREY)
-        panel.tick_params(colors=GREY)
-        for spine in panel.spines.values():
-            spine.set_color(GREY)
-    for text in legend.get_texts() if legend is not None else ():
-        text.set_color(GREY)

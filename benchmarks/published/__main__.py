@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import tables
-from benchmarks.pictures import GREY, for_both_schemes, pyplot, save
+from benchmarks.pictures import GREY, pyplot, save
 from benchmarks.quality.build_suffix_peer import make_ready
 from gpu_align.policies import OpenAI
 from gpu_align.predictors.base import PredictorOptions, count_accepted
@@ -273,10 +273,9 @@ def draw_rejected(found: dict[str, Any]) -> Any:
     panel.axhline(LOOKAHEAD, color=GREY, linestyle="--", linewidth=1, label="never above, as published")
     at = [(task["at"], task["published"][1]) for task in found["tasks"] if task["name"].endswith("replaced")]
     panel.plot(*at[-1], "D", color="#ffffff", markeredgecolor="#3a3f47", label="published")
-    legend = panel.legend(loc="upper left", frameon=False, ncols=2)
+    panel.legend(loc="upper left", frameon=False, ncols=2)
     panel.set(xlabel="position of the replaced token in the draft", ylabel="rejected")
     panel.set(ylim=(0, LOOKAHEAD + 4), yticks=range(0, LOOKAHEAD + 1, 4))
-    for_both_schemes(figure, [panel], legend)
     return figure
 
 
@@ -302,8 +301,7 @@ def draw_accuracy(curve: dict[str, Any]) -> Any:
         panel.minorticks_off()
     panels[0].set_ylabel("tokens a verification step")
     handles = panels[0].get_legend_handles_labels()
-    legend = figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
-    for_both_schemes(figure, panels, legend)
+    figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     return figure
 
 

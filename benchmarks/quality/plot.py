@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.pictures import GREY, for_both_schemes, pyplot, save
+from benchmarks.pictures import GREY, pyplot, save
 from benchmarks.quality.checks import Point, our_curve, point
 from benchmarks.quality.runs import CLAIRVOYANT, WITHOUT_RECIPES, Counts, Run
 from benchmarks.tables import DOCS, read
@@ -64,9 +64,8 @@ def draw_trade_off(counts: Mapping[Run, Counts], path: Path) -> None:
     panels[0].set_ylabel("tokens a verification step", fontsize=11)
     panels[len(sizes) // 2].set_xlabel("rejected drafts per accepted one", fontsize=11)
     handles = panels[-1].get_legend_handles_labels()
-    legend = figure.legend(*handles, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
+    figure.legend(*handles, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
     figure.suptitle(TITLE, fontsize=11, color=GREY)
-    for_both_schemes(figure, panels, legend)
     save(figure, path, dpi=150)
 
 
@@ -107,7 +106,6 @@ def draw_reliability(deciles: Sequence[Mapping[str, Any]], path: Path) -> None:
         panel.annotate(f"{share:.1%}", at, **label)
     panel.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="confidence, mean of a decile", ylabel="share accepted")
     panel.set_title("does confidence mean what it says?", fontsize=11)
-    for_both_schemes(figure, [panel])
     figure.tight_layout()
     save(figure, path, dpi=150)
 
