@@ -13,8 +13,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tarfile
-import zipfile
 from pathlib import Path
 
 from benchmarks.corpus.files import download
@@ -53,11 +51,9 @@ def build() -> None:
     shutil.rmtree(FOLDER, ignore_errors=True)
     work = FOLDER / "src"
     work.mkdir(parents=True)
-    with zipfile.ZipFile(download("nanobind", NANOBIND, cache=work)) as wheel:
-        wheel.extractall(work)
     sdist = download("arctic-inference", VERSION, sdist=True, cache=work)
-    with tarfile.open(sdist) as opened:
-        opened.extractall(work, filter="data")
+    shutil.unpack_archive(download("nanobind", NANOBIND, cache=work), work, "zip")
+    shutil.unpack_archive(sdist, work, filter="data")
     source = work / sdist.name.removesuffix(".tar.gz")
     package = FOLDER / "arctic_inference" / "suffix_decoding"
     package.mkdir(parents=True)

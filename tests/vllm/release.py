@@ -27,6 +27,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import venv
 import zipfile
 from pathlib import Path
 
@@ -76,13 +77,8 @@ def digest_of(wheel: Path) -> str:
 
 def make(home: Path, wheel: Path, version: str) -> None:
     """An environment in `home`, which is empty."""
-    base = Path(sys.executable).resolve()
-    (home / "bin").mkdir()
-    for name in ("python", "python3"):
-        (home / "bin" / name).symlink_to(base)
-    (home / "pyvenv.cfg").write_text(f"home = {base.parent}\ninclude-system-site-packages = false\n")
+    venv.create(home, symlinks=True)
     site = home / SITE.relative_to(PREFIX)
-    site.mkdir(parents=True)
     for each in SITE.iterdir():
         if not LEFT_OUT.fullmatch(each.name):
             (site / each.name).symlink_to(each)
