@@ -61,8 +61,9 @@ MAX_EDITS = 16
 
 #: Tokens of a page of the arena: predictions begin at multiples of it.
 PAGE = 256
-#: Positions of a bucket of the context's index; the bucket of a token: the upper bits of its product with `HASH`,
-#: modulo 2**32; of a bucket of a prediction's index, how many positions count, those around the anchor.
+#: Positions of a bucket of the context's index, and how many of a prediction's are compared for a match, those
+#: around the cursor; the bucket of a token: the upper bits of its product with `HASH`, modulo 2**32; how many
+#: positions of a bucket are compared for a global resync, those around the anchor.
 WAYS, HASH, NEAREST = 16, 0x9E3779B1, 32
 #: Above every position and every key of 31 bits.
 NOWHERE = 2**31 - 1

@@ -97,13 +97,13 @@ class Oracle:
 
     # The index of the prediction.
 
-    def nearest(self, token: int, anchor: int) -> list[int]:
-        """Up to `NEAREST` ends of the token's bucket, around the anchor by rank in the bucket."""
+    def nearest(self, token: int, anchor: int, most: int) -> list[int]:
+        """Up to `most` ends of the token's bucket, around the anchor by rank in the bucket."""
         bucket = bucket_of(token, self.text_bits)
         ends = [e for e in range(1, len(self.text)) if bucket_of(self.text[e - 1], self.text_bits) == bucket]
         before = sum(e < anchor for e in ends)
-        low = min(max(before - NEAREST // 2, 0), max(len(ends) - NEAREST, 0))
-        return ends[low : low + NEAREST]
+        low = min(max(before - most // 2, 0), max(len(ends) - most, 0))
+        return ends[low : low + most]
 
     # Realign.
 
@@ -144,7 +144,7 @@ class Oracle:
         if len(output) % GLOBAL_EVERY == 0:
             found = [
                 e
-                for e in self.nearest(output[-1], self.anchor)
+                for e in self.nearest(output[-1], self.anchor, NEAREST)
                 if common_suffix(text[:e], output) >= GLOBAL_MATCH
             ]
             return min(found, key=lambda e: rank(e, self.anchor), default=None)
@@ -215,7 +215,7 @@ class Oracle:
         found: list[Candidate | None] = []
         matches = []
         if output:
-            for e in self.nearest(output[-1], cursor):
+            for e in self.nearest(output[-1], cursor, WAYS):
                 matched = common_suffix(text[:e], output)
                 if matched >= self.min_match:
                     common = common_before(text[: e - matched], output[: len(output) - matched])

@@ -92,7 +92,7 @@ def _global_looks(prediction, anchor, p_output, o_done):
     o_done: [looks, 1], the output's tokens at each. No load has a mask, see `match_length`.
     """
     p_last = p_output + o_done - 1
-    begin, end = nearest(prediction, load_bucket(prediction, tl.load(p_last)), anchor)
+    begin, end = nearest(prediction, load_bucket(prediction, tl.load(p_last)), anchor, c.NEAREST)
     o_entry = begin + tl.arange(0, c.NEAREST)[None, :]
     m_entry = o_entry < end
     o_position = tl.load(prediction.index.positions + tl.where(m_entry, o_entry, 0))

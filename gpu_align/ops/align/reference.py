@@ -95,7 +95,7 @@ def _local_resync(prediction: SourceText, anchor: int, output: IntArray) -> int:
 def _global_resync(prediction: SourceText, anchor: int, output: IntArray) -> int:
     """The position of the lowest rank, of those near the anchor, that the output ends like, or -1."""
     best = -1
-    begin, end = nearest(prediction, load_bucket(prediction, output[-1]), anchor)
+    begin, end = nearest(prediction, load_bucket(prediction, output[-1]), anchor, c.NEAREST)
     for i in range(begin, end):
         position = int(prediction.index.positions[i])
         if best >= 0 and c.rank_of(position, anchor) > c.rank_of(best, anchor):

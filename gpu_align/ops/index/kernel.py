@@ -18,13 +18,13 @@ def load_bucket(prediction, token):
 
 
 @triton.jit
-def nearest(prediction, bucket, anchor):
-    """``(begin, end)`` in the prediction's positions: up to `NEAREST` of a bucket, around the anchor.
+def nearest(prediction, bucket, anchor, most: tl.constexpr):
+    """``(begin, end)`` in the prediction's positions: up to `most` of a bucket, around the anchor.
 
     bucket, and what is returned: [1] or [buckets, 1] each.
     """
     begin, end = bucket
-    if tl.max(end - begin) > c.NEAREST:
+    if tl.max(end - begin) > most:
         # How many of the rising positions are below the anchor: a search in 33 parts of `part` positions. Those
         # whose last one is below the anchor are below it altogether.
         o_probe = tl.arange(0, 32)
@@ -37,8 +37,8 @@ def nearest(prediction, bucket, anchor):
             b_below = (m_last & (b_position < anchor)).to(tl.int32)
             low += part * tl.sum(b_below, axis=len(b_below.shape) - 1, keep_dims=True)
             high = tl.minimum(low + part - 1, high)
-        begin = tl.maximum(tl.minimum(low - c.NEAREST // 2, end - c.NEAREST), begin)
-    return begin, tl.minimum(begin + c.NEAREST, end)
+        begin = tl.maximum(tl.minimum(low - most // 2, end - most), begin)
+    return begin, tl.minimum(begin + most, end)
 
 
 @triton.jit

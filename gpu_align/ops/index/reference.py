@@ -19,13 +19,13 @@ def load_bucket(prediction: SourceText, token: int) -> tuple[int, int]:
 
 
 @njit
-def nearest(prediction: SourceText, bucket: tuple[int, int], anchor: int) -> tuple[int, int]:
-    """``(begin, end)`` in the prediction's positions: up to `NEAREST` of a bucket, around the anchor."""
+def nearest(prediction: SourceText, bucket: tuple[int, int], anchor: int, most: int) -> tuple[int, int]:
+    """``(begin, end)`` in the prediction's positions: up to `most` of a bucket, around the anchor."""
     begin, end = bucket
-    if end - begin > c.NEAREST:
+    if end - begin > most:
         before = int(np.searchsorted(prediction.index.positions[begin:end], anchor))
-        begin += min(max(before - c.NEAREST // 2, 0), end - begin - c.NEAREST)
-        end = begin + c.NEAREST
+        begin += min(max(before - most // 2, 0), end - begin - most)
+        end = begin + most
     return begin, end
 
 

@@ -11,8 +11,9 @@ import triton.language as tl
 from ..device import c
 from ..index.kernel import load_back_clamped, nearest
 
-#: Lanes for the candidates, and for all positions that are compared; tokens that are at once, first and then.
-LANES, LOOKUP_LANES = tl.constexpr(16), tl.constexpr(64)
+#: Lanes for the candidates, and for all positions that are compared, which are those of a warp; tokens that are
+#: compared at once, first and then.
+LANES, LOOKUP_LANES = tl.constexpr(16), tl.constexpr(32)
 FIRST_BACK, NEXT_BACK = tl.constexpr(3), tl.constexpr(8)
 
 
@@ -33,10 +34,9 @@ def _compare_back(p_text, b_most, p_last, num_last, BACK: tl.constexpr):
 
 
 class Lookups(NamedTuple):
-    """All positions that are compared, a lane each: of the prediction's bucket, the context's, at the cursor."""
+    """All positions that are compared, a lane each: of the prediction's bucket, then of the context's."""
 
     m_context: Any  # [LOOKUP_LANES]: whether the position is one of the context
-    m_cursor: Any  # [LOOKUP_LANES]: whether it is a candidate however much matches
     position: Any  # [LOOKUP_LANES] int32
     m_live: Any  # [LOOKUP_LANES]
 
@@ -45,20 +45,16 @@ class Lookups(NamedTuple):
 def _lookups(request, bucket, cursor):
     prediction, context = request.prediction, request.context
     o_c = tl.arange(0, LOOKUP_LANES)
-    o_way = o_c - c.NEAREST
+    o_way = o_c - c.WAYS
     m_context = (o_way >= 0) & (o_way < tl.where(context.length > 0, c.WAYS, 0))
     p_ways = context.index.ways + c.bucket_of(request.last, context.index.shift) * c.WAYS
     b_way = tl.load(p_ways + o_way, mask=m_context, other=0)
     o_one = tl.arange(0, 1)
-    begin, end = nearest(prediction, (bucket[0] + o_one, bucket[1] + o_one), cursor)
-    m_prediction = o_c < tl.minimum(end - begin, c.NEAREST)
+    begin, end = nearest(prediction, (bucket[0] + o_one, bucket[1] + o_one), cursor, c.WAYS)
+    m_prediction = o_c < tl.minimum(end - begin, c.WAYS)
     b_near = tl.load(prediction.index.positions + begin + o_c, mask=m_prediction, other=0)
-    ahead = o_way - c.WAYS
-    o_cursor = cursor + ahead
-    m_cursor = (ahead >= 0) & (ahead < c.FIRST_CONTEXT - c.AT_CURSOR) & (o_cursor < prediction.length)
     m_context &= (b_way > 0) & (b_way < context.length)
-    o_position = tl.where(m_cursor, o_cursor, tl.where(m_context, b_way, b_near))
-    return Lookups(m_context, m_cursor, o_position, m_prediction | m_context | m_cursor)
+    return Lookups(m_context, tl.where(m_context, b_way, b_near), m_prediction | m_context)
 
 
 @triton.jit
@@ -115,10 +111,10 @@ def _best_keys(lookups, b_matched, b_common, cursor, min_match):
     o_c = tl.arange(0, LANES)
     b_rank = c.rank_of(lookups.position, cursor)
     b_tie = tl.where(lookups.m_context, lookups.position, -b_rank + (c.COMMON_TIE - 1))
-    m_match = lookups.m_live & ~lookups.m_cursor & (b_matched >= min_match)
+    m_match = lookups.m_live & (b_matched >= min_match)
     b_key = tl.where(m_match, c.key_of(b_matched, b_common, b_tie), -1)
-    b_prediction = tl.where(o_lookup < c.NEAREST, b_key, -1)
-    b_context = tl.where(o_lookup < c.NEAREST, -1, b_key)
+    b_prediction = tl.where(o_lookup < c.WAYS, b_key, -1)
+    b_context = tl.where(o_lookup < c.WAYS, -1, b_key)
     b_best = tl.full([LANES], -1, tl.int32)
     for i in tl.static_range(c.NUM_MATCHES):
         top = tl.max(b_prediction, axis=0)
@@ -159,11 +155,11 @@ def candidates(request, bucket, alignment, settings):
     b_length = tl.where(b_key >= 0, b_key // c.TIE + 1, 0)
     b_before = tl.where((b_key >= 0) & (b_source == c.TEXT_CONTEXT), b_key % c.TIE // c.COMMON_TIE, 0)
     for i in tl.static_range(c.FIRST_CONTEXT - c.AT_CURSOR):
-        m_lookup = lookups.m_cursor & (lookups.position == cursor + i)
-        matched = tl.max(tl.where(m_lookup, b_matched, -1), axis=0)
-        m_here = (o_c == c.AT_CURSOR + i) & (matched >= 0)
+        # Where anything matches there, the position is in the bucket of the last token, among the nearest.
+        m_lookup = lookups.m_live & ~lookups.m_context & (lookups.position == cursor + i)
+        m_here = (o_c == c.AT_CURSOR + i) & (cursor + i < request.prediction.length)
         b_position = tl.where(m_here, cursor + i, b_position)
-        b_length = tl.where(m_here, matched, b_length)
+        b_length = tl.where(m_here, tl.max(tl.where(m_lookup, b_matched, 0), axis=0), b_length)
     p_next = tl.where(b_source == c.TEXT_CONTEXT, request.tokens, request.prediction.tokens) + b_position
     b_token = tl.load(p_next, mask=b_position >= 0, other=0)
     return Candidates(b_source, b_position, b_length, b_length + b_before // 2, b_token)

@@ -77,7 +77,7 @@ def _match_keys(
     tokens, total, cursor = request.tokens, request.total, alignment.cursor
     output = tokens[min(request.output_start, total) :]
     keys[:] = -1
-    begin, end = nearest(prediction, bucket, cursor)
+    begin, end = nearest(prediction, bucket, cursor, c.WAYS)
     for i in range(begin, end):
         position = int(prediction.index.positions[i])
         matched = match_length(prediction.tokens, position, output, min(len(output), c.MAX_MATCH))
