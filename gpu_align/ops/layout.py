@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 #: End tokens of a slot; further ones are ignored.
 MAX_END_TOKENS = 8
 SLOT_META = END_TOKENS + MAX_END_TOKENS
-#: Texts that drafts are read from, as in `Source`.
-TEXT_PREDICTION, TEXT_CONTEXT, TEXT_RECIPE, TEXT_MEMORY = range(1, 5)
 
 #: Columns of ``align_state``: context tokens processed so far (-1: none, start over); edits recorded; then the
 #: fields of `Alignment`.
@@ -77,18 +75,22 @@ class Source(IntEnum):
     """The text that a draft was read from."""
 
     NONE = 0
-    PREDICTION = TEXT_PREDICTION
+    PREDICTION = 1
     #: The request's own prompt or output.
-    CONTEXT = TEXT_CONTEXT
-    RECIPE = TEXT_RECIPE
+    CONTEXT = 2
+    RECIPE = 3
     #: Earlier answers, given in place of a prediction.
-    MEMORY = TEXT_MEMORY
+    MEMORY = 4
+
+
+#: As numbers for kernels, those that they tell apart.
+TEXT_CONTEXT, TEXT_RECIPE = int(Source.CONTEXT), int(Source.RECIPE)
 
 
 class TextRules(NamedTuple):
     """How drafts from a text count, and how they are limited."""
 
-    source: Any  # of the drafts: TEXT_PREDICTION, TEXT_CONTEXT or TEXT_MEMORY
+    source: Any  # `Source` of the drafts: PREDICTION, CONTEXT or MEMORY
     limits: Any  # the text's limits in the survival tables, from 0 to 7
     prior: Any  # output tokens that count as out of sync before the first
 
@@ -106,12 +108,12 @@ def pack_rules(rules: TextRules) -> int:
 
 #: What a prediction may be.
 TEXT_KINDS = {
-    "prediction": TextRules(TEXT_PREDICTION, limits=0, prior=0),
-    "memory": TextRules(TEXT_MEMORY, limits=0, prior=32),
+    "prediction": TextRules(Source.PREDICTION, limits=0, prior=0),
+    "memory": TextRules(Source.MEMORY, limits=0, prior=32),
     # Answers to requests like this one; a skeleton; one that the answer has to follow from its first token on.
-    "related": TextRules(TEXT_MEMORY, limits=1, prior=32),
-    "skeleton": TextRules(TEXT_MEMORY, limits=2, prior=32),
-    "forced": TextRules(TEXT_MEMORY, limits=3, prior=32),
+    "related": TextRules(Source.MEMORY, limits=1, prior=32),
+    "skeleton": TextRules(Source.MEMORY, limits=2, prior=32),
+    "forced": TextRules(Source.MEMORY, limits=3, prior=32),
 }
 
 

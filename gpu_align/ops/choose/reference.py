@@ -12,9 +12,11 @@ from ..layout import Alignment, Choice, Request, StepSettings
 from ..match.reference import CandidateArrays
 from .survival import SurvivalTables
 
-#: The bucket of each strength, and of each margin + `MAX_STRENGTH`: how many edges it has reached.
-LENGTH_BUCKET = np.searchsorted(c.LENGTH_EDGES, np.arange(c.MAX_STRENGTH + 1), side="right")
-MARGIN_BUCKET = np.searchsorted(c.MARGIN_EDGES, np.arange(-c.MAX_STRENGTH, c.MAX_STRENGTH + 1), side="right")
+#: The most that matched length and what is in common before it are worth together.
+_MOST = c.MAX_MATCH + c.COMMON_WINDOW // 2
+#: The bucket of each strength, and of each margin + `_MOST`: how many edges it has reached.
+LENGTH_BUCKET = np.searchsorted(c.LENGTH_EDGES, np.arange(_MOST + 1), side="right")
+MARGIN_BUCKET = np.searchsorted(c.MARGIN_EDGES, np.arange(-_MOST, _MOST + 1), side="right")
 
 
 @njit
@@ -69,7 +71,7 @@ def classes(found: CandidateArrays, alignment: Alignment, num_output: int) -> No
                 bucket = c.alignment_bucket(position - alignment.cursor, deficit)
             length, margin = (
                 LENGTH_BUCKET[found.strength[lane]],
-                MARGIN_BUCKET[found.margin[lane] + c.MAX_STRENGTH],
+                MARGIN_BUCKET[found.margin[lane] + _MOST],
             )
             found.class_id[lane] = c.pack_class(length, margin, bucket, adherence)
 

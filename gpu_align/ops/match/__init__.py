@@ -12,8 +12,6 @@ COMMON_WINDOW = 7
 #: The order of matches is one key of 31 bits: ``(length - 1) * TIE``, ``common * COMMON_TIE``, and the tie order,
 #: which is below `COMMON_TIE`.
 TIE, COMMON_TIE = 1 << 25, 1 << 22
-#: The most that matched length and what is in common before it are worth together.
-MAX_STRENGTH = MAX_MATCH + COMMON_WINDOW // 2
 
 #: Candidates: the best matches in the prediction, then the cursor and the position after it, then the best matches
 #: in the context.
