@@ -110,24 +110,22 @@ def pack_rules(rules: TextRules) -> int:
 TEXT_KINDS = {
     "prediction": TextRules(Source.PREDICTION, limits=0, prior=0),
     "memory": TextRules(Source.MEMORY, limits=0, prior=32),
-    # Answers to requests like this one; a skeleton; one that the answer has to follow from its first token on.
+    # Answers to requests like this one; a skeleton.
     "related": TextRules(Source.MEMORY, limits=1, prior=32),
     "skeleton": TextRules(Source.MEMORY, limits=2, prior=32),
-    "forced": TextRules(Source.MEMORY, limits=3, prior=32),
 }
 
 
 def text_kind(tokens: npt.ArrayLike, memory: bool, related: bool) -> TextRules:
     """The text kind of a prediction that `Drafter.add` calls a memory and related.
 
-    Related memories are a skeleton if at least one of 16 tokens is a gap, a forced one if they begin with text.
+    Related memories are a skeleton if at least one of 16 tokens is a gap.
     """
     if not (memory and related):
         return TEXT_KINDS["memory" if memory else "prediction"]
     is_gap = np.asarray(tokens) >= FIRST_GAP
-    if not is_gap.any() or is_gap.sum() * 16 < is_gap.size:
-        return TEXT_KINDS["related"]
-    return TEXT_KINDS["skeleton" if is_gap[0] else "forced"]
+    is_skeleton = is_gap.any() and is_gap.sum() * 16 >= is_gap.size
+    return TEXT_KINDS["skeleton" if is_skeleton else "related"]
 
 
 @rule

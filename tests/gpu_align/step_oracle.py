@@ -79,11 +79,11 @@ class Oracle:
         #: Of a memory 32 tokens count as not in sync beforehand, and its beginning is no
         #: beginning of an output.
         self.memory = memory
-        #: Related answers have limits of their own, in the second quarter of the table; a skeleton, where one of
-        #: sixteen tokens is a gap, in the third; one that begins with text in the last.
+        #: Related answers have limits of their own, in the second third of the table; a skeleton, where one of
+        #: sixteen tokens is a gap, in the last.
         gaps = [token >= 2**31 - 2**16 for token in self.text]
         is_skeleton = related and any(gaps) and 16 * sum(gaps) >= len(gaps)
-        self.limits = (3 - gaps[0]) if is_skeleton else int(related)
+        self.limits = 2 if is_skeleton else int(related)
         #: Tokens that end the request; at a high temperature confidences are in the second half of the table.
         self.end_tokens, self.is_hot = set(end_tokens), is_hot
         self.text_bits = index_bits(-(-max(len(self.text), 1) // PAGE) * PAGE)

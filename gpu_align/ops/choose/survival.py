@@ -40,8 +40,8 @@ def length_quarters(length_factor: float) -> int:
 KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 #: `min_survival_lost` of earlier answers to requests like this one, where it is not smaller.
 MIN_SURVIVAL_RELATED = 0.1
-#: `min_survival` of the context beside a skeleton that the output follows, or has to follow, where it is not
-#: larger: the skeleton has most of the answer.
+#: `min_survival` of the context beside a skeleton that the output follows, where it is not larger: the skeleton
+#: has most of the answer.
 MIN_SURVIVAL_BESIDE_SKELETON = 0.6
 #: From this temperature on a draft is less likely to be accepted, a sure one above all: the logit of its
 #: confidence is this much of what it is below, plus this, where that is less.
@@ -68,10 +68,10 @@ def survival_units(probability: float) -> int:
 class SurvivalTables(NamedTuple):
     """The tables of one drafter, on its device, for its K and its thresholds."""
 
-    #: [4 * NUM_CLASSES] int32, 0 to K: drafts after which the survival is below the threshold, for each value of
+    #: [3 * NUM_CLASSES] int32, 0 to K: drafts after which the survival is below the threshold, for each value of
     #: `TextRules.limits`.
     max_draft_len: torch.Tensor
-    #: [4 * NUM_CLASSES, K + 1] int32 in units of 1/`SURVIVAL_ONE`: how many of the first ``min(n, max_draft_len)``
+    #: [3 * NUM_CLASSES, K + 1] int32 in units of 1/`SURVIVAL_ONE`: how many of the first ``min(n, max_draft_len)``
     #: drafts are accepted. A kernel loads this beside `max_draft_len`, not after it.
     expected_accepted: torch.Tensor
     #: [2 * NUM_CLASSES, K] float32: P(draft k is accepted | the ones before it are), 0 < p <= 1; the second half
@@ -120,12 +120,12 @@ class SurvivalTables(NamedTuple):
         related = np.minimum(threshold, survival_units(max(min_survival, MIN_SURVIVAL_RELATED)))
         _, _, alignment, adherence = unpack_class(np.arange(NUM_CLASSES))
         is_context = alignment == ALIGNMENT_CONTEXT
-        # Whether a skeleton is followed, or has to be: another answer may be prose, which tools say nothing of.
-        followed = [adherence != ADHERENCE_LOST, np.full(NUM_CLASSES, True)]
+        # A skeleton that is followed goes before the context and recipes: its drafts count as accepted. Otherwise
+        # the answer is prose, or a long value.
+        is_followed = adherence != ADHERENCE_LOST
         least = survival_units(MIN_SURVIVAL_BESIDE_SKELETON)
-        beside = [np.maximum(related, least * (is_context & each)) for each in followed]
-        # Such a skeleton goes before the context and before recipes: its drafts count as accepted.
-        is_sure = np.concatenate([[False] * 2 * NUM_CLASSES, *(~is_context & each for each in followed)])
+        beside = np.maximum(related, least * (is_context & is_followed))
+        is_sure = np.concatenate([[False] * 2 * NUM_CLASSES, ~is_context & is_followed])
         zero = np.zeros((NUM_CLASSES, 1), dtype=np.int32)
         before = np.concatenate([zero + SURVIVAL_ONE, survival[:, :-1]], axis=1)
         confidence = survival / before
@@ -134,13 +134,13 @@ class SurvivalTables(NamedTuple):
         below_one = np.minimum(confidence, 0.9999)
         odds = (below_one / (1 - below_one)) ** HIGH_SLOPE * np.exp(HIGH_SHIFT)
         hot = np.minimum(confidence, odds / (1 + odds))
-        quarters = np.tile(survival, (4, 1))
-        is_drafted = quarters >= np.concatenate([threshold, related, *beside])[:, None]
-        worth = np.where(is_sure[:, None], SURVIVAL_ONE, quarters)
+        thirds = np.tile(survival, (3, 1))
+        is_drafted = thirds >= np.concatenate([threshold, related, beside])[:, None]
+        worth = np.where(is_sure[:, None], SURVIVAL_ONE, thirds)
         expected = (worth * is_drafted).cumsum(axis=1, dtype=np.int32)
         arrays = (
             is_drafted.sum(axis=1).astype(np.int32),
-            np.concatenate([np.tile(zero, (4, 1)), expected], axis=1),
+            np.concatenate([np.tile(zero, (3, 1)), expected], axis=1),
             np.concatenate([confidence, hot]).astype(np.float32),
         )
         return cls(*(torch.from_numpy(array).to(device) for array in arrays))
