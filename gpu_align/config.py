@@ -30,10 +30,10 @@ class DrafterConfig:
     #: Drafting stops where the probability that all drafts up to here are accepted falls below this; 0 to 1.
     min_survival: float = 0.0525
     #: The same for drafts from a prediction that the output does not follow, where it is larger; 0 to 1.
-    min_survival_lost: float = 0.6
+    min_survival_lost: float = 0.35
     #: The same for drafts from a recipe, whatever the other two are: such a draft is short, and where nothing else
     #: is likely each accepted token saves a step. 0 to 1.
-    min_survival_recipe: float = 0.15
+    min_survival_recipe: float = 0.1
     #: Shortest suffix that counts as a match, tokens; ``1 <= min_match <= 64``.
     min_match: int = 1
     #: Whether to draft from the request's own prompt and output as well.

@@ -255,7 +255,7 @@ def test_transformers_preset_equals_transformers() -> None:
 def test_our_drafter_drafts_the_recipe_where_it_has_nothing_else() -> None:
     """With neither a prediction nor anything repeated, recipes are all that either has."""
     recipes = Recipes.from_lists([
-        ([1], [2, 3], [0.9, 0.5]), ([7, 1], [4], [0.8]), ([5, 7, 1], [], []), ([3], [9], [0.1]),
+        ([1], [2, 3], [0.9, 0.5]), ([7, 1], [4], [0.8]), ([5, 7, 1], [], []), ([3], [9], [0.05]),
     ])  # fmt: skip
     for tokens, expected in (([1], [2, 3]), ([7, 1], [4]), ([5, 7, 1], []), ([8], []), ([3], [])):
         assert drafts_of(RecipeLookup(recipes), [], [tokens], 8) == expected
