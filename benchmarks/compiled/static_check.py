@@ -1,4 +1,4 @@
-"""Registers, stack and loads of each compiled kernel: ``python -m benchmarks.compiled.static_check [--write]``.
+"""Registers and memory of each compiled kernel: ``python -m benchmarks.compiled.static_check [--write]``.
 
 Each kernel is compiled for `TARGETS` as its launcher calls it; docs/developer/compiled-kernels.md has the fields
 that are read from the binary and compared with benchmarks/results/static.json. Exit code 1: something differs, or
@@ -12,7 +12,6 @@ import os
 import re
 import subprocess
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
@@ -87,55 +86,18 @@ def measure(targets: Collection[str], only: Collection[str] = ("",)) -> Table:
 
 def read(compiled: Any) -> dict[str, Any]:
     """The fields of a row."""
-    shared = compiled.metadata.shared
     if "amdgcn" in compiled.asm:
-        return read_amd(compiled.asm["amdgcn"], shared)
-    import triton
+        text, names = compiled.asm["amdgcn"], (r"\.vgpr_count", r"\.private_segment_fixed_size")
+    else:
+        import triton
 
-    tools = triton.knobs.nvidia
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
-        file.flush()
-        commands = [tools.cuobjdump.path, "-res-usage", file.name], [tools.nvdisasm.path, "-c", file.name]
-        usage, sass = (subprocess.check_output(command, text=True) for command in commands)
-    loads: Counter[str] = Counter()
-    for kind in re.findall(r"\bLDG(?:STS)?\b((?:\.\w+)*)", sass):
-        found = re.search(r"\.[US]?(8|16|64|128|256)(?:\.|$)", kind)
-        loads[found[1] if found else "32"] += 1
-    return {
-        "registers": _number(r"\bREG:(\d+)", usage),
-        "stack": _number(r"\bSTACK:(\d+)", usage),
-        "shared": shared,
-        "loads": _sorted(loads),
-    }
-
-
-_AMD_BITS = {"ubyte": 8, "sbyte": 8, "ushort": 16, "sshort": 16, "short": 16}
-
-
-def read_amd(assembly: str, shared: int) -> dict[str, Any]:
-    """From the assembler text and its metadata."""
-    loads: Counter[str] = Counter()
-    for kind in re.findall(r"^\s+(?:global|buffer|flat)_load_(\w+)", assembly, re.MULTILINE):
-        if (words := re.match(r"(?:dword|b32)(?:x(\d))?", kind)) is not None:
-            loads[str(32 * int(words[1] or 1))] += 1
-        else:
-            loads[str(next((bits for name, bits in _AMD_BITS.items() if kind.startswith(name)), kind))] += 1
-    return {
-        "registers": _number(r"\.vgpr_count:\s*(\d+)", assembly),
-        "scalars": _number(r"\.sgpr_count:\s*(\d+)", assembly),
-        "stack": _number(r"\.private_segment_fixed_size:\s*(\d+)", assembly),
-        "shared": shared,
-        "loads": _sorted(loads),
-    }
-
-
-def _number(pattern: str, text: str) -> int:
-    return int(re.findall(pattern, text)[0])
-
-
-def _sorted(loads: Counter[str]) -> dict[str, int]:
-    return {bits: loads[bits] for bits in sorted(loads, key=lambda b: -int(b) if b.isdigit() else 0)}
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(compiled.asm["cubin"])
+            file.flush()
+            command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+            text, names = subprocess.check_output(command, text=True), (r"\bREG", r"\bSTACK")
+    registers, stack = (int(re.findall(rf"{name}:\s*(\d+)", text)[0]) for name in names)
+    return {"registers": registers, "stack": stack, "shared": compiled.metadata.shared}
 
 
 def differences(expected: Table, found: Table, tolerance: float = 0.0) -> list[str]:
@@ -160,10 +122,9 @@ def markdown(table: Table, cell: Callable[[dict[str, Any]], str]) -> str:
 
 
 def _cell(row: dict[str, Any]) -> str:
-    """Registers, shared memory, loads of 128 bits of all."""
-    wide = sum(n for bits, n in row["loads"].items() if bits.isdigit() and int(bits) >= 128)
+    """Registers, shared memory."""
     spilt = f", {row['stack']} B stack" if row["stack"] else ""
-    return f"{row['registers']}, {row['shared']} B, {wide}/{sum(row['loads'].values())}{spilt}"
+    return f"{row['registers']}, {row['shared']} B{spilt}"
 
 
 def settle(
@@ -216,7 +177,7 @@ def main(
         )
     uninterpreted()
     table = measure(target or TARGETS, only or [""])
-    typer.echo(f"registers, shared memory, loads of 128 bits or more / all\n\n{markdown(table, _cell)}")
+    typer.echo(f"registers, shared memory\n\n{markdown(table, _cell)}")
     spills = [
         f"{label}, {target}: {row['stack']} bytes of stack a thread, expected 0"
         for label, rows in table.items()
