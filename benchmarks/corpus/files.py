@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import httpx
+from packaging.utils import canonicalize_name
 
 #: Where archives, and what is made of them, are kept.
 CACHE = Path(".cache/corpus")
@@ -112,20 +113,16 @@ def download(name: str, version: str, sdist: bool = False, cache: Path = CACHE) 
 def _pypi_url(client: httpx.Client, name: str, version: str, sdist: bool) -> tuple[str, str]:
     """Address and SHA-256 of the file."""
     kind = {"Accept": "application/vnd.pypi.simple.v1+json"}
-    index = client.get(f"https://pypi.org/simple/{_normalized(name)}/", headers=kind).raise_for_status()
+    index = client.get(f"https://pypi.org/simple/{canonicalize_name(name)}/", headers=kind).raise_for_status()
     found = {}
     for entry in index.json()["files"]:
         stem = re.sub(r"(-[^-]+-none-any\.whl|\.tar\.gz|\.zip)$", "", entry["filename"])
-        if stem != entry["filename"] and _normalized(stem) == _normalized(f"{name}-{version}"):
+        if stem != entry["filename"] and canonicalize_name(stem) == canonicalize_name(f"{name}-{version}"):
             found[entry["filename"].endswith(".whl")] = entry
     entry = found.get(not sdist) or found.get(False)
     if entry is None:
         raise RuntimeError(f"{name}=={version}: the index has no such archive")
     return entry["url"], entry["hashes"]["sha256"]
-
-
-def _normalized(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def fetch_all(wanted: Iterable[tuple[str, str, bool]]) -> list[Path]:

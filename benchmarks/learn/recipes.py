@@ -129,8 +129,6 @@ def _encode(texts: list[str]) -> list[list[int]]:
 def main() -> None:
     parser = command("benchmarks.learn.recipes", __doc__)
     parser.add_argument("out", nargs="?", type=Path, default=SHIPPED, help="default: the shipped pack")
-    said = "take this pack's instead of measuring one (many minutes)"
-    parser.add_argument("--calibration", type=Path, metavar="PACK", help=said)
     args = parser.parse_args()
     # Without the texts that a package of the test splits has, too.
     archives = fetch_all({archive for r in releases_of("test") for archive in r.archives})
@@ -138,9 +136,6 @@ def main() -> None:
     texts = [(package, text) for package, text in package_texts("tune") if text not in reported]
     pack = learn(texts)
     print(f"{len(texts):,} texts, {sum(len(text) for _, text in texts):,} characters: {pack!r}", flush=True)
-    if args.calibration:
-        _save(replace(pack, calibration=RecipePack.load(args.calibration).calibration), args.out)
-        return
     make_corpora(*SPLITS)
     # Real edits, no wrong drafts and no outputs like a model's.
     made = MODEL, *QUALITIES[1:]
@@ -163,7 +158,9 @@ def main() -> None:
     print(f"{'counted':>10} {'drafts':>8} {'offset':>8}")
     for i, (number, offset) in enumerate(zip(drafts, calibration, strict=True)):
         print(f"{i / NUM_BINS:5.2f}-{(i + 1) / NUM_BINS:.2f} {number:8.0f} {offset:+8.3f}")
-    _save(replace(pack, calibration=tuple(calibration)), args.out)
+    pack = replace(pack, calibration=tuple(calibration))
+    pack.save(args.out)
+    print(f"wrote {args.out}: {len(pack.words):,} words, {len(pack.recipes):,} recipes")
 
 
 def rising(offsets: npt.NDArray[np.float64]) -> list[float]:
@@ -171,11 +168,6 @@ def rising(offsets: npt.NDArray[np.float64]) -> list[float]:
     middles = (np.arange(len(offsets)) + 0.5) / len(offsets)
     promised = np.maximum.accumulate(middles + offsets + np.arange(len(offsets)) * 1e-4)
     return [round(float(offset), 4) for offset in promised - middles]
-
-
-def _save(pack: RecipePack, path: Path) -> None:
-    pack.save(path)
-    print(f"wrote {path}: {len(pack.words):,} words, {len(pack.recipes):,} recipes")
 
 
 if __name__ == "__main__":
