@@ -75,38 +75,37 @@ def _match_keys(
     """
     prediction, context = request.prediction, request.context
     tokens, total, cursor = request.tokens, request.total, alignment.cursor
-    output = tokens[min(request.output_start, total) :]
+    output, settled = tokens[min(request.output_start, total) :], c.is_settled(alignment)
     keys[:] = -1
     begin, end = nearest(prediction, bucket, cursor, c.WAYS)
     for i in range(begin, end):
         position = int(prediction.index.positions[i])
-        matched = match_length(prediction.tokens, position, output, min(len(output), c.MAX_MATCH))
-        if matched >= settings.min_match:
-            common = 0
-            if not c.is_settled(alignment):
-                common = _common_before(
-                    prediction.tokens, position - matched, output[: len(output) - matched]
-                )
-            tie = c.COMMON_TIE - 1 - c.rank_of(position, cursor)
-            _enter(keys, 0, c.key_of(matched, common, tie))
+        tie = c.COMMON_TIE - 1 - c.rank_of(position, cursor)
+        _enter(keys, 0, _match_key(prediction.tokens, position, output, tie, settled, settings.min_match))
     if context.length > 0:
         bucket_id = c.bucket_of(request.last, context.index.shift)
         for way in range(c.WAYS):
             position = int(context.index.ways[bucket_id, way])
             if 0 < position < total:
-                matched = match_length(tokens, position, tokens, c.MAX_MATCH)
-                if matched >= settings.min_match:
-                    common = 0
-                    if not c.is_settled(alignment):
-                        common = _common_before(tokens, position - matched, tokens[: total - matched])
-                    _enter(keys, c.FIRST_CONTEXT, c.key_of(matched, common, position))
+                key = _match_key(tokens, position, tokens, position, settled, settings.min_match)
+                _enter(keys, c.FIRST_CONTEXT, key)
+
+
+@njit
+def _match_key(text: IntArray, position: int, last: IntArray, tie: int, settled: bool, least: int) -> int:
+    """The key of a position of a text that `last` may end like; -1 where fewer than `least` tokens match."""
+    matched = match_length(text, position, last, min(len(last), c.MAX_MATCH))
+    if matched < least:
+        return -1
+    common = 0 if settled else _common_before(text, position - matched, last[: len(last) - matched])
+    return int(c.key_of(matched, common, tie))
 
 
 @njit
 def _enter(keys: IntArray, first: int, key: int) -> None:
     """Put a key in its place among the `NUM_MATCHES` lanes from `first` on, if it is among the largest."""
     lane = first + c.NUM_MATCHES - 1
-    if keys[lane] > key:
+    if key < 0 or keys[lane] > key:
         return
     while lane > first and keys[lane - 1] < key:
         keys[lane] = keys[lane - 1]
