@@ -111,11 +111,11 @@ def _is_core(module: str) -> bool:
 
 
 def _by_string(modules: Mapping[str, str]) -> Iterator[str]:
-    """A core module that names a tool, or a part of its name, in an argument: such as of `import_module`."""
+    """A core module that names a tool's module in an argument: of `import_module`. A request has "tools"."""
     for module in filter(_is_core, modules):
         calls = (node for node in ast.walk(_parsed(modules[module])) if isinstance(node, ast.Call))
         for node in (node for call in calls for node in ast.walk(call)):
-            if isinstance(node, ast.Constant) and re.search(r"\btools\b", str(node.value)):
+            if isinstance(node, ast.Constant) and re.search(r"\.tools\b|\btools\.", str(node.value)):
                 yield f"{module} names {node.value!r}: the core imports no tool"
 
 
