@@ -225,7 +225,7 @@ class Explainer:
         source = view.candidates.source[0]
         lanes = {(int(source[i]), int(position[i])): i for i in order}
         ranked = sorted(lanes.values(), key=lambda i: (-expected[i], i))
-        others = [i for i in ranked if expected[i] > 0 and i != lane][:_NUM_OTHERS]
+        others = [i for i in ranked if view.num[0, i] > 0 and i != lane][:_NUM_OTHERS]
         num_output = max(len(tokens) - self._prompt_len, 0)
         chosen = None
         if recipe >= 0:

@@ -85,8 +85,7 @@ def worth(matched: int, row: int, tables: SurvivalTables, length_quarters: int) 
     K = tables.expected_accepted.shape[1] - 1
     num = K if matched >= c.MAX_MATCH else min(length_quarters * (matched + 1) // 4, K)
     num = min(num, int(tables.max_draft_len[row]))
-    # Most candidates are worth nothing, and a table is more than a cache holds.
-    return num, int(tables.expected_accepted[row, num]) if num > 0 else 0
+    return num, int(tables.expected_accepted[row, num])
 
 
 @njit

@@ -40,9 +40,9 @@ def length_quarters(length_factor: float) -> int:
 KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 #: `min_survival_lost` of earlier answers to requests like this one, where it is not smaller.
 MIN_SURVIVAL_RELATED = 0.1
-#: `min_survival` of the context beside a skeleton that the output follows, where it is not larger: the skeleton
-#: has most of the answer.
-MIN_SURVIVAL_BESIDE_SKELETON = 0.6
+#: `min_survival` of the context beside a skeleton that the output follows, where it is not larger, and the least
+#: that a recipe promises there: the skeleton has most of the answer.
+MIN_SURVIVAL_BESIDE_SKELETON = 0.5
 #: From this temperature on a draft is less likely to be accepted, a sure one above all: the logit of its
 #: confidence is this much of what it is below, plus this, where that is less.
 HIGH_TEMPERATURE, HIGH_SLOPE, HIGH_SHIFT = 0.85, 0.6, -0.5
@@ -120,12 +120,13 @@ class SurvivalTables(NamedTuple):
         related = np.minimum(threshold, survival_units(max(min_survival, MIN_SURVIVAL_RELATED)))
         _, _, alignment, adherence = unpack_class(np.arange(NUM_CLASSES))
         is_context = alignment == ALIGNMENT_CONTEXT
-        # A skeleton that is followed goes before the context and recipes: its drafts count as accepted. Otherwise
-        # the answer is prose, or a long value.
+        # A skeleton that is followed goes before the context and recipes: its drafts count as accepted, and no draft
+        # at all goes before a recipe below the limit. Otherwise the answer is prose, or a long value.
         is_followed = adherence != ADHERENCE_LOST
         least = survival_units(MIN_SURVIVAL_BESIDE_SKELETON)
         beside = np.maximum(related, least * (is_context & is_followed))
         is_sure = np.concatenate([[False] * 2 * NUM_CLASSES, ~is_context & is_followed])
+        floor = np.concatenate([[0] * 2 * NUM_CLASSES, (least - 1) * is_followed])[:, None]
         zero = np.zeros((NUM_CLASSES, 1), dtype=np.int32)
         before = np.concatenate([zero + SURVIVAL_ONE, survival[:, :-1]], axis=1)
         confidence = survival / before
@@ -137,10 +138,10 @@ class SurvivalTables(NamedTuple):
         thirds = np.tile(survival, (3, 1))
         is_drafted = thirds >= np.concatenate([threshold, related, beside])[:, None]
         worth = np.where(is_sure[:, None], SURVIVAL_ONE, thirds)
-        expected = (worth * is_drafted).cumsum(axis=1, dtype=np.int32)
+        expected = np.maximum((worth * is_drafted).cumsum(axis=1), floor)
         arrays = (
             is_drafted.sum(axis=1).astype(np.int32),
-            np.concatenate([np.tile(zero, (3, 1)), expected], axis=1),
+            np.concatenate([floor, expected], axis=1).astype(np.int32),
             np.concatenate([confidence, hot]).astype(np.float32),
         )
         return cls(*(torch.from_numpy(array).to(device) for array in arrays))

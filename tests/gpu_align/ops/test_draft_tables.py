@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from gpu_align import Recipes
 from gpu_align.ops.choose import ADHERENCE_LOST, ALIGNMENT_CONTEXT, NUM_CLASSES, SURVIVAL_ONE
 from gpu_align.ops.choose.survival import KNOTS, SurvivalTables, fit_curves, lost_classes, read_survival
 from gpu_align.ops.layout import FIRST_GAP, text_kind
+from tests.gpu_align.engine import BACKENDS, Engine
 
 
 def test_thresholds():
@@ -50,6 +52,16 @@ def test_limits_of_a_text(tokens, memory, related, drafts, sure):
     first = tables.expected_accepted[[row + ADHERENCE_LOST, row + ADHERENCE_LOST + 1], 1]
     assert tuple((first == SURVIVAL_ONE).tolist()) == sure
     assert ((first == int(curves[0, 0])) | (first == SURVIVAL_ONE)).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_beside_a_skeleton_that_is_followed_a_recipe_has_to_be_likely(backend):
+    for probability, gap, num in ((0.4, FIRST_GAP, 0), (0.9, FIRST_GAP, 1), (0.4, 9, 1)):
+        recipes = Recipes.from_lists([((50,), (60,), (probability,))])
+        engine = Engine(backend, T=16, N=16, K=4, recipes=recipes)
+        engine.add(0, [*range(1, 9), gap], (), [*range(1, 9), 50], memory=True, related=True)
+        [(_, length, _, source)] = engine.propose([0])
+        assert (length, source) == (num, 3 * num)
 
 
 @pytest.mark.parametrize("K", [1, 65])
