@@ -8,7 +8,6 @@ everything else is as it was, in the same order.
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from benchmarks.corpus.edits import EDITS
-from benchmarks.corpus.files import CACHE, Edit, hash_of
+from benchmarks.corpus.files import Edit, hash_of
 from gpu_align.simulate import load_tokenizer
 
 #: Of the corpus's own BPE.
@@ -29,28 +28,18 @@ Encode = Callable[[str], list[int]]
 
 
 def encoder_of(tokens: str, training: Sequence[str]) -> Encode:
-    """The encoder of a name of tokens: "bytes" of UTF-8, a "bpe" of the texts `training`, or a tokenizer.
-
-    The byte-level BPE is kept in `CACHE` under the texts' hash, so that it is trained once. Training counts pairs
-    and breaks ties by token id: the same texts give the same merges.
-    """
+    """The encoder of a name of tokens: "bytes" of UTF-8, a "bpe" of the texts `training`, or a tokenizer."""
     if tokens == "bytes":
         return lambda text: list(text.encode())
     if tokens != "bpe":
         return load_tokenizer(tokens).encode
-    texts = sorted(training)
-    digest = hashlib.sha256(repr((VOCAB_SIZE, texts)).encode()).hexdigest()[:16]
-    path = CACHE / f"bpe-{digest}.json"
-    if not path.is_file():
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        trainer = trainers.BpeTrainer(vocab_size=VOCAB_SIZE, initial_alphabet=alphabet, show_progress=False)
-        tokenizer.train_from_iterator(texts, trainer)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        tokenizer.save(str(path))
-    encode = Tokenizer.from_file(str(path)).encode
-    return lambda text: list(encode(text).ids)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=VOCAB_SIZE, initial_alphabet=alphabet, show_progress=False)
+    # Ties are broken by token id: the same texts give the same merges.
+    tokenizer.train_from_iterator(sorted(training), trainer)
+    return lambda text: list(tokenizer.encode(text).ids)
 
 
 #: Records a kind of edit and split.

@@ -76,7 +76,6 @@ def knowledge(tokens: Sequence[str]) -> dict[str, Knowledge]:
 
 
 def _knowledge(tokens: str) -> Knowledge:
-    # The BPE is trained on just these texts, so that its cached file is found by their hash.
     token_bytes = load_tokenizer("tekken").token_bytes
     outputs = (e.output for e in read_entries("tune") if e.is_real)
     texts = [b"".join(map(token_bytes, output)).decode() for output in outputs]
