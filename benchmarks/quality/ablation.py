@@ -90,9 +90,7 @@ MECHANISMS: dict[str, Mechanism] = {
         "the best one of each source",
         (_MATCH, "NUM_MATCHES = AT_CURSOR = 4", "NUM_MATCHES, AT_CURSOR = 1, 4"),
     ),
-    "common": Mechanism(
-        "equal matches by position alone", _returns("match/reference.py", "_common_before", "0")
-    ),
+    "common": Mechanism("equal matches by position", _returns("match/reference.py", "_common_before", "0")),
     "alignment buckets": Mechanism(
         "one bucket for all of the prediction",
         _returns(_CHOOSE, "alignment_bucket", "0"),
