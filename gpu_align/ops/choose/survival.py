@@ -120,8 +120,8 @@ class SurvivalTables(NamedTuple):
         related = np.minimum(threshold, survival_units(max(min_survival, MIN_SURVIVAL_RELATED)))
         _, _, alignment, adherence = unpack_class(np.arange(NUM_CLASSES))
         is_context = alignment == ALIGNMENT_CONTEXT
-        # A skeleton that is followed goes before the context and recipes: its drafts count as accepted, and nothing
-        # counts as the limit, which a recipe has to reach. Otherwise the answer is prose, or a long value.
+        # A skeleton that is followed goes before the context and recipes: its drafts count as accepted, and no
+        # draft as the limit, which a recipe has to reach. Otherwise the answer is prose, or a long value.
         is_followed = adherence != ADHERENCE_LOST
         least = survival_units(MIN_SURVIVAL_BESIDE_SKELETON)
         beside = np.maximum(related, least * (is_context & is_followed))
