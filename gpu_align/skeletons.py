@@ -225,7 +225,9 @@ class Calls:
             except Exception:  # of the template, whatever it is
                 continue
             if name in text and key in text and value in text:
-                self._truth = ("true", "false") if "true" in true else ("True", "False")
+                # The words may also stand elsewhere in what the template writes.
+                is_json = true.count("true") > text.count("true")
+                self._truth = ("true", "false") if is_json else ("True", "False")
                 self._head = text[: text.index(name)]
                 return
         raise SkeletonError("template")

@@ -364,7 +364,7 @@ class StepBatch:
             done = len(prompt) // 3
         memory = rng.random() < 0.3
         related = memory and rng.random() < 0.7
-        if related and rng.random() < 0.7:  # a skeleton, which may be forced
+        if related and rng.random() < 0.7:  # a skeleton, which may begin with a gap
             at = range(rng.choice([0, 3]), len(prediction), rng.choice([5, 16, 40]))
             for gap, k in enumerate(at, c.FIRST_GAP):
                 prediction[k] = gap

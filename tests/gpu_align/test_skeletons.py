@@ -155,11 +155,11 @@ def test_several_tools_begin_with_what_all_have() -> None:
     assert found == ['{"name": "', *parted, second, *last]
 
 
-@pytest.mark.parametrize(
-    ("family", "true", "between"), [("Qwen 2.5, Hermes", "true", ", "), ("Llama 3.2, Python", "True", ", ")]
-)
-def test_booleans_read_as_the_template_writes_them(family: str, true: str, between: str) -> None:
-    found = Calls(renderer(*FAMILIES[family])).of_tools([tool("a", flag=BOOLEAN, word={"enum": ["x", "y"]})])
+@pytest.mark.parametrize("after", ["", " true"])
+@pytest.mark.parametrize(("family", "true"), [("Qwen 2.5, Hermes", "true"), ("Llama 3.2, Python", "True")])
+def test_booleans_read_as_the_template_writes_them(family: str, true: str, after: str) -> None:
+    calls = Calls(renderer(*FAMILIES[family][:-1], FAMILIES[family][-1] + after))
+    found = calls.of_tools([tool("a", flag=BOOLEAN, word={"enum": ["x", "y"]})])
     assert [each for each in found if true in each and "word" in each]
     assert len([each for each in found if "flag" in each]) == 3
 

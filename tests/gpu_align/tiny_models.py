@@ -65,7 +65,7 @@ def tiny(name: str, sizes: dict[str, Any]) -> Any:
 
 
 def reference(model: Any, prompt: list[int], **options: Any) -> torch.Tensor:
-    """What the model writes by transformers alone, [1, prompt and output]."""
+    """Generate greedily with transformers alone; returns [1, prompt and output]."""
     ids = torch.tensor([prompt])
     return model.generate(ids, attention_mask=torch.ones_like(ids), **{"do_sample": False, **options})
 

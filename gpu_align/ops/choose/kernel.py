@@ -68,7 +68,7 @@ def classes(found, alignment, num_output):
 
 @triton.jit
 def choose(request, found, alignment, tables, settings, K: tl.constexpr):
-    """Expected drafts are below ``K * 2**16``, K at most 256: with the lane they are a key of 31 bits."""
+    """Expected drafts are at most ``K * 2**16``, K at most 256: with the lane they are a key of 31 bits."""
     o_c = tl.arange(0, LANES)
     rules = c.unpack_rules(request.prediction.rules)
     num_output = tl.maximum(request.total - request.output_start, 0) + rules.prior
