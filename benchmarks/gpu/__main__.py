@@ -13,6 +13,7 @@ import argparse
 import datetime
 import faulthandler
 import importlib
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -25,14 +26,14 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import SkipTest
 
-from benchmarks.tables import ROOT, command
+from benchmarks.tables import ROOT, command, write_json
 
 PASSED, FAILED, SKIPPED, STARTED, OUT_OF_TIME = "passed", "failed", "skipped", "started", "out of time"
 #: Seconds for everything, and for one row; a hung row ends its process.
@@ -159,19 +160,20 @@ class Stage(NamedTuple):
     needs: tuple[str, ...] = ()
 
 
-_ALIGN = "tests/gpu_align"
+_ALIGN, _SPECULATOR = "tests/gpu_align", "tests/vllm_integration/test_vllm_speculator.py"
 STAGES = (
     Stage("compile", 300, compile_rows),
     Stage(
         "kernels", 160,
         tests=(f"{_ALIGN}/ops", *(f"{_ALIGN}/test_{name}.py" for name in (
             "drafter", "arena", "step_traffic", "preparation",
-        )), "tests/vllm_integration/test_vllm_speculator.py"),
+        ))),
         dry_tests=(f"{_ALIGN}/test_preparation.py", f"{_ALIGN}/test_arena.py", "-k", "replay or example"),
     ),
     Stage("warm_up", 90, tests=(f"{_ALIGN}/test_warm_up.py",),  # where nothing was compiled before
           dry_tests=(f"{_ALIGN}/test_warm_up.py", "-k", "changes_no_slot")),
     Stage("cases", 180, cases_rows),
+    Stage("speculator", 60, tests=(_SPECULATOR,), dry_tests=(_SPECULATOR, "-k", "launches_nothing"), needs=("vllm",)),
     Stage("steps", 150, rows_of("steps")),
     Stage("ngram", 60, rows_of("steps", "ngram_rows")),
     Stage("sanitizer", 300, sanitizer_rows),
@@ -276,22 +278,31 @@ def _run_process(stage: Stage, path: Path, seconds: float, is_dry: bool) -> int 
 
 
 def header() -> dict[str, Any]:
-    """GPU, commit and date; driver, CPU and versions as PyTorch collects them."""
+    """GPU and driver, CPU, versions, commit and date."""
     import torch
-    from torch.utils.collect_env import get_env_info
 
-    def git(*words: str) -> str:
+    def said(*words: str) -> str:
         with suppress(OSError):
-            return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+            return subprocess.run([*words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
         return ""
 
-    dirty = "-dirty" if git("status", "--porcelain", "-uno") else ""
+    dirty = "-dirty" if said("git", "status", "--porcelain", "-uno") else ""
     return {
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
-        "commit": git("rev-parse", "HEAD") + dirty,
+        "driver": said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        "cpu": f"{os.cpu_count()} cores, {said('sh', '-c', 'grep -m1 name /proc/cpuinfo').partition(': ')[2]}",
+        **{name: importlib.metadata.version(name) for name in ("torch", "triton", "numpy")},
+        "python": sys.version.split()[0],
+        "commit": said("git", "rev-parse", "HEAD") + dirty,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        **get_env_info()._asdict(),
     }
+
+
+def keep(path: Path, stage: str, machine: dict[str, Any], rows: Iterable[dict[str, Any]]) -> None:
+    """Put a stage's rows into a file of results, beside those of others."""
+    results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    results[stage] = {"machine": machine, "rows": [*rows]}
+    write_json(path, results, depth=3)
 
 
 def report(results: dict[str, dict[str, dict[str, Any]]]) -> bool:
@@ -315,6 +326,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("stages", nargs="*", metavar="STAGE", help=said)
     said = "folder of the results"
     parser.add_argument("--out", type=Path, default=ROOT / ".cache" / "gpu_check", help=said)
+    said = "put the rows into this file, too, beside those of other stages"
+    parser.add_argument("--json", type=Path, help=said)
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes without a GPU")
     parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)  # of one stage, in this process
     options = parser.parse_args(argv)
@@ -349,6 +362,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"==> {stage.name}", flush=True)
         limit = left if options.dry_run or len(chosen) == 1 else min(left, stage.seconds)
         results[stage.name] = run_stage(stage, out, limit, options.dry_run)
+        if options.json:
+            keep(options.json, stage.name, machine, results[stage.name].values())
     has_failed = report(results)
     print(f"numbers in {out}")
     return int(has_failed)

@@ -23,7 +23,16 @@ import numpy as np
 import torch
 
 from benchmarks.alignment.device_time import Clock, record
-from benchmarks.alignment.workload import NUM_DRAFT_TOKENS, Steps, Texts, draw_texts, make_recipes, spread
+from benchmarks.alignment.workload import (
+    NUM_DRAFT_TOKENS,
+    VOCAB_SIZE,
+    Steps,
+    Texts,
+    draw_texts,
+    make_recipes,
+    spread,
+)
+from gpu_align import Drafter
 from gpu_align.ops.align import GLOBAL_EVERY
 from gpu_align.ops.layout import SEEN
 
@@ -184,8 +193,10 @@ DRY_BATCHES, DRY_NUM_TEXT, DRY_REPEATS = (1, 2), 1024, 2
 def rows(device: str, is_dry: bool, out: Path) -> Iterator[Row]:
     """Name and measurement of each row."""
     batches, *rest = (DRY_BATCHES, DRY_NUM_TEXT, DRY_REPEATS) if is_dry else (BATCHES, NUM_TEXT, REPEATS)
-    for case, batch in product(CASES, batches):
+    for batch, case in product(batches, CASES):
         yield f"{case.name}, batch {batch}", partial(measure, case, batch, *rest, device)
+    for num_tokens in (1024, rest[0]):
+        yield f"add, {num_tokens} tokens", partial(measure_add, num_tokens, device)
 
 
 def ngram_rows(device: str, is_dry: bool, out: Path) -> Iterator[Row]:
@@ -235,6 +246,23 @@ def measure(case: Case, size: int, num_text: int, repeats: int, device: str) -> 
         cold = time_steps(batch, repeats, flush())
         row |= {"cold_us": cold["us"], "cold_iqr_us": cold["iqr_us"]}
     return row | {"host_us": time_host(batch, min(repeats, 20))}
+
+
+def measure_add(num_tokens: int, device: str) -> dict[str, Any]:
+    """Microseconds of `Drafter.add` of a new prediction: the host's, and then the device's from end to end."""
+    sizes = {"max_slots": 64, "max_context_len": num_tokens, "max_prediction_len": num_tokens}
+    drafter = Drafter(**sizes, num_draft_tokens=NUM_DRAFT_TOKENS, vocab_size=VOCAB_SIZE, device=device)
+    texts = np.random.default_rng(0).integers(0, 40_000, (64, num_tokens), np.int32)
+    host, whole = [], []
+    for slot, text in enumerate(texts):
+        begin = time.perf_counter_ns()
+        drafter.add(slot, text, 0)
+        host.append((time.perf_counter_ns() - begin) / 1e3)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        whole.append((time.perf_counter_ns() - begin) / 1e3)
+    found = {"host_us": spread(host[8:]), "us": spread(whole[8:])}
+    return {name: round(times["median"], 1) for name, times in found.items()}
 
 
 def vllm_step(requests: Steps, device: str) -> Callable[[], torch.Tensor]:

@@ -84,7 +84,7 @@ class Loads(TorchDispatchMode):
         ):  # PyTorch has a kernel for up to 32 keys, up to 64, ...; for none it runs none
             sizes = [max((len(t) - 1).bit_length(), 5) for t in tensors]
             tensors = [t for t in tensors if len(t)]
-        if tensors:
+        if tensors and not function.is_view:  # a view runs nothing
             self.seen.add((function.name(), *(t.dtype for t in tensors), *sizes))
         return function(*args, **kwargs)
 

@@ -194,6 +194,7 @@ def test_what_tokens_do_to_lines():
     assert (found[2], found[3], found[4]) == (32, 9, -1)
     known = {int(t): int(found[NUM_RUNS + t]) for t in np.flatnonzero(found[NUM_RUNS:])}
     assert known == {32: 2, 9: 3, 10: -1}
+    pytest.importorskip("mistral_common")
     tekken = load_tokenizer("tekken")
     pack = RecipePack.load().tokenize(lambda texts: [tekken.encode(text) for text in texts])
     assert pack.indents is not None
