@@ -1,4 +1,4 @@
-"""Compiled programs in random order, with a check for races: `sass_warp` without its clock.
+"""Compiled programs in random order, with a check for races.
 
 Each time that a warp reaches memory another one may go first; of a branch that divides a warp either side goes
 first. Registers and shared memory hold garbage at the start.
@@ -25,7 +25,6 @@ from benchmarks.compiled.sass_warp import (
     CONTROL_FLOW,
     ENDED,
     LOAD_STORE,
-    Latencies,
     Machine,
     Memory,
     Warp,
@@ -92,7 +91,7 @@ class RacingWarp(Warp):
         self.p[:7], self.up[:7] = garbage.random((7, 32)) < 0.5, garbage.random((7, 1)) < 0.5
         self.i_warp, self.turn, self.pc, self.left = i_warp, 0, 0, MOST_BRANCHES
 
-    def run(self) -> Iterator[str]:  # type: ignore[override]
+    def run(self) -> Iterator[str]:
         code, labels = self.machine.program.code, self.machine.program.labels
         reached, operations = self.machine.findings.reached, self.machine.operations
         pc, is_whole = self._resume(0), True
@@ -237,7 +236,7 @@ class RacingMachine(Machine):
         self, program: Program, memory: Memory, constants: bytes, num_warps: int, *, shared_start: int,
         shared_size: int, findings: Findings, seed: int,
     ) -> None:  # fmt: skip
-        super().__init__(program, memory, constants, num_warps, Latencies())
+        super().__init__(program, memory, constants, num_warps)
         self.shared_start, self.shared_size, self.findings = shared_start, shared_size, findings
         self.rng = random.Random(seed)
         #: By instruction; None of those that change the course of a warp, or its memory.

@@ -1,14 +1,4 @@
-"""Machine code of a kernel as Python objects: nvdisasm's text with control words, operands and source lines.
-
-An instruction has 128 bits (sm_70 and later). What the scheduler is to do with it stands in bits 105 to 125:
-
-    105–108  stall    cycles until the warp may issue its next instruction
-    109      yield    0: another warp may go first
-    110–112  write    scoreboard that the result counts on until it is there; 7 is none
-    113–115  read     scoreboard that the source registers count on until they are read; 7 is none
-    116–121  wait     scoreboards that have to be at 0 before this one issues, a bit each
-    122–125  reuse    operands kept in the reuse cache
-"""
+"""Machine code of a kernel as Python objects: nvdisasm's text with operands and source lines."""
 
 from __future__ import annotations
 
@@ -89,10 +79,6 @@ class Registers:
         self.write(o, (value >> np.uint64(32)).astype(np.uint32), mask, 1)
 
 
-#: No scoreboard.
-NONE = 7
-
-
 @dataclass(frozen=True)
 class Operand:
     """One operand.
@@ -128,11 +114,6 @@ class Instruction:
     name: str
     modifiers: tuple[str, ...]
     operands: tuple[Operand, ...]
-    #: Of the control word, see above.
-    stall: int
-    write: int
-    read: int
-    wait: int
     #: Source lines, the innermost function's first: ("align/kernel.py", 147).
     lines: tuple[tuple[str, int], ...]
     text: str
@@ -185,17 +166,16 @@ def _terms(inside: str) -> tuple[tuple[Operand | None, str, int], ...]:
     return tuple(terms)
 
 
-_LINE = re.compile(r"\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;\s+/\* 0x[0-9a-f]{16} \*/")
-_UPPER = re.compile(r"\s+/\* 0x([0-9a-f]{16}) \*/")
+_LINE = re.compile(r"\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;")
 _SOURCE = re.compile(r'\s*//## File "([^"]+)", line (\d+)')
 
 
 def parse(text: str) -> Program:
-    """The only kernel of ``nvdisasm -c -gi -hex``."""
-    program, rows = Program(), iter(text.splitlines())
+    """The only kernel of ``nvdisasm -c -gi``."""
+    program = Program()
     lines: list[tuple[str, int]] = []
     is_new = True
-    for row in rows:
+    for row in text.splitlines():
         if row.startswith("//") and ".text." not in row and program.code:
             break
         if row.startswith((".", "$")):  # also functions of the compiler's own
@@ -206,24 +186,20 @@ def parse(text: str) -> Program:
             path = Path(source[1])
             lines.append((f"{path.parent.name}/{path.name}", int(source[2])))
         elif found := _LINE.match(row):
-            upper = _UPPER.match(next(rows, ""))
-            if upper is None:
-                raise ValueError(f"expected the upper half of an encoding after {row.strip()!r}")
             is_new = True
-            program.code.append(_instruction(found, int(upper[1], 16), tuple(lines)))
+            program.code.append(_instruction(found, tuple(lines)))
     return program
 
 
-def _instruction(found: re.Match[str], upper: int, lines: tuple[tuple[str, int], ...]) -> Instruction:
+def _instruction(found: re.Match[str], lines: tuple[tuple[str, int], ...]) -> Instruction:
     text = found[2]
     guard, _, rest = text.partition(" ") if text.startswith("@") else ("", "", text)
     opcode, _, arguments = rest.strip().partition(" ")
     name, *modifiers = opcode.split(".")
     operands = tuple(operand(part) for part in re.split(r",\s*", arguments.strip()) if part)
-    bits = upper >> 41
     return Instruction(
         int(found[1], 16), operand(guard[1:]) if guard else None, name, tuple(modifiers), operands,
-        bits & 15, bits >> 5 & 7, bits >> 8 & 7, bits >> 11 & 63, lines, text,
+        lines, text,
     )  # fmt: skip
 
 
@@ -235,7 +211,7 @@ def disassemble(cubin: bytes) -> Program:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [knobs.nvidia.nvdisasm.path, "-c", "-gi", "-hex", file.name]
+        command = [knobs.nvidia.nvdisasm.path, "-c", "-gi", file.name]
         program = parse(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     if not program.code:
         raise ValueError("nvdisasm: expected instructions, found none")

@@ -1,21 +1,18 @@
-"""Programs of a compiled kernel, run instruction by instruction: what they compute, and when each one issues.
+"""Warps of a compiled program, and its memory: what loads and stores move, and where branches lead.
 
-Lanes follow their own branches as on a GPU: BSSY names the lanes that BSYNC brings together again. A warp issues
-in order: an instruction issues when the stall count of the one before has passed, the scoreboards that it waits
-for are at 0 and its pipe is free. Results that no scoreboard guards have fixed latencies, which the stall counts
-cover.
+Lanes follow their own branches as on a GPU: BSSY names the lanes that BSYNC brings together again. `racing` runs
+warps; `sass` has what instructions do to registers.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from benchmarks.compiled.sass import ALL, NONE, OPERATIONS, Array, Instruction, Program, Registers
+from benchmarks.compiled.sass import ALL, Array, Instruction, Program, Registers
 
 #: No kernel has a stack, or wants to know what an atomic replaced.
 LOAD_STORE = {"LDG", "STG", "LDS", "STS", "LDSM", "REDG", "RED"}
@@ -42,32 +39,6 @@ def matrix(ins: Instruction, addresses: Array) -> Array:
 def is_global(ins: Instruction) -> bool:
     """Whether a load, store or atomic reaches global memory."""
     return ins.name in ("LDG", "STG", "REDG", "RED")
-
-
-@dataclass(frozen=True)
-class Latencies:
-    """Cycles from the issue of an instruction to its result, for those that set a scoreboard.
-
-    `first` is what the first access of a program to a sector of 32 bytes costs: 263 where it is in the
-    second-level cache of an H100, 600 where it is in its memory. Later ones find it in the first-level cache.
-    """
-
-    first: int = 263
-    l1: int = 40
-    #: Also of shuffles and reductions.
-    shared: int = 23
-    #: A load from shared memory of 128 bits, or LDSM, or of a constant.
-    wide: int = 30
-    #: Special registers, conversions, population counts: what remains.
-    other: int = 20
-    #: Until the source registers of a load or store may be overwritten.
-    read: int = 12
-    barrier: int = 25
-    #: A taken branch, beyond its stall count: the instructions after it are fetched anew.
-    branch: int = 8
-    #: Cycles between two instructions of a warp on a pipe of 16 lanes, or of the load and store unit, and for each
-    #: further line of 128 bytes, or shared memory bank conflict, of one instruction.
-    half_rate: int = 2
 
 
 #: Target → where a kernel's arguments begin in constant bank 0, and where shared memory begins.
@@ -115,22 +86,8 @@ class Memory:
             raise IndexError(f"{text}: outside of every tensor, at {hex(int(offsets[bad][0]))}")
 
 
-#: Instructions of pipes that have 16 lanes.
-_HALF = {
-    "IMAD", "IADD3", "LOP3", "ISETP", "SEL", "SHF", "LEA", "VIADD", "VIMNMX", "VIMNMX3", "VIADDMNMX", "PRMT",
-    "SGXT", "PLOP3", "P2R",
-}  # fmt: skip
-
-
-class Trace(NamedTuple):
-    """Cycles until a program's last warp ended, and instructions of all its warps."""
-
-    cycles: int
-    instructions: int
-
-
 class Warp(Registers):
-    """One warp of a program; `run` yields at every barrier and stops at the end."""
+    """One warp of a program. mask: its lanes that run the next instruction; paths: other lanes, and where."""
 
     def __init__(self, machine: Machine, i_warp: int) -> None:
         nothing = np.zeros(1, np.uint32)
@@ -139,9 +96,7 @@ class Warp(Registers):
             **dict.fromkeys(("SR_CTAID.X", "SR_CTAID.Y", "SR_CgaCtaId"), nothing),
         }  # fmt: skip
         super().__init__(machine.constants, special)
-        self.machine, self.costs, self.time, self.count = machine, machine.latencies, 0, 0
-        self.boards = [0] * 6  # when each is at 0
-        self.pipes: dict[str, int] = {}
+        self.machine = machine
         self.mask, self.exited = np.ones(32, bool), np.zeros(32, bool)
         self.paths: list[tuple[int, Array]] = []
         self.barriers: dict[str, Array] = {}
@@ -166,36 +121,12 @@ class Warp(Registers):
         address = address.view(np.int64)
         return address if len(address) == 32 else np.broadcast_to(address, (32,))
 
-    def access(self, ins: Instruction, mask: Array, start: int) -> tuple[int, int]:
-        """A load or store: its latency, and cycles on the pipe."""
-        costs, name = self.costs, ins.name
-        addresses = self.addresses(ins)
-        offsets, width = self.transfer(ins, mask, addresses), width_of(ins)
-        if name == "LDSM":
-            return costs.wide, 2 * costs.half_rate
-        if not is_global(ins):
-            words = np.unique(offsets[:, None] // 4 + np.arange(max(width // 4, 1)))
-            turns = max(Counter((words % 32).tolist()).values())  # a bank gives one word a turn
-            latency = costs.wide if width > 8 else costs.shared
-            extra = max(turns - max(width // 4, 1), 0)
-            return latency + costs.half_rate * extra, costs.half_rate * turns
-        sectors, lines = np.unique(offsets // 32), len(np.unique(offsets // 128))
-        extra = costs.half_rate * (lines - 1)
-        known = self.machine.sectors
-        if name == "LDG":
-            there = max(known.setdefault(int(s), start + costs.first) for s in sectors) - start
-            return max(costs.l1, there) + extra, costs.half_rate + extra
-        if name.startswith("RED"):
-            for s in sectors:
-                known.pop(int(s), None)
-        return costs.first, costs.half_rate + extra
-
-    def transfer(self, ins: Instruction, mask: Array, addresses: Array) -> Array:
-        """Load or store. Returns the offsets of the lanes of `mask` in the memory."""
+    def transfer(self, ins: Instruction, mask: Array, addresses: Array) -> None:
+        """Load or store the lanes of `mask`."""
         name, width = ins.name, width_of(ins)
         if name == "LDSM":
             self.r[ins.operands[0].number] = self.machine.shared.view(np.uint32)[matrix(ins, addresses) // 4]
-            return addresses
+            return
         in_global = is_global(ins)
         block = self.machine.memory.bytes if in_global else self.machine.shared
         offsets = addresses - (Memory.BASE if in_global else 0)
@@ -211,7 +142,7 @@ class Warp(Registers):
             view = block.view(np.int32 if "S32" in ins.modifiers else np.uint32)
             values = np.broadcast_to(self.value(ins.operands[-1]), (32,)).view(view.dtype)
             how.at(view, used // 4, values[mask])
-            return used
+            return
         data = ins.operands[0] if name.startswith("LD") else ins.operands[1]
         kind = {1: np.uint8, 2: np.uint16}.get(width, np.uint32)
         if signed := next((s for s in ("S8", "S16") if s in ins.modifiers), None):
@@ -223,29 +154,6 @@ class Warp(Registers):
                 self.write(data, view[at + i].astype(np.int64).view(np.uint64).astype(np.uint32), mask, i)
             else:
                 view[at[mask] + i] = self.r[min(data.number + i, 255)][mask].astype(kind)
-        return used
-
-    def run(self) -> Iterator[None]:
-        code, labels = self.machine.program.code, self.machine.program.labels
-        pc = 0
-        while (pc := self._resume(pc)) != ENDED:
-            ins = code[pc]
-            mask = self.mask if ins.guard is None else self.mask & self.predicate(ins.guard)
-            pipe = _pipe(ins)
-            waited = (self.boards[i] for i in range(6) if ins.wait >> i & 1)
-            start = max(self.time, self.pipes.get(pipe, 0), *waited)
-            latency, busy = self._execute(ins, mask, start) if mask.any() else (0, 1)
-            self.pipes[pipe] = start + busy
-            for board, ready in ((ins.write, latency), (ins.read, min(latency, self.costs.read))):
-                if board != NONE:
-                    self.boards[board] = max(self.boards[board], start + ready)
-            self.time, self.count = start + max(ins.stall, 1), self.count + 1
-            if ins.name == "BAR":
-                yield
-            target = self._branch(ins, mask, pc, labels)
-            if target != pc + 1:  # also where lanes meet elsewhere than after their BSYNC
-                self.time += self.costs.branch
-            pc = target
 
     def _resume(self, pc: int) -> int:
         """The next instruction: `pc`, or that of other lanes if none is left here."""
@@ -314,29 +222,6 @@ class Warp(Registers):
             self.mask = self.mask & ~here
         return pc + 1
 
-    def _execute(self, ins: Instruction, mask: Array, start: int) -> tuple[int, int]:
-        """``(latency, cycles on the pipe)``."""
-        costs = self.costs
-        if ins.name in LOAD_STORE:
-            return self.access(ins, mask, start)
-        if ins.name in OPERATIONS:
-            OPERATIONS[ins.name](self, ins, mask)
-        elif ins.name not in CONTROL_FLOW:
-            raise NotImplementedError(ins.text)
-        if ins.name in ("SHFL", "REDUX", "CREDUX"):
-            return costs.shared, costs.half_rate
-        if ins.name in ("LDC", "ULDC", "LDCU"):
-            return costs.wide, 1
-        return costs.other, costs.half_rate if ins.name in (*_HALF, "S2R", "S2UR") else 1
-
-
-def _pipe(ins: Instruction) -> str:
-    if ins.name in LOAD_STORE or ins.name in ("SHFL", "REDUX", "CREDUX"):
-        return "load and store"
-    if ins.name == "IMAD":
-        return "multiply"
-    return "uniform" if ins.name.startswith("U") else "other" if ins.name not in _HALF else "integer"
-
 
 @dataclass
 class Machine:
@@ -346,18 +231,4 @@ class Machine:
     memory: Memory
     constants: bytes
     num_warps: int
-    latencies: Latencies
     shared: Array = field(default_factory=lambda: np.zeros(SHARED, np.uint8))
-    #: Sector of global memory → cycle from which on the program finds it in its first-level cache.
-    sectors: dict[int, int] = field(default_factory=dict)
-
-    def run(self) -> Trace:
-        """Run it to its end."""
-        warps = [Warp(self, i) for i in range(self.num_warps)]
-        running = [(warp, warp.run()) for warp in warps]
-        while running:
-            running = [(warp, rest) for warp, rest in running if next(rest, self) is not self]
-            end = max((warp.time for warp, _ in running), default=0) + self.latencies.barrier
-            for warp, _ in running:
-                warp.time = end
-        return Trace(max(warp.time for warp in warps), sum(warp.count for warp in warps))

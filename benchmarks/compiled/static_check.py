@@ -100,24 +100,21 @@ def read(compiled: Any) -> dict[str, Any]:
     return {"registers": registers, "stack": stack, "shared": compiled.metadata.shared}
 
 
-def differences(expected: Table, found: Table, tolerance: float = 0.0) -> list[str]:
-    """A line for each row that differs, in a number by more than this share, or that only one has."""
+def differences(expected: Table, found: Table) -> list[str]:
+    """A line for each row that differs, or that only one has."""
     lines = []
     rows = [(label, target) for table in (expected, found) for label, row in table.items() for target in row]
     for label, target in dict.fromkeys(rows):
         a, b = (table.get(label, {}).get(target, {}) for table in (expected, found))
-        same = a == b
-        if tolerance and a.keys() == b.keys():
-            same = np.allclose([*b.values()], [*a.values()], tolerance, 0)
-        if not same:
+        if a != b:
             lines.append(f"{label}, {target}: {a or 'no row'} in the table, {b or 'no row'} now")
     return lines
 
 
-def markdown(table: Table, cell: Callable[[dict[str, Any]], str]) -> str:
+def markdown(table: Table) -> str:
     """Rows down, targets across."""
     targets = list(next(iter(table.values())))
-    rows = ([label, *map(cell, row.values())] for label, row in table.items())
+    rows = ([label, *map(_cell, row.values())] for label, row in table.items())
     return tables.table(["kernel", *targets], rows, "l" * (len(targets) + 1))
 
 
@@ -133,7 +130,6 @@ def settle(
     renew: bool,
     wrong: Sequence[str] = (),
     is_part: bool = False,
-    tolerance: float = 0.0,
 ) -> None:
     """Put what was found into the committed file, beside other versions of Triton, or name what differs from it
     or is `wrong`; then exit code 1. is_part: rows that the file has besides are no difference."""
@@ -151,7 +147,7 @@ def settle(
         for label, rows in (expected or table).items()
         if label in table or not is_part
     }
-    lines = [*wrong, *differences(wanted, table, tolerance)]
+    lines = [*wrong, *differences(wanted, table)]
     for line in lines:
         typer.echo(line, err=True)
     if lines:
@@ -177,7 +173,7 @@ def main(
         )
     uninterpreted()
     table = measure(target or TARGETS, only or [""])
-    typer.echo(f"registers, shared memory\n\n{markdown(table, _cell)}")
+    typer.echo(f"registers, shared memory\n\n{markdown(table)}")
     spills = [
         f"{label}, {target}: {row['stack']} bytes of stack a thread, expected 0"
         for label, rows in table.items()

@@ -16,8 +16,6 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 from benchmarks import tables
 from benchmarks.tables import DOCS, ratio
 
-#: Clock of the latency model, in GHz.
-GIGAHERTZ = 1.755
 #: Name of the block in ``<!-- NAME:begin -->``.
 MAIN_BLOCK = "numbers"
 OURS = "gpu_align"
@@ -248,17 +246,6 @@ def ablation(numbers: dict[str, Any]) -> str:
     )
 
 
-def latency(numbers: dict[str, Any]) -> str:
-    """Cycles by the latency model as µs, for sm_90 and the newest Triton."""
-    stored = tables.read("latency")["triton"]
-    newest = max(stored)
-    rows = (
-        [state, *(_us(found["sm_90"][name]) for name in ("warm", "cold"))]
-        for state, found in stored[newest].items()
-    )
-    return tables.table([f"µs, sm_90, Triton {newest}", "warm", "cold"], rows)
-
-
 def executed(numbers: dict[str, Any]) -> str:
     """The results of `benchmarks.compiled.machine_code`, all targets and versions of Triton together."""
     stored = tables.read("machine_code")["triton"]
@@ -349,8 +336,29 @@ def _speed(counts: dict[str, int]) -> str:
     return "{:.2f}\u00a0@\u00a0{:.2f}".format(*pair)
 
 
-def _us(cycles: float) -> str:
-    us = cycles / GIGAHERTZ / 1e3
+def steps(numbers: dict[str, Any]) -> str:
+    """Times of a step on a GPU, warm and cold, and the rows of all stages that ran on it."""
+    stored = tables.read("gpu")
+    machine = stored["steps"]["machine"]
+    timed = [row for row in stored["steps"]["rows"] if "case" in row]  # a row that failed has none
+    times: dict[str, dict[int, str]] = {row["case"]: {} for row in timed}
+    for row in timed:
+        times[row["case"]][row["batch"]] = f"{_us(row['us'])} ({_us(row['cold_us'])})"
+    batches = sorted({row["batch"] for row in timed})
+    heads = [f"{'' if i else 'batch '}{batch:,}" for i, batch in enumerate(batches)]
+    passed = (
+        f"`{stage}` {sum(row['verdict'] == 'passed' for row in found['rows'])} of {len(found['rows'])}"
+        for stage, found in stored.items()
+        if found["machine"]["gpu"] == machine["gpu"]
+    )
+    rows = ([case, *(found.get(batch, "–") for batch in batches)] for case, found in times.items())
+    return tables.table(["[`us` (`cold_us`)](#measure-on-a-gpu)", *heads], rows) + (
+        f"\n\n{machine['gpu']}, driver {machine['driver']}, torch {machine['torch']}, Triton {machine['triton']}, "
+        f"commit {machine['commit'][:8]}, {machine['date'][:10]}. Rows that passed: {', '.join(passed)}."
+    )
+
+
+def _us(us: float) -> str:
     return f"{us:.1f}" if us < 100 else f"{us:,.0f}"
 
 
@@ -399,8 +407,8 @@ PAGES = {
     DOCS / "agents.md": {"announced": announced, "agents": agents},
     DOCS / "tuning.md": {"choose-k": by_num_draft_tokens},
     DOCS / "developer" / "compiled-kernels.md": {
-        "latency": latency,
         "executed": executed,
+        "steps": steps,
     },
     DOCS / "quality.md": {MAIN_BLOCK: table, "rows": rows, "confidence": confidence},
     DOCS / "developer" / "mechanisms.md": {"ablation": ablation, "checks": checks},
