@@ -173,7 +173,8 @@ STAGES = (
     Stage("warm_up", 90, tests=(f"{_ALIGN}/test_warm_up.py",),  # where nothing was compiled before
           dry_tests=(f"{_ALIGN}/test_warm_up.py", "-k", "changes_no_slot")),
     Stage("cases", 180, cases_rows),
-    Stage("speculator", 60, tests=(_SPECULATOR,), dry_tests=(_SPECULATOR, "-k", "launches_nothing"), needs=("vllm",)),
+    Stage("speculator", 60, tests=(_SPECULATOR,), dry_tests=(_SPECULATOR, "-k", "launches_nothing"),
+          needs=("vllm",)),
     Stage("steps", 150, rows_of("steps")),
     Stage("ngram", 60, rows_of("steps", "ngram_rows")),
     Stage("sanitizer", 300, sanitizer_rows),
