@@ -98,7 +98,9 @@ def test_behind_it_nothing_is_compiled_pinned_or_loaded(monkeypatch):
     with loads:
         drafter.warm_up(*rows)
     warm, pinned = set(loads.seen), torch.cuda.host_memory_stats().get("num_host_alloc")
-    assert {"step_kernel", "index_kernel", "pinned"} <= {name for name, *_ in warm}
+    # On a GPU an earlier test of this process may have compiled the kernels.
+    kernels = {"step_kernel", "index_kernel"} if DEVICE == "cpu" else set()
+    assert {"pinned", *kernels} <= {name for name, *_ in warm}
     for _ in range(400):
         slot, num_tokens = rng.randrange(40), min(int(2 ** rng.uniform(0, 17)) - 1, 100_000)
         prediction = torch.arange(num_tokens, dtype=torch.int32) + slot

@@ -18,7 +18,7 @@ Floats = npt.NDArray[np.float32]
 Levels = npt.NDArray[np.integer[Any]]
 
 #: Of a new request: so many drafts may be rejected before it gets no more than single ones.
-START = 4.0
+START = 3.0
 #: What an accepted draft earns: a quarter of what is promised has to come true.
 EARNED = 4.0
 #: A slot promises at least this, however little its draft does: drafts that are never accepted run out as well.
