@@ -336,6 +336,10 @@ def _speed(counts: dict[str, int]) -> str:
     return "{:.2f}\u00a0@\u00a0{:.2f}".format(*pair)
 
 
+#: Batches of the tables of times, and their heads.
+BATCHES = {1: "batch 1", 64: "64", 1024: "1,024"}
+
+
 def steps(numbers: dict[str, Any]) -> str:
     """Times of a step on a GPU, warm and cold, and the rows of all stages that ran on it."""
     stored = tables.read("gpu")
@@ -343,18 +347,51 @@ def steps(numbers: dict[str, Any]) -> str:
     timed = [row for row in stored["steps"]["rows"] if "case" in row]  # a row that failed has none
     times: dict[str, dict[int, str]] = {row["case"]: {} for row in timed}
     for row in timed:
-        times[row["case"]][row["batch"]] = f"{_us(row['us'])} ({_us(row['cold_us'])})"
-    batches = sorted({row["batch"] for row in timed})
-    heads = [f"{'' if i else 'batch '}{batch:,}" for i, batch in enumerate(batches)]
+        times[row["case"]][row["batch"]] = f"{_us(row['us'])}/{_us(row['cold_us'])}"
     passed = (
         f"`{stage}` {sum(row['verdict'] == 'passed' for row in found['rows'])} of {len(found['rows'])}"
         for stage, found in stored.items()
         if found["machine"]["gpu"] == machine["gpu"]
     )
-    rows = ([case, *(found.get(batch, "–") for batch in batches)] for case, found in times.items())
-    return tables.table(["[`us` (`cold_us`)](#measure-on-a-gpu)", *heads], rows) + (
-        f"\n\n{machine['gpu']}, driver {machine['driver']}, torch {machine['torch']}, Triton {machine['triton']}, "
-        f"commit {machine['commit'][:8]}, {machine['date'][:10]}. Rows that passed: {', '.join(passed)}."
+    rows = ([case, *(found.get(batch, "–") for batch in BATCHES)] for case, found in times.items())
+    return tables.table(["[`us`/`cold_us`](#measure-on-a-gpu)", *BATCHES.values()], rows) + (
+        f"\n\n{_machine(stored['steps'])}. Rows that passed: {', '.join(passed)}."
+    )
+
+
+#: Rows of the table of alignment, and how the suite calls the group of a batch.
+ALIGNED = {
+    "realignment, 17 new tokens": "realignment, batch {}, 17 new tokens",
+    "256": "realignment, batch {}, 256 new tokens",
+    "8,192": "realignment, batch {}, 8192 new tokens",
+    "LCS of 1,024 tokens": "LCS length, batch {}, 1024 tokens",
+    "32,768": "LCS length, batch {}, 32768 tokens",
+    "a step, lost": "step, batch {}, 1024 tokens, lost",
+}
+
+
+def alignment(numbers: dict[str, Any]) -> str:
+    """Medians of the suite on the machine with a GPU."""
+    stored = tables.read("gpu")["suite"]
+    found = {(row["group"], row["name"].partition("[")[0]): row for row in stored["rows"]}
+
+    def cell(group: str) -> str:
+        on_cpu, on_gpu = (found.get((group, f"test_gpu_align_{name}")) for name in ("cpu", "gpu"))
+        if on_gpu is None:
+            return "–"
+        times = on_gpu["us"], on_gpu["device_us"]["median"]
+        return "/".join(["–" if on_cpu is None else _us(on_cpu["us"]), *map(_us, times)])
+
+    rows = ([name, *(cell(group.format(batch)) for batch in BATCHES)] for name, group in ALIGNED.items())
+    return tables.table(["µs: CPU/GPU/its device", *BATCHES.values()], rows) + f"\n\n{_machine(stored)}."
+
+
+def _machine(stage: dict[str, Any]) -> str:
+    """The machine that a stage of `benchmarks.gpu` ran on."""
+    machine = stage["machine"]
+    return (
+        f"{machine['gpu']}, driver {machine['driver']}, torch {machine['torch']}, Triton {machine['triton']}, "
+        f"commit {machine['commit'][:8]}, {machine['date'][:10]}"
     )
 
 
@@ -410,7 +447,7 @@ PAGES = {
         "executed": executed,
         "steps": steps,
     },
-    DOCS / "quality.md": {MAIN_BLOCK: table, "rows": rows, "confidence": confidence},
+    DOCS / "quality.md": {MAIN_BLOCK: table, "rows": rows, "confidence": confidence, "alignment": alignment},
     DOCS / "developer" / "mechanisms.md": {"ablation": ablation, "checks": checks},
     DOCS.parent / "benchmarks" / "quality" / "README.md": {"drafters": more_drafters},
 }
