@@ -66,7 +66,7 @@ def initialize_kv_cache(original: Callable[..., Any], self: Any, *args: Any, **k
         if reporter is not None and not kwargs.get("is_profiling"):
             reporter.plain_graphs_alone = name in ("context", "backend")
             full, others = GRAPHS[name]
-            why = "; others not: " + " ".join(filter(None, [others, detail])) if others else ""
+            why = "; why not more: " + " ".join(filter(None, [others, detail])) if others else ""
             level = logging.INFO if name in _ASKED_FOR else logging.WARNING
             logger.log(level, "gpu_align runs %s with FULL CUDA graphs%s", full, why)
     return result
