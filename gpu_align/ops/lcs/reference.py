@@ -6,6 +6,8 @@ carries here is one addition.
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -48,10 +50,13 @@ def _requests(
 def _fold(tokens: IntArray, text: IntArray) -> int:
     """The row of len(text) bits after these tokens."""
     ones = row = (1 << len(text)) - 1
-    found = np.empty(len(text), np.bool_)
-    for token in tokens:
-        np.equal(text, token, out=found)
-        matched = row & int.from_bytes(np.packbits(found, bitorder="little").tobytes(), "little")
+
+    @cache
+    def places_of(token: int) -> int:
+        return int.from_bytes(np.packbits(text == token, bitorder="little").tobytes(), "little")
+
+    for token in tokens.tolist():
+        matched = row & places_of(token)
         # row - matched is row & ~matched. What carries past the end stays there: carries only run upwards.
         row = (row + matched) | (row - matched)
     return row & ones
