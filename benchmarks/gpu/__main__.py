@@ -164,7 +164,7 @@ _ALIGN, _SPECULATOR = "tests/gpu_align", "tests/vllm_integration/test_vllm_specu
 STAGES = (
     Stage("compile", 300, compile_rows),
     Stage(
-        "kernels", 160,
+        "kernels", 300,
         tests=(f"{_ALIGN}/ops", *(f"{_ALIGN}/test_{name}.py" for name in (
             "drafter", "arena", "step_traffic", "preparation",
         ))),
