@@ -247,9 +247,9 @@ def best_of(ask: Callable[[], tuple[list[Tokens], Row]], expected: list[Tokens])
     runs = [ask(), ask()]
     equal = min(sum(a == b for a, b in zip(answers, expected, strict=True)) for answers, _ in runs)
     best = min((row for _, row in runs), key=lambda row: float(row["ms"]))
-    best = {"equal": equal, "of": len(expected), "runs": len(runs), **best}
-    assert equal == len(expected), f"expected equal answers, found {best}"
-    return best
+    row = {"equal": equal, "of": len(expected), "runs": len(runs), **best}
+    assert equal == len(expected), f"expected equal answers, found {row}"
+    return row
 
 
 def rows(device: str, is_dry: bool, out: Path) -> Rows:
@@ -276,7 +276,7 @@ def compare(engines: Engines, mode: str, case: str, answers: dict[str, list[Toke
     if source not in answers:
         answers[source], _ = engines.ask(source, prompts, none, OUTPUT)
     expected = answers[source]
-    edited = [[t if (i + 1) % 20 else (t + 1) % vocab for i, t in enumerate(answer)] for answer in expected]
+    edited = [[t if i % 20 else (t + 1) % vocab for i, t in enumerate(answer, 1)] for answer in expected]
     half = [answer if n % 2 else None for n, answer in enumerate(expected)]
     cases: dict[str, Sequence[Tokens | None]]
     cases = {"no prediction": none, "exact": expected, "edited": edited, "half": half}
@@ -319,17 +319,15 @@ def throughput_rows(device: str, is_dry: bool, out: Path) -> Rows:
     options: dict[str, Any] = {"dtype": "bfloat16", "enforce_eager": device == "cpu"}
     options["kv_cache_memory_bytes"] = 2**28 + int(per_token * most * (prompt + tokens + 48) * 1.05)
     spec = {"stage": "throughput", "device": device, "shape": shape, "is_chain": True, "batch": most}
-    modes: dict[str, dict[str, Any]] = {name: {} for name in TIMED if name != "ngram" or not is_dry}
-    engines = Engines(modes, {**spec, "options": options}, out)
+    engines = Engines({name: {} for name in TIMED}, {**spec, "options": options}, out)
     rng = random.Random(1)
     texts: dict[str, list[Tokens]] = {"exact": [], "edited": []}
     ends = [rng.randrange(10, vocab) for _ in range(most)]
     fillers = [[rng.randrange(10, vocab) for _ in range(prompt - tokens - 1)] for _ in range(most)]
     for end in ends:
         _, *answer = itertools.accumulate(range(tokens), lambda t, _: next_token(t, vocab), initial=end)
-        wrong = [t if (i + 1) % 40 else rng.randrange(10, vocab) for i, t in enumerate(answer)]
         texts["exact"].append(answer)
-        texts["edited"].append(wrong)
+        texts["edited"].append([t if i % 40 else rng.randrange(10, vocab) for i, t in enumerate(answer, 1)])
 
     def measure(name: str, batch: int, inside: str, predicted: str) -> Row:
         prompts = [[*a, *b, c] for a, b, c in zip(fillers, texts[inside], ends, strict=True)][:batch]
@@ -340,8 +338,8 @@ def throughput_rows(device: str, is_dry: bool, out: Path) -> Rows:
         return {"shape": shape, "batch": batch, **row}
 
     for batch in batches:
-        for name in modes:
-            for case, (inside, predicted) in TIMED[name].items():
+        for name, cases in TIMED.items():
+            for case, (inside, predicted) in cases.items():
                 yield f"batch {batch}: {name}, {case}", partial(measure, name, batch, inside, predicted)
 
 
