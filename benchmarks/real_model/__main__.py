@@ -1,54 +1,278 @@
 """A real language model as an instrument: ``python -m benchmarks.real_model [--serve N] [--published] [--write]``.
 
 SmolLM2-135M-Instruct answers 51 tasks, once; drafters are replayed on its answers. Answers that end in a loop, and
-those that the model does not end, are in no figure.
+those that the model does not end, are in no figure. What others published is run with the same model.
 """
 
 from __future__ import annotations
 
-import asyncio
+import importlib.util
 import json
+import re
+import runpy
+import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import httpx
+import torch
+from transformers import AutoModelForCausalLM
 
 from benchmarks import tables
 from benchmarks.quality.build_suffix_peer import add_to_path
-from benchmarks.real_model import measure
-from benchmarks.real_model.answers import Ask, K, record, tasks, turns
-from benchmarks.real_model.model import ModelError, locked, model_folder
-from benchmarks.tables import table
+from benchmarks.quality.replays import OurPair, bound
+from benchmarks.quality.runs import Counts
+from benchmarks.real_model import model
+from benchmarks.real_model.model import CACHE, FOLDER, MAX_TOKENS, TASK_KINDS, K
+from benchmarks.tables import ROOT, table
+from gpu_align import hf, predictors, simulate
+from gpu_align.policies import POLICIES
+from gpu_align.recipes import observe, report
+from gpu_align.simulate import PairResult, Record, load_tokenizer, replay
 from gpu_align.tools.bench.client import BenchError
+from gpu_align.tools.simulate.replay import follow
 
 TEMPERATURES = (0.7, 1.0, 0.0)
+#: Half of the tasks → its answers as records for `gpu-align simulate`; settings are chosen by those that are seen.
+RECORDS = {half: CACHE / f"records-{half}.jsonl" for half in ("seen", "unseen")}
+COUNTS = ("output_tokens", "steps", "accepted", "rejected")
+#: Drafters by what they know.
+DRAFTERS = {
+    "": ("gpu_align", "suffix_decoding_4", "prompt_lookup", "static_text", "openai"),
+    ", prompt alone": ("gpu_align", "suffix_decoding_4", "prompt_lookup", "prompt_lookup_vllm"),
+}
+BOUNDS = {"best copy after the last token": True, "best copy from anywhere": False}
+#: Of a summary, a copy and an edit; the texts of Cascade's case.
+LOOKED_UP = ("summary 1", "copy prose 1", "json value 2")
+VERBATIM = ("copy code 1", "copy prose 3", "list to table 3")
+#: Samples of a prompt, at this temperature; prompts that are learned from, and as many that are not.
+SAMPLES, TEMPERATURE, PROMPTS = 8, 0.7, 5
+NODE = CACHE / "node"
 Results = dict[str, Any]
 
 
 def run(options: Any) -> Results:
     """Run the measurements that the options ask for; returns the content of the JSON file."""
     add_to_path()  # suffix decoding, where it is built
-    model, asked = model_folder(), tasks()
-    end = json.loads((model / "generation_config.json").read_text())["eos_token_id"]
-    answers = iter(record(model, [Ask(task.messages, t) for t in TEMPERATURES for task in asked]))
+    asked = model.tasks()
+    end = json.loads((model.model_folder() / "generation_config.json").read_text())["eos_token_id"]
+    answers = iter(model.record([(task.messages, t, 1) for t in TEMPERATURES for task in asked]))
     found: Results = {"num_draft_tokens": K, "confidence": {}}
     for t in TEMPERATURES:  # the greedy answers are last: their records stay
-        answered = [(task, next(answers)) for task in asked]
-        paths = measure.write_records(answered, model, options.half)
-        found["confidence"][str(t)] = measure.confidence(paths.values(), end, t)
+        answered = list(zip(asked, islice(answers, len(asked)), strict=True))
+        halves = records_of(answered)
+        records = [each for half in halves.values() for each in half]
+        found["confidence"][str(t)] = confidence(records, end, t)
     found["answers"] = [[task.id, task.half, len(each.output), each.counts] for task, each in answered]
-    found["replays"] = {half: measure.replays(path, end) for half, path in paths.items()}
+    found["replays"] = {half: replays(each, end) for half, each in halves.items()}
     if options.baseline:
-        found["baseline"] = {half: measure.at_commit(options.baseline, path) for half, path in paths.items()}
+        found["baseline"] = {half: at_commit(options.baseline, path) for half, path in RECORDS.items()}
     if options.serve:
-        found["served"] = asyncio.run(turns(model, asked[:: options.serve]))
+        found["served"] = model.turns(asked[:: options.serve])
     if options.published:
-        found["published"] = measure.published(model, answered)
+        by_id = {each.id: each for each in records}
+        looked_up = [by_id[name] for name in LOOKED_UP if name in by_id]
+        found["published"] = {
+            "node_llama_cpp": node_llama_cpp(looked_up),
+            "recipes": recipes(),
+            "verbatim": verbatim([by_id[name] for name in VERBATIM if name in by_id]),
+            "llama_cpp": llama_cpp(looked_up),
+        }
     return found
 
 
-def replays(found: Results) -> str:
+def records_of(answered: Iterable[tuple[model.Task, model.Answer]]) -> dict[str, list[Record]]:
+    """The answers that count, by half; also written to `RECORDS`."""
+    encode = load_tokenizer(str(FOLDER)).encode
+    found: dict[str, list[Record]] = {half: [] for half in RECORDS}
+    for task, answer in answered:
+        if answer.counts:
+            told = Record(task.id, answer.prompt, encode(task.prediction), answer.output, str(FOLDER))
+            found[task.half].append(told)
+    for half, path in RECORDS.items():
+        path.write_text("".join(f"{json.dumps(vars(each))}\n" for each in found[half]))
+    return found
+
+
+@dataclass
+class Replayed(OurPair):
+    """past_end: draft tokens after an end token of their own draft."""
+
+    past_end: int = 0
+
+
+def replayed(
+    policy: predictors.TokenPredictor, records: Sequence[Record], end_token: int, temperature: float = 0.0
+) -> list[Replayed]:
+    """`gpu_align.simulate.replay` of each, by a predictor that knows end token and temperature."""
+    loop = predictors.PredictorLoop(policy, num_draft_tokens=K, strict=True)
+    sampling = SimpleNamespace(eos_token_id=end_token, do_sample=temperature > 0, temperature=temperature)
+    results = [Replayed.begin(each) for each in records]
+    for each, result in zip(records, results, strict=True):
+        loop.start(each.prompt, each.prediction, sampling=sampling)
+        for step in follow(loop, each.output):
+            result.count(step)
+            if end_token in step.draft:
+                result.past_end += len(step.draft) - 1 - list(step.draft).index(end_token)
+    return results
+
+
+def sums(pairs: Iterable[PairResult]) -> dict[str, int]:
+    return {name: sum(getattr(pair, name) for pair in pairs) for name in COUNTS}
+
+
+def confidence(records: Sequence[Record], end_token: int, temperature: float) -> Results:
+    """Counts of ours, and of each tenth of confidences the drafts, the promise and what was accepted."""
+    pairs = replayed(*simulate.make_policies(["gpu_align"], records, K), records, end_token, temperature)
+    tenths = [tenth for tenth in Counts.of(pairs).reliability.deciles() if tenth.drafts]
+    deciles = [[tenth.drafts, round(tenth.confidence, 3), round(tenth.accepted, 3)] for tenth in tenths]
+    return sums(pairs) | {"deciles": deciles}
+
+
+def replays(records: Sequence[Record], end_token: int) -> Results:
+    """Counts by drafter, and each record's tokens and steps."""
+    known, runs = simulate.runnable_policy_names(), dict[str, Sequence[PairResult]]()
+    alone = [replace(each, prediction=[]) for each in records]
+    for (suffix, names), those in zip(DRAFTERS.items(), (records, alone), strict=True):
+        for policy in simulate.make_policies([name for name in names if name in known], those, K):
+            runs[policy.name + suffix] = replayed(policy, those, end_token)
+    runs |= {name: [bound(each, K, matched) for each in records] for name, matched in BOUNDS.items()}
+    return {
+        name: {
+            **sums(pairs), "past_end": sum(getattr(pair, "past_end", 0) for pair in pairs),
+            "records": {pair.id: [pair.output_tokens, pair.steps] for pair in pairs},
+        }
+        for name, pairs in runs.items()
+    }  # fmt: skip
+
+
+def at_commit(commit: str, path: Path) -> dict[str, int]:
+    """The same records by the drafter of another commit, by `simulate` in a copy of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = f"git -C '{ROOT}' archive '{commit}' gpu_align | tar -x"
+        options = f"'{path}' --policy gpu_align -k {K} --json found.json"
+        script = f"{copy} && '{sys.executable}' -m gpu_align simulate {options}"
+        output_of(["bash", "-o", "pipefail", "-c", script], folder)
+        counts = json.loads(Path(folder, "found.json").read_text())["policies"]["gpu_align"]
+    return {name: counts[name] for name in COUNTS}
+
+
+def output_of(command: Sequence[str], folder: str | Path, told: str = "") -> str:
+    """Return what a command prints. ModelError: it fails; with the line of its messages that names an error."""
+    done = subprocess.run(command, input=told, capture_output=True, text=True, cwd=folder)
+    if done.returncode:
+        errors = (line for line in done.stderr.splitlines() if re.search("error|fatal", line, re.I))
+        raise model.ModelError(f"{command[0]}: {next(errors, 'failed')}")
+    return done.stdout
+
+
+def node_llama_cpp(records: Sequence[Record]) -> Results:
+    """The package on the GGUF, one thread, beside our predictor on the same answers: validated and refuted."""
+    script = Path(__file__).with_name("input_lookup.mjs")
+    (NODE / script.name).write_bytes(script.read_bytes())  # a module finds packages beside itself
+    prompts = [each.prompt for each in records]
+    told = json.dumps({"gguf": str(model.gguf_file()), "prompts": prompts, "maxTokens": MAX_TOKENS})
+    answers = json.loads(output_of(["node", script.name], NODE, told))
+    rules = {
+        "example": predictors.InputLookupTokenPredictor((2, 0), (1, 2)),
+        "defaults": predictors.InputLookupTokenPredictor(),
+    }
+    found: Results = {}
+    for each, runs in zip(records, answers, strict=True):
+        output = runs["none"]["tokens"]
+        found[each.id] = {"tokens": len(output), "cpu_s": {run: round(runs[run]["cpuS"], 2) for run in runs}}
+        for run, rule in rules.items():
+            guide = replay(rule, replace(each, prediction=[], output=output), K, draft_in_prefill=True)
+            found[each.id][run] = {
+                "identical": runs[run]["tokens"] == output,
+                "release": runs[run]["predictions"],
+                "guide": [guide.accepted, guide.rejected],
+            }
+    return found
+
+
+def recipes() -> Results:
+    """Packs of the model's own samples, on its greedy answers to other prompts, by kind."""
+    tokenizer, found = load_tokenizer(str(FOLDER)), {}
+    texts_of = partial(simulate.token_texts, tokenizer)
+
+    def encode(texts: Sequence[str | list[int]]) -> list[list[int]]:
+        return [tokenizer.encode(text) if isinstance(text, str) else text for text in texts]
+
+    asks: list[model.Ask] = []
+    taught = [kind for kind, of in TASK_KINDS.items() if "teacher" in of]
+    for kind in taught:
+        chats = [model.chat(kind, text) for text in TASK_KINDS[kind]["teacher"]]
+        asks += [(each, TEMPERATURE, seed) for each in chats[:PROMPTS] for seed in range(SAMPLES)]
+        asks += [(each, 0.0, 1) for each in chats[PROMPTS:]]
+    answers = iter(model.record(asks))
+    for kind in taught:
+        groups = [[a.text for a in islice(answers, SAMPLES) if a.counts] for _ in range(PROMPTS)]
+        records = [Record(kind, a.prompt, [], a.output) for a in islice(answers, PROMPTS) if a.counts]
+        pack = observe([(kind, "", group) for group in groups if len(group) > 1], encode, texts_of)
+        outputs = [(kind, each.prompt, each.output) for each in records]
+        told = report(pack, outputs, encode, texts_of, K)
+        alone = [replay(predictors.PredictedOutputTokenPredictor(), each, K) for each in records]
+        found[kind] = {
+            "samples": sum(map(len, groups)), "outputs": len(outputs), "entries": len(pack.observed),
+            **told.tasks[kind].as_json(), "steps_context": sum(pair.steps for pair in alone),
+            "steps_both": told.with_context[kind].steps,
+        }  # fmt: skip
+    return found
+
+
+def verbatim(records: Sequence[Record]) -> Results:
+    """The model's own answer as the prediction, through `gpu_align.hf.generate`: passes and CPU seconds."""
+    torch.set_num_threads(1)
+    loaded = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
+    runs: dict[str, predictors.TokenPredictor] = {
+        "none": POLICIES["cursor"](), "openai": POLICIES["openai"](), "n-gram": POLICIES["prompt_lookup_vllm"](),
+        "gpu_align": predictors.PredictedOutputTokenPredictor(),
+    }  # fmt: skip
+    found: Results = {}
+    for each in records:
+        found[each.id] = {"tokens": len(each.output)}
+        for run, predictor in runs.items():
+            prediction = each.output if run in ("openai", "gpu_align") else []
+            began = time.process_time()
+            made = hf.generate(
+                loaded, each.prompt, prediction=prediction, predictor=predictor, num_draft_tokens=K,
+                do_sample=False, max_new_tokens=MAX_TOKENS, return_dict_in_generate=True,
+            )  # fmt: skip
+            same = made.sequences[0, len(each.prompt) :].tolist() == each.output
+            cpu_s = round(time.process_time() - began, 2)
+            found[each.id][run] = {"passes": made.predicted_outputs.steps, "cpu_s": cpu_s, "identical": same}
+    return found
+
+
+def llama_cpp(records: Sequence[Record]) -> Results:
+    """llama-cpp-python on the GGUF: no drafts, its own lookup and ours; passes after the prefill, CPU seconds.
+
+    Nothing where it was not built from source.
+    """
+    sys.path.append(str(CACHE / "llama-cpp"))
+    if not importlib.util.find_spec("llama_cpp"):
+        return {}
+    example = runpy.run_path(str(tables.DOCS / "examples" / "with_llama_cpp.py"))
+    found: Results = {each.id: {} for each in records}
+    for run, drafter in example["drafters"](K).items():
+        llama = example["load"](str(model.gguf_file()), drafter)
+        for each in records:
+            made = example["complete"](llama, each.prompt, each.prediction, MAX_TOKENS)
+            tokens = made.pop("tokens")
+            first = found[each.id].setdefault("output", tokens)
+            found[each.id][run] = {**made, "cpu_s": round(made["cpu_s"], 2), "identical": tokens == first}
+    return {name: {"tokens": len(runs.pop("output")), **runs} for name, runs in found.items()}
+
+
+def drafts(found: Results) -> str:
     """Tokens a step, and rejected per accepted, of every drafter on each half."""
     columns, heads = [], ["tokens a step; rejected per accepted"]
     for half, counts in found["replays"].items():
@@ -58,7 +282,7 @@ def replays(found: Results) -> str:
     return table(heads, [[name, *(column[name] for column in columns)] for name in columns[0]])
 
 
-def served(found: Results) -> str:
+def cpu(found: Results) -> str:
     """CPU seconds of the servers' processes over the answers that count."""
     each, rows = [row["cpu_s"] for row in found["served"] if row["counts"]], []
     for mode in each[0]:
@@ -103,33 +327,26 @@ def passes(found: Results) -> str:
 
 
 #: The blocks of the page by name.
-BLOCKS = {"model": replays, "served": served, "node": node, "teacher": teacher, "passes": passes}
+BLOCKS = {"model": drafts, "served": cpu, "node": node, "teacher": teacher, "passes": passes}
 
 
-def main(argv: list[str] | None = None) -> int:
+def main() -> int:
     """Command line; returns the exit code (0, or 1: something could not be had or written)."""
     parser = tables.command("benchmarks.real_model", __doc__)
-    halves = measure.HALVES
-    parser.add_argument(
-        "--half", nargs="+", choices=halves, default=halves, help="seen: for choosing settings"
-    )
     parser.add_argument("--baseline", metavar="COMMIT", help="replay the drafter of this commit, too")
     parser.add_argument("--serve", type=int, metavar="N", help="servers in turns, on every Nth task")
-    parser.add_argument("--published", action="store_true", help="what others published, with this model")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write the results there")
+    parser.add_argument("--published", action="store_true", help="others' work; needs node-llama-cpp")
     parser.add_argument("--write", action="store_true", help="into benchmarks/results and docs/published.md")
-    options = parser.parse_args(argv)
+    options = parser.parse_args()
     try:
-        with locked():
+        with model.locked():
             found = {**tables.read("real_model"), **run(options)}
             for block in BLOCKS.values():
                 print(f"{block(found)}\n")
-            if options.json is not None:
-                tables.write_json(options.json, found, 4)
             if options.write:
                 tables.write_json(tables.RESULTS / "real_model.json", found, 4)
                 tables.fill_file(tables.DOCS / "published.md", BLOCKS, found)
-    except (ModelError, BenchError, httpx.HTTPError, OSError) as error:
+    except (model.ModelError, BenchError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

