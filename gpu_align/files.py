@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -151,6 +152,12 @@ def json_text(data: Any, sort_keys: bool = False) -> bytes:
     """JSON in one line."""
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, sort_keys=sort_keys, allow_nan=False)
     return text.encode()
+
+
+def content_hash(data: Mapping[str, Any], name: str) -> str:
+    """SHA-256 of the data of a file, but for the entry of this name, which holds it."""
+    content = {key: value for key, value in data.items() if key != name}
+    return hashlib.sha256(json_text(content, sort_keys=True)).hexdigest()
 
 
 def write_at_once(path: Path, parts: Iterable[bytes], mode: int = 0o666) -> None:

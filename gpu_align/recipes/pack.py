@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -143,7 +142,7 @@ def with_hash(data: dict[str, Any]) -> dict[str, Any]:
 def _check_hash(data: dict[str, Any], text: bytes) -> None:
     """Refuse a text of which a byte differs from what was written."""
     try:
-        found = _hash({key: value for key, value in data.items() if key != "content_hash"})
+        found = _hash(data)
         same = files.json_text(data) == text
     except (ValueError, RecursionError) as error:  # numbers and characters that are in no file of ours
         raise ValueError(f"content_hash: the file was changed: {files.first_line(error)}") from error
@@ -153,7 +152,7 @@ def _check_hash(data: dict[str, Any], text: bytes) -> None:
 
 
 def _hash(data: dict[str, Any]) -> str:
-    return f"sha256:{hashlib.sha256(files.json_text(data, sort_keys=True)).hexdigest()}"
+    return f"sha256:{files.content_hash(data, 'content_hash')}"
 
 
 # Named here, as an annotation that is evaluated later does not see this module.
@@ -201,16 +200,15 @@ def parse_pack(data: dict[str, Any]) -> RecipePack:
     files.expect(all(a < b for a, b in pairwise(file.kept)), "kept", "each token once, ascending", file.kept)
     observed: dict[tuple[bool, tuple[int, ...]], Observed] = {}
     for i, row in enumerate(file.observed):
-        where = f"observed[{i}]"
         kind, token, hits, seen, groups, *items = row if len(row) > 5 else [-1] * 5
-        are_counts = 0 <= hits <= seen <= files.MAX_COUNT and seen > 0 and 0 <= groups <= files.MAX_COUNT
-        is_right = are_counts and kind in (0, 1) and -1 <= token < files.MAX_TOKEN
-        files.expect(is_right, where, "a kind, a token, hits, how often it was seen, and groups", row)
-        are_items = all(0 <= item < files.MAX_TOKEN or (kind == 1 and item in _CLASSES) for item in items)
-        expected = f"1 to {MAX_CONTEXT} {'items of a shape' if kind else 'token ids'}"
-        files.expect(are_items and 1 <= len(items) <= MAX_CONTEXT, where, expected, items)
         key = bool(kind), tuple(items)
-        files.expect(key not in observed, where, "each context once", row)
+        are_counts = 0 <= hits <= seen <= files.MAX_COUNT and seen > 0 and 0 <= groups <= files.MAX_COUNT
+        are_items = all(0 <= item < files.MAX_TOKEN or (kind == 1 and item in _CLASSES) for item in items)
+        is_right = are_counts and kind in (0, 1) and -1 <= token < files.MAX_TOKEN and key not in observed
+        expected = f"a kind, a token, hits, seen, groups and 1 to {MAX_CONTEXT} items of a context, each once"
+        files.expect(
+            is_right and are_items and 1 <= len(items) <= MAX_CONTEXT, f"observed[{i}]", expected, row
+        )
         observed[key] = Observed(*key, token, hits, seen, groups)
     has_ids = file.observed or file.kept
     files.expect(

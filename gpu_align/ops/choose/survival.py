@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -15,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...files import NUM_BINS, Calibration, Domain, checked, expect, json_of, read_text
+from ...files import NUM_BINS, Calibration, Domain, checked, content_hash, expect, json_of, read_text
 from . import (
     ADHERENCE_LOST,
     ALIGNMENT_CONTEXT,
@@ -153,7 +151,7 @@ def read_survival(path: Path) -> tuple[npt.NDArray[np.float64], tuple[float, ...
     file, checked."""
     table = read_table(path)
     curves = np.array(table["survival"], dtype=np.float64)
-    return curves, tuple(table.get("calibration") or [0.0] * NUM_BINS)
+    return curves, tuple(table["calibration"])
 
 
 _Curve = Annotated[
@@ -165,28 +163,23 @@ _Curve = Annotated[
     ),
 ]  # fmt: skip
 _Curves = Annotated[list[_Curve], Domain(f"{NUM_CLASSES} curves", lambda rows: len(rows) == NUM_CLASSES)]
-_Format = Annotated[str, Domain(repr(FORMAT), FORMAT.__eq__)]
 
 
-def _equal(values: Sequence[int]) -> Domain:
+def _exactly(values: Sequence[int]) -> Domain:
     return Domain(str(list(values)), list(values).__eq__)
-
-
-_Knots = Annotated[list[int], _equal(KNOTS)]
-_LengthEdges = Annotated[list[int], _equal(LENGTH_EDGES)]
-_MarginEdges = Annotated[list[int], _equal(MARGIN_EDGES)]
 
 
 @dataclass
 class TableFile:
-    """A table as its file has it; those of older versions have no format and no edges."""
+    """A table as its file has it; `gpu_align.tools.tune` writes more, which is not read."""
 
-    knots: _Knots
+    format: Annotated[str, Domain(repr(FORMAT), FORMAT.__eq__)]
+    knots: Annotated[list[int], _exactly(KNOTS)]
+    length_edges: Annotated[list[int], _exactly(LENGTH_EDGES)]
+    margin_edges: Annotated[list[int], _exactly(MARGIN_EDGES)]
     survival: _Curves
-    calibration: Calibration | None = None
-    format: _Format | None = None
-    length_edges: _LengthEdges | None = None
-    margin_edges: _MarginEdges | None = None
+    calibration: Calibration
+    sha256: str
     settings: dict[str, Any] | None = None
 
 
@@ -196,20 +189,11 @@ def read_table(path: Path) -> dict[str, Any]:
     """
     try:
         table: dict[str, Any] = checked(dict, json_of(read_text(path)))
-        checked(TableFile, table)
-        if "format" in table or "sha256" in table:
-            told, found = table.get("sha256"), content_hash(table)
-            expect(told == found, "sha256", found[:12], told, "; the file was changed")
+        told, found = checked(TableFile, table).sha256, content_hash(table, "sha256")
+        expect(told == found, "sha256", found[:12], told, "; the file was changed")
     except ValueError as error:
         raise ValueError(f"{path}: expected a survival table ({error})") from None
     return table
-
-
-def content_hash(table: Mapping[str, Any]) -> str:
-    """SHA-256 of a table's content: all of it but the hash."""
-    content = {name: value for name, value in table.items() if name != "sha256"}
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=True)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def fit_curves(curves: npt.NDArray[np.float64], num_draft_tokens: int) -> IntArray:

@@ -14,14 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ...config import DrafterConfig
-from ...files import NUM_BINS
+from ...files import NUM_BINS, content_hash
 from ...ops.choose import LENGTH_EDGES, MARGIN_EDGES, SURVIVAL_ONE
 from ...ops.choose.survival import (
     FORMAT,
     KNOTS,
     SHIPPED,
     IntArray,
-    content_hash,
     fit_curves,
     read_survival,
 )
@@ -173,7 +172,7 @@ def make_table(
         **({"settings": dict(settings)} if settings else {}),
         "survival": np.asarray(survival).astype(int).tolist(),
     }
-    return {"sha256": content_hash(table), **table}
+    return {"sha256": content_hash(table, "sha256"), **table}
 
 
 def write_table(table: Mapping[str, Any], path: Path) -> None:

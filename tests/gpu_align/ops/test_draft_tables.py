@@ -7,8 +7,16 @@ import pytest
 import torch
 
 from gpu_align import Recipes
+from gpu_align.files import content_hash
 from gpu_align.ops.choose import ADHERENCE_LOST, ALIGNMENT_CONTEXT, NUM_CLASSES, SURVIVAL_ONE
-from gpu_align.ops.choose.survival import KNOTS, SurvivalTables, fit_curves, lost_classes, read_survival
+from gpu_align.ops.choose.survival import (
+    KNOTS,
+    SHIPPED,
+    SurvivalTables,
+    fit_curves,
+    lost_classes,
+    read_survival,
+)
 from gpu_align.ops.layout import FIRST_GAP, text_kind
 from tests.gpu_align.engine import BACKENDS, Engine
 
@@ -96,11 +104,13 @@ ROWS = [*[5] * 11, 6], [SURVIVAL_ONE + 1] * 12, [*[5] * 11, -1], [5] * 11, [floa
         ({"survival": None}, "survival: "),
         *(({"survival": [row] * NUM_CLASSES}, "survival[0]: ") for row in ROWS),
         ({"calibration": [0.1]}, "calibration: "), ({"calibration": [2.0] * 20}, "calibration[0]: "),
-        ({"format": "another"}, "format: "), ({"settings": []}, "settings: "), ({"sha256": "0"}, "sha256: "),
+        ({"format": "another"}, "format: "), ({"format": None}, "format: "), ({"settings": []}, "settings: "),
+        ({"length_edges": [1]}, "length_edges: "), ({"sha256": "0"}, "sha256: "),
     ],
 )  # fmt: skip
 def test_a_bad_file_is_named(tmp_path, change, place):
-    good = {"knots": KNOTS, "survival": [[5] * 12] * NUM_CLASSES}
+    good = json.loads(SHIPPED.read_text()) | {"survival": [[5] * 12] * NUM_CLASSES}
+    good["sha256"] = content_hash(good, "sha256")
     path = tmp_path / "table.json"
     path.write_text(json.dumps(good))
     assert read_survival(path)[0].shape == (NUM_CLASSES, 12)

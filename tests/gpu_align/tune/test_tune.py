@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from gpu_align import DrafterConfig
+from gpu_align.files import content_hash
 from gpu_align.ops.choose import NUM_CLASSES
-from gpu_align.ops.choose.survival import SHIPPED, content_hash, read_survival
+from gpu_align.ops.choose.survival import SHIPPED, read_survival
 from gpu_align.simulate import Record, simulate
 from gpu_align.tools.simulate.policies import our_drafter, sizes_for
 from gpu_align.tools.step_log import Line, Step, StepLog, dump
@@ -138,7 +139,7 @@ class TestTune:
 
 def signed(table: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     changed = {**table, "settings": settings}
-    return {**changed, "sha256": content_hash(changed)}
+    return {**changed, "sha256": content_hash(changed, "sha256")}
 
 
 def test_tokens_a_step_at_equal_rejections() -> None:
