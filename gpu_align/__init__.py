@@ -10,25 +10,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .config import DrafterConfig
-    from .drafter import Drafter
-    from .memory import ResponseMemory
-    from .ops.layout import Draft, Source
-    from .ops.recipes.table import Recipes
-    from .recipes.pack import RecipePack
-    from .steps import CapturedStep
-
-__all__ = [
-    "CapturedStep",
-    "Draft",
-    "Drafter",
-    "DrafterConfig",
-    "RecipePack",
-    "Recipes",
-    "ResponseMemory",
-    "Source",
-    "__version__",
-]
+    from .config import DrafterConfig as DrafterConfig
+    from .drafter import Drafter as Drafter
+    from .memory import ResponseMemory as ResponseMemory
+    from .ops.layout import Draft as Draft
+    from .ops.layout import Source as Source
+    from .ops.recipes.table import Recipes as Recipes
+    from .recipes.pack import RecipePack as RecipePack
+    from .steps import CapturedStep as CapturedStep
 
 __version__ = "0.1.0"
 
@@ -42,6 +31,7 @@ _MODULES = {
     "ResponseMemory": "memory",
     "Source": "ops.layout",
 }
+__all__ = [*_MODULES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -6,28 +6,17 @@ when one is used.
 
 from typing import TYPE_CHECKING, Any
 
-from .pack import PackError, RecipePack
-from .tokenize import Observed, Recipe, fingerprint, shape_of_tokens
+from .pack import PackError as PackError
+from .pack import RecipePack as RecipePack
+from .tokenize import Observed as Observed
+from .tokenize import Recipe as Recipe
 
 if TYPE_CHECKING:
-    from ..tools.recipes.learn import learn, observe
-    from ..tools.recipes.merge import merge, shapes_only
-    from ..tools.recipes.report import report
-
-__all__ = [
-    "Observed",
-    "PackError",
-    "Recipe",
-    "RecipePack",
-    "fingerprint",
-    "learn",
-    "merge",
-    "observe",
-    "report",
-    "shape_of_tokens",
-    "shapes_only",
-]
-
+    from ..tools.recipes.learn import learn as learn
+    from ..tools.recipes.learn import observe as observe
+    from ..tools.recipes.merge import merge as merge
+    from ..tools.recipes.merge import shapes_only as shapes_only
+    from ..tools.recipes.report import report as report
 
 _TOOLS = {"learn": "learn", "observe": "learn", "merge": "merge", "shapes_only": "merge", "report": "report"}
 
