@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from typing import Any
 
-from .ops.backend import check_int
+from .ops.backend import check_int, check_probability, check_type
 from .ops.choose.survival import length_quarters, read_table
 from .ops.layout import StepSettings, context_index_bits
 from .ops.match import MAX_MATCH
-
-_PROBABILITIES = "min_survival", "min_survival_lost", "min_survival_recipe"
 
 
 @dataclass(frozen=True)
@@ -59,17 +56,10 @@ class DrafterConfig:
         return StepSettings(quarters, self.min_match, vocab_size, shift)
 
     def __post_init__(self) -> None:
-        kinds: dict[str, tuple[Any, str]] = {
-            **dict.fromkeys(("length_factor", *_PROBABILITIES), (Real, "a number")),
-            "use_context": (bool, "a bool"),
-            "survival_table": ((str, Path, type(None)), "a str or Path"),
-        }
-        for name, (kind, expected) in kinds.items():
-            value = getattr(self, name)
-            if not isinstance(value, kind) or (kind is Real and isinstance(value, bool)):
-                raise TypeError(f"{name}: expected {expected}, found {type(value).__name__}")
+        check_type("length_factor", self.length_factor, Real, "a number")
         length_quarters(self.length_factor)
-        for name in _PROBABILITIES:
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}: expected 0 <= p <= 1, found {getattr(self, name)}")
+        for name in ("min_survival", "min_survival_lost", "min_survival_recipe"):
+            check_probability(name, getattr(self, name))
         check_int("min_match", self.min_match, 1, MAX_MATCH)
+        check_type("use_context", self.use_context, bool, "a bool")
+        check_type("survival_table", self.survival_table, str | Path | None, "a str or Path")

@@ -23,6 +23,7 @@ from .ops.backend import (
     check_integers,
     check_tensor,
     check_token_ids,
+    check_type,
     resolve_backend,
 )
 from .ops.choose.survival import HIGH_TEMPERATURE, SurvivalTables
@@ -45,14 +46,6 @@ _MOST = {
 
 def check_size(name: str, size: int) -> int:
     return check_int(name, size, 1, _MOST[name])
-
-
-def check_type(name: str, value: object, kind: type, expected: str) -> None:
-    """Raise if it is neither of this kind nor None."""
-    if value is not None and not isinstance(value, kind):
-        # A pack is text, and becomes recipes for one model.
-        advice = "; call its tokenize(encode)" if hasattr(value, "tokenize") else ""
-        raise TypeError(f"{name}: expected {expected}, found {type(value).__name__}{advice}")
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -138,15 +131,17 @@ class Drafter:
         if max_prediction_tokens is None:
             max_prediction_tokens = tokens_for_all(max_slots, max_prediction_len)
         max_prediction_tokens = check_size("max_prediction_tokens", max_prediction_tokens)
-        check_type("config", config, DrafterConfig, "a DrafterConfig")
-        check_type("recipes", recipes, Recipes, "Recipes")
+        check_type("config", config, DrafterConfig | None, "a DrafterConfig")
+        # A pack is text, and becomes recipes for one model.
+        advice = "; call its tokenize(encode)" if hasattr(recipes, "tokenize") else ""
+        check_type("recipes", recipes, Recipes | None, "Recipes", advice)
         self.config = config if config is not None else DrafterConfig()
         device = check_device(device)
 
         self._arena = PredictionArena(max(max_prediction_tokens, c.PAGE))
         self._extents: dict[int, Extent] = {}
-        #: Slots that draft from earlier answers, the oldest first, and what `occupy_slot` is told about them.
-        self._memories: dict[int, dict[str, Any]] = {}
+        #: Slots that draft from earlier answers, the oldest first, and `occupy_slot` with all that each was given.
+        self._memories: dict[int, Callable[..., None]] = {}
         self._state = allocate_state(max_slots, max_context_len, self._arena.num_tokens, device)
         self.device = self._state.prediction_tokens.device
         self._tables = SurvivalTables.load(
@@ -231,24 +226,20 @@ class Drafter:
             raise ValueError(f"prediction: expected at most {most} tokens, found {len(ids)}")
         is_gap = (ids >= c.FIRST_GAP) & (ids < 2**31)
         check_token_ids("prediction", np.where(is_gap, 0, ids), self.vocab_size)
-        try:
-            hash(sharing_key)
-        except TypeError:
-            found = type(sharing_key).__name__
-            raise TypeError(f"sharing_key: expected a hashable value, found {found}") from None
+        check_type("sharing_key", sharing_key, Hashable, "a hashable value")
+        hash(sharing_key)  # a tuple is hashable if all in it is
         check_type("memory", memory, bool, "a bool")
         check_type("related", related, bool, "a bool")
         if isinstance(recipes, str) or not isinstance(recipes, Iterable | None):
             found = f"the str {recipes!r}" if isinstance(recipes, str) else type(recipes).__name__
             raise TypeError(f"recipes: expected names of packs, found {found}")
         ends = check_integers("end_tokens", end_tokens)
-        if isinstance(temperature, bool) or not isinstance(cast(Any, temperature), Real):
-            raise TypeError(f"temperature: expected a number, found {type(temperature).__name__}")
-        about = {
-            "prompt_len": prompt_len, "recipe_packs": self._pack_bits(recipes),
-            "end_tokens": tuple(ends[(ends >= 0) & (ends < self.vocab_size)].tolist()),
-            "is_hot": bool(temperature >= HIGH_TEMPERATURE),
-        }  # fmt: skip
+        check_type("temperature", temperature, Real, "a number")
+        occupy = partial(
+            occupy_slot, self._state, slot, prompt_len=prompt_len, use_context=self.config.use_context,
+            recipe_packs=self._pack_bits(recipes), is_hot=bool(temperature >= HIGH_TEMPERATURE),
+            end_tokens=tuple(ends[(ends >= 0) & (ends < self.vocab_size)].tolist()),
+        )  # fmt: skip
         tokens = ids.astype(np.int32, copy=False)
         self._preparation.join()
         self._release(slot)
@@ -260,8 +251,9 @@ class Drafter:
                 self._store(slot, extent, tokens)
             self._extents[slot] = extent
             if memory:
-                self._memories[slot] = about
-        self._occupy(slot, extent, text_kind=c.text_kind(ids, memory, related), **about)
+                self._memories[slot] = occupy
+        base, num_tokens = (0, 0) if extent is None else (extent.base, extent.num_tokens)
+        occupy(base=base, num_tokens=num_tokens, text_kind=c.text_kind(ids, memory, related))
         return extent is not None
 
     def _make_room(self, tokens: npt.NDArray[np.int32], sharing_key: Hashable) -> None:
@@ -270,15 +262,9 @@ class Drafter:
         if has_room() or not has_room(without=[self._extents[slot] for slot in self._memories]):
             return
         while not has_room():
-            slot = next(iter(self._memories))
-            about = self._memories[slot]
+            slot, occupy = next(iter(self._memories.items()))
             self._release(slot)
-            self._occupy(slot, None, **about)
-
-    def _occupy(self, slot: int, extent: Extent | None, **about: Any) -> None:
-        base, num_tokens = (0, 0) if extent is None else (extent.base, extent.num_tokens)
-        about |= {"base": base, "num_tokens": num_tokens, "use_context": self.config.use_context}
-        occupy_slot(self._state, slot, **about)
+            occupy(base=0, num_tokens=0)
 
     def _store(self, slot: int, extent: Extent, tokens: npt.NDArray[np.int32]) -> None:
         """Upload and index a prediction that the arena did not hold; the slot is vacant where that fails."""

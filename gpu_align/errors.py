@@ -1,9 +1,10 @@
-"""Errors that say what to do about them, and the check of an integer argument. It imports nothing but the standard
+"""Errors that say what to do about them, and checks of single arguments. It imports nothing but the standard
 library: the command line loads it before torch."""
 
 from __future__ import annotations
 
-from numbers import Integral
+from numbers import Integral, Real
+from typing import Any
 
 #: How an extra is installed: no package index has gpu-align yet.
 INSTALL = 'pip install ".[{}]" in a checkout'
@@ -19,6 +20,19 @@ class MissingExtraError(ImportError):
         self.extra = extra
         rest = f"{package}: {INSTALL.format(extra)}" if extra else f"{package}. {how}"
         super().__init__(f"{feature} needs {rest}")
+
+
+def check_type(name: str, value: object, kind: Any, expected: str, advice: str = "") -> None:
+    """Raise TypeError if the value is not of this kind, a type or a union of some. A bool is no number."""
+    if not isinstance(value, kind) or (kind is Real and isinstance(value, bool)):
+        raise TypeError(f"{name}: expected {expected}, found {type(value).__name__}{advice}")
+
+
+def check_probability(name: str, value: float) -> None:
+    """Raise TypeError or ValueError if the value is no number from 0 to 1."""
+    check_type(name, value, Real, "a number")
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name}: expected 0 <= p <= 1, found {value}")
 
 
 def check_int(name: str, value: object, low: int, high: int | None = None, domain: str = "") -> int:

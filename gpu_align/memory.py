@@ -36,10 +36,10 @@ class Recalled(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    """One answer, and the sketch of its prompt; None where no prompt was told."""
+    """One answer, and the sketch of its prompt."""
 
     tokens: TokenIds
-    sketch: Sketch | None
+    sketch: Sketch
 
 
 class ResponseMemory:
@@ -119,12 +119,9 @@ class ResponseMemory:
                     J = |pairs(prompt) ∩ pairs(other)| / |pairs(prompt) ∪ pairs(other)|, estimated in `BINS` bins
             the order: pairs in common of the prompts' last `TAIL_TOKENS` tokens, most first; then the newest first
         """
-        answers = self._answers.get(tenant)
-        sketch = sketch_of(prompt)
-        if answers and sketch is not None:
-            latest = islice(reversed(answers.values()), MOST_COMPARED)
-            if chosen := _related(sketch, [answer for answer in latest if answer.sketch is not None]):
-                return Recalled(_text(chosen, max_tokens), related=True)
+        sketch, answers = sketch_of(prompt), self._answers.get(tenant)
+        if answers and (chosen := _related(sketch, [*islice(reversed(answers.values()), MOST_COMPARED)])):
+            return Recalled(_text(chosen, max_tokens), related=True)
         return Recalled(self.recall(tenant, max_tokens), related=False)
 
     def _forget(self, tenant: Hashable, key: bytes) -> None:
@@ -135,16 +132,14 @@ class ResponseMemory:
             del self._answers[tenant]
 
 
-def sketch_of(prompt: Prompt) -> Sketch | None:
+def sketch_of(prompt: Prompt) -> Sketch:
     """[BINS + TAIL_TOKENS - 1]: one-permutation min-hash of a prompt's pairs of neighbours; then its tail's.
 
     Each pair has a hash, whose upper bits are its bin; a bin holds the least of the lower 32 bits of its pairs.
-    Two sets have the same value in a bin as often as they have elements in common.
+    Two sets have the same value in a bin as often as they have elements in common. Without a pair all are empty.
     """
     ids = check_integers("prompt", prompt[-PROMPT_TOKENS:])
     tokens = check_token_ids("prompt", ids, 2**31).astype(np.uint64)
-    if len(tokens) < 2:
-        return None
     key = (tokens[:-1] * _FIRST ^ tokens[1:] * _SECOND) * _MIX
     key ^= key >> np.uint64(29)
     key *= _FIRST
@@ -158,9 +153,7 @@ def sketch_of(prompt: Prompt) -> Sketch | None:
 
 def _related(sketch: Sketch, answers: Sequence[_Answer]) -> list[_Answer]:
     """Those of the answers to prompts that are like this one, the closest first. answers: the newest first."""
-    if not answers:
-        return []
-    others = np.stack([answer.sketch for answer in answers if answer.sketch is not None])
+    others = np.stack([answer.sketch for answer in answers])
     # Of the bins that one of both has, the share where they have the same.
     mine, theirs = sketch[:BINS], others[:, :BINS]
     filled = (mine != _EMPTY) | (theirs != _EMPTY)

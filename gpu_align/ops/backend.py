@@ -15,6 +15,8 @@ import numpy.typing as npt
 import torch
 
 from ..errors import check_int as check_int
+from ..errors import check_probability as check_probability
+from ..errors import check_type as check_type
 
 Backend = Literal["auto", "triton", "reference"]
 _BACKENDS = get_args(Backend)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..errors import MissingExtraError, check_int
+from ..errors import MissingExtraError, check_int, check_probability
 from .base import PredictorOptions, TokenPredictor, VocabularyError, count_accepted
 
 
@@ -50,8 +50,7 @@ class DraftModelTokenPredictor(TokenPredictor):
         max_context_len: int | None = None,
     ) -> None:
         self.max_tokens = check_int("max_tokens", max_tokens, 1)
-        if not 0 <= min_confidence <= 1:
-            raise ValueError(f"min_confidence: expected 0 <= p <= 1, found {min_confidence}")
+        check_probability("min_confidence", min_confidence)
         if max_context_len is not None:
             check_int("max_context_len", max_context_len, 1)
         try:

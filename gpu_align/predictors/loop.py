@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import check_int
+from ..errors import check_int, check_type
 from ..ops.layout import FIRST_GAP
 from .base import DisposedError, PredictorOptions, TokenPredictor, count_accepted
 
@@ -57,8 +57,7 @@ class PredictorLoop:
         vocab_size: int | None = None,
         strict: bool = False,
     ) -> None:
-        if not isinstance(predictor, TokenPredictor):
-            raise TypeError(f"predictor: expected a TokenPredictor, found {type(predictor).__name__}")
+        check_type("predictor", predictor, TokenPredictor, "a TokenPredictor")
         self.predictor = predictor
         self.num_draft_tokens = check_int("num_draft_tokens", num_draft_tokens, 1)
         self.vocab_size = vocab_size

@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from .. import files
+from ..ops.backend import check_type
 from ..ops.recipes import MAX_CONTEXT, SHAPE_IDENTIFIER, SHAPE_START
 from ..ops.recipes.table import Recipes
 from .tokenize import Chains, Encode, Observed, Recipe, TokenTexts, fingerprint, shape_of_tokens, tokenize
@@ -53,8 +54,7 @@ class RecipePack:
 
         At most `files.MAX_BYTES` of the file and of its text are read. PackError: it is no pack, or was changed.
         """
-        if path is not None and not isinstance(path, (str, Path)):
-            raise TypeError(f"path: expected a str or Path, found {type(path).__name__}")
+        check_type("path", path, str | Path | None, "a str or Path")
         file = SHIPPED if path is None else Path(path)
         try:
             text = files.read_text(file)
@@ -68,17 +68,20 @@ class RecipePack:
 
     def save(self, path: Path | str) -> None:
         """Write the pack, gzipped if the name ends in ``.gz``; the same pack is the same bytes."""
-        content, path = files.json_text(with_hash(self._data())), Path(path)
+        content, path = files.json_text(self._data()), Path(path)
         files.write_at_once(path, [gzip.compress(content, mtime=0) if path.name.endswith(".gz") else content])
 
     @property
     def content_hash(self) -> str:
         """``"sha256:…"`` over all that its file holds besides."""
-        return str(with_hash(self._data())["content_hash"])
+        return str(self._data()["content_hash"])
 
     def _data(self) -> dict[str, Any]:
         number = {word: i for i, word in enumerate(self.words)}
-        return {
+        data = {
+            "format": FORMAT,
+            "kind": KIND,
+            "content_hash": "",
             "task": self.task,
             "tokenizer": self.tokenizer,
             "made_by": self.made_by,
@@ -92,6 +95,7 @@ class RecipePack:
                 [int(e.is_shape), e.token, e.hits, e.seen, e.groups, *e.context] for e in self.observed
             ],
         }
+        return {**data, "content_hash": _hash(data)}
 
     def tokenize(self, encode: Encode, token_texts: TokenTexts | None = None) -> Recipes:
         """The pack in the tokens of one model, as `gpu_align.Drafter` takes it.
@@ -131,12 +135,6 @@ class RecipePack:
             for name in ("context", "token_ids", "survival", "is_shape")
         )
         return Recipes(context, token_ids, survival, is_shape, shape_of=shape_of, indents=words.indents)
-
-
-def with_hash(data: dict[str, Any]) -> dict[str, Any]:
-    """The data of a file, after its format, kind and content hash."""
-    data = {"format": FORMAT, "kind": KIND, **data}
-    return {"format": FORMAT, "kind": KIND, "content_hash": _hash(data), **data}
 
 
 def _check_hash(data: dict[str, Any], text: bytes) -> None:
