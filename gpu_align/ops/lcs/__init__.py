@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from ..backend import Backend, check_tensor, launch, resolve_backend
@@ -58,11 +56,7 @@ def lcs_length(
     with 2 · M bytes more for each.
     Source: Hyyrö, "Bit-parallel LCS-length computation revisited" (2004).
     """
-    inputs = context, context_len, prediction, prediction_len
-    run = _implementation(*inputs, backend)
-    out = _output(out, [context.shape[0]], context)
-    run(*inputs, length=out)
-    return out
+    return _lcs(context, context_len, prediction, prediction_len, out, backend, wants_row=False)
 
 
 def lcs_prefix_row(
@@ -92,34 +86,31 @@ def lcs_prefix_row(
     Raises:
         TypeError, ValueError: as `lcs_length`.
     """
-    inputs = context, context_len, prediction, prediction_len
-    run = _implementation(*inputs, backend)
-    out = _output(out, [context.shape[0], prediction.shape[1] + 1], context)
-    run(*inputs, length=torch.empty_like(context_len), row=out)
-    return out
+    return _lcs(context, context_len, prediction, prediction_len, out, backend, wants_row=True)
 
 
-def _output(given: torch.Tensor | None, shape: list[int], context: torch.Tensor) -> torch.Tensor:
-    """The tensor that a caller brings, checked, or a new one, on the context's device."""
-    if given is None:
-        return torch.empty(shape, dtype=torch.int32, device=context.device)
-    return check_tensor("out", given, dtype=torch.int32, shape=shape, device=context.device)
-
-
-def _implementation(
+def _lcs(
     context: torch.Tensor,
     context_len: torch.Tensor,
     prediction: torch.Tensor,
     prediction_len: torch.Tensor,
+    out: torch.Tensor | None,
     backend: Backend,
-) -> Callable[..., None]:
-    """Check the arguments, and choose what runs."""
+    wants_row: bool,
+) -> torch.Tensor:
+    """Check the arguments, and write lengths or rows to `out`."""
     check_tensor("context", context, dtype=torch.int32, shape=[None, None])
     B, device, int32 = context.shape[0], context.device, torch.int32
     check_tensor("context_len", context_len, dtype=int32, shape=[B], device=device)
     check_tensor("prediction", prediction, dtype=int32, shape=[B, None], device=device)
     check_tensor("prediction_len", prediction_len, dtype=int32, shape=[B], device=device)
-    return lcs_reference if resolve_backend(backend, context) == "reference" else _launch
+    run = lcs_reference if resolve_backend(backend, context) == "reference" else _launch
+    shape = [B, prediction.shape[1] + 1] if wants_row else [B]
+    out = torch.empty(shape, dtype=int32, device=device) if out is None else out
+    check_tensor("out", out, dtype=int32, shape=shape, device=device)
+    length, row = (torch.empty_like(context_len), out) if wants_row else (out, None)
+    run(context, context_len, prediction, prediction_len, length=length, row=row)
+    return out
 
 
 def _launch(
