@@ -41,10 +41,6 @@ STYLES = SPACED, COMPACT, LINES = (", ", ": ", None), (",", ":", None), (",", ":
 #: In place of a string, a number and another value: nine characters, as in a call's id of Mistral's templates.
 _STRING, _NUMBER, _OTHER = "zq{:05}qz", "98{:05}89", "97{:05}79"
 _MARK = re.compile(r"(zq|98|97)([0-9]{5})(?:qz|89|79)")
-_MARKS: dict[str, list[Any]] = {
-    kind: [read(kind.format(number)) for number in range(MAX_MARKS)]
-    for kind, read in ((_STRING, str), (_NUMBER, int), (_OTHER, int))
-}
 #: By the type of a value. One of no type is taken for a string: most are.
 _FORMS = {"string": _STRING, "integer": _NUMBER, "number": _NUMBER}
 #: Characters before a word that its piece begins with, so that it matches longer than the word alone.
@@ -85,7 +81,8 @@ class _Document:
         if number == MAX_MARKS:
             raise SkeletonError("size")
         self.words.append(words)
-        return _MARKS[kind][number]
+        text = kind.format(number)
+        return text if kind is _STRING else int(text)
 
     def name(self, name: str) -> Any:
         if not _PLAIN.fullmatch(name):
