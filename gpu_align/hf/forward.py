@@ -40,10 +40,9 @@ class DraftForward:
         model: Any,
         input_ids: torch.Tensor,
         model_kwargs: Mapping[str, Any],
-        name: str = "",
         **outputs: bool,
     ) -> None:
-        self._model, self._name = model, name or type(model).__name__
+        self._model, self._name = model, type(model).__name__
         self._kwargs = {**model_kwargs, **{k: True for k, wanted in outputs.items() if wanted}}
         self._growing: dict[str, torch.Tensor] = {
             k: v for k in GROWING if (v := model_kwargs.get(k)) is not None

@@ -114,7 +114,7 @@ def generate(
     drafting = predictor if predictor is not None else PredictedOutputTokenPredictor()
     loop = PredictorLoop(drafting, num_draft_tokens=num_draft_tokens, vocab_size=vocab_size, strict=strict)
     # transformers 5 does not hand the streamer on, and its own criterion for stop strings gets no tokenizer.
-    decode = functools.partial(_decode, loop, predicted, name, tokenizer, arguments.get("streamer"))
+    decode = functools.partial(_decode, loop, predicted, tokenizer, arguments.get("streamer"))
     configs = arguments, vars(arguments.get("generation_config") or model), vars(model.generation_config)
     if strings := next(filter(None, (config.get("stop_strings") for config in configs)), None):
         if tokenizer is None:
@@ -132,7 +132,6 @@ def generate(
 def _decode(
     loop: PredictorLoop,
     prediction: list[int],
-    model_name: str,
     tokenizer: Any,
     given_streamer: Any,
     model: Any,
@@ -163,7 +162,7 @@ def _decode(
     #: What the result has one entry a token of.
     record: dict[str, tuple[Any, ...]] = {name.removeprefix("output_"): () for name in wanted}
     of_model = {name: name in wanted for name in ("output_attentions", "output_hidden_states")}
-    forward = DraftForward(model, input_ids, model_kwargs, model_name, **of_model)
+    forward = DraftForward(model, input_ids, model_kwargs, **of_model)
     mask = model_kwargs.get("attention_mask")
     prompt = input_ids[0] if mask is None else input_ids[0][mask[0, : input_ids.shape[1]].bool()]
     longest: int | None = config.max_length
