@@ -51,13 +51,6 @@ FORMAT = "gpu-align-survival/2"
 IntArray = npt.NDArray[np.int32]
 
 
-def lost_classes() -> npt.NDArray[np.bool_]:
-    """[NUM_CLASSES]: candidates in a prediction that the output hardly adheres to."""
-    _, _, alignment, adherence = unpack_class(np.arange(NUM_CLASSES))
-    lost: npt.NDArray[np.bool_] = (alignment != ALIGNMENT_CONTEXT) & (adherence == ADHERENCE_LOST)
-    return lost
-
-
 def survival_units(probability: float) -> int:
     """A probability as the tables hold it."""
     return round(probability * SURVIVAL_ONE)
@@ -113,14 +106,13 @@ class SurvivalTables(NamedTuple):
 
         calibration: [NUM_BINS], added to a confidence by where from 0 to 1 it is; in between interpolated.
         """
-        threshold = np.full(NUM_CLASSES, survival_units(min_survival))
-        threshold[lost_classes()] = survival_units(max(min_survival, min_survival_lost))
-        related = np.minimum(threshold, survival_units(max(min_survival, MIN_SURVIVAL_RELATED)))
         _, _, alignment, adherence = unpack_class(np.arange(NUM_CLASSES))
-        is_context = alignment == ALIGNMENT_CONTEXT
+        is_context, is_followed = alignment == ALIGNMENT_CONTEXT, adherence != ADHERENCE_LOST
+        threshold = np.full(NUM_CLASSES, survival_units(min_survival))
+        threshold[~is_context & ~is_followed] = survival_units(max(min_survival, min_survival_lost))
+        related = np.minimum(threshold, survival_units(max(min_survival, MIN_SURVIVAL_RELATED)))
         # A skeleton that is followed goes before the context and recipes: its drafts count as accepted, and no
         # draft as the limit, which a recipe has to reach. Otherwise the answer is prose, or a long value.
-        is_followed = adherence != ADHERENCE_LOST
         least = survival_units(MIN_SURVIVAL_BESIDE_SKELETON)
         beside = np.maximum(related, least * (is_context & is_followed))
         is_sure = np.concatenate([[False] * 2 * NUM_CLASSES, ~is_context & is_followed])

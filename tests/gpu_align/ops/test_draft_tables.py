@@ -8,24 +8,27 @@ import torch
 
 from gpu_align import Recipes
 from gpu_align.files import content_hash
-from gpu_align.ops.choose import ADHERENCE_LOST, ALIGNMENT_CONTEXT, NUM_CLASSES, SURVIVAL_ONE
+from gpu_align.ops.choose import ADHERENCE_LOST, ALIGNMENT_CONTEXT, NUM_CLASSES, SURVIVAL_ONE, unpack_class
 from gpu_align.ops.choose.survival import (
     KNOTS,
     SHIPPED,
     SurvivalTables,
     fit_curves,
-    lost_classes,
     read_survival,
 )
 from gpu_align.ops.layout import FIRST_GAP, text_kind
 from tests.gpu_align.engine import BACKENDS, Engine
+
+#: Candidates in a prediction that the output hardly adheres to.
+_, _, ALIGNMENT, ADHERENCE = unpack_class(np.arange(NUM_CLASSES))
+LOST = (ALIGNMENT != ALIGNMENT_CONTEXT) & (ADHERENCE == ADHERENCE_LOST)
 
 
 def test_thresholds():
     curves = np.array([[1000, 500, 500, 3]] * NUM_CLASSES, dtype=np.int32)
     for floor, floor_lost, keep, keep_lost in ((500, 501, 3, 1), (501, 0, 1, 1), (0, 2000, 4, 0)):
         tables = SurvivalTables.from_survival(curves, "cpu", floor / SURVIVAL_ONE, floor_lost / SURVIVAL_ONE)
-        lost = torch.from_numpy(lost_classes())
+        lost = torch.from_numpy(LOST)
         limits = tables.max_draft_len[:NUM_CLASSES]
         assert (limits[lost] == keep_lost).all()
         assert (limits[~lost] == keep).all()
@@ -34,7 +37,7 @@ def test_thresholds():
             limit = int(limits[class_id])
             row = [*expected[: limit + 1], *[expected[limit]] * (4 - limit)]
             assert tables.expected_accepted[class_id].tolist() == row
-    assert lost_classes().sum() == NUM_CLASSES // 3 * 4 // 5
+    assert LOST.sum() == NUM_CLASSES // 3 * 4 // 5
 
 
 @pytest.mark.parametrize(
@@ -55,7 +58,7 @@ def test_limits_of_a_text(tokens, memory, related, drafts, sure):
     tables = SurvivalTables.from_survival(curves.astype(np.int32), "cpu", 0.05, 0.6)
     row = text_kind(tokens, memory, related).limits * NUM_CLASSES
     beside = 3 * ALIGNMENT_CONTEXT
-    classes = int(np.flatnonzero(lost_classes())[0]), beside + ADHERENCE_LOST, beside + ADHERENCE_LOST + 1
+    classes = int(np.flatnonzero(LOST)[0]), beside + ADHERENCE_LOST, beside + ADHERENCE_LOST + 1
     assert tuple(int(tables.max_draft_len[row + class_id]) for class_id in classes) == drafts
     first = tables.expected_accepted[[row + ADHERENCE_LOST, row + ADHERENCE_LOST + 1], 1]
     assert tuple((first == SURVIVAL_ONE).tolist()) == sure
