@@ -39,7 +39,6 @@ class InputLookupTokenPredictor(TokenPredictor):
     def __init__(
         self, pattern_length: tuple[int, int] = (1, 0), prediction_length: tuple[int, int] = (1, 3)
     ) -> None:
-        self.pattern_length, self.prediction_length = pattern_length, prediction_length
         self._pattern_min = check_int("pattern_min", pattern_length[0], 1)
         self._pattern_max = max(pattern_length)
         self._prediction_min = check_int("prediction_min", prediction_length[0], 1)

@@ -121,14 +121,13 @@ class PredictedOutputTokenPredictor(TokenPredictor):
             self._total_len = torch.zeros(1, dtype=torch.int32, device=device)
             self._slots = torch.zeros(1, dtype=torch.int64, device=device)
             self._num_sampled = torch.ones(1, dtype=torch.int32, device=device)  # no step is only a prefill
-        self._drafter.add(
-            0,
-            self._ids,
-            self._prompt_len,
-            memory=self.options.memory,
-            related=self.options.related,
-            **_ends_and_temperature(self.options.sampling),
-        )
+        about: dict[str, Any] = {"memory": self.options.memory, "related": self.options.related}
+        sampling = self.options.sampling  # a ``GenerationConfig``, whose fields may be None
+        if (ends := getattr(sampling, "eos_token_id", None)) is not None:
+            about["end_tokens"] = np.atleast_1d(np.asarray(ends, np.int64))
+        if getattr(sampling, "do_sample", False):
+            about["temperature"] = getattr(sampling, "temperature", None) or 0.0
+        self._drafter.add(0, self._ids, self._prompt_len, **about)
         self._draft, self._length = None, 0
         self._write(self.state_tokens)
 
@@ -137,16 +136,6 @@ class PredictedOutputTokenPredictor(TokenPredictor):
         self._token_ids[0, self._length : end] = torch.from_numpy(np.asarray(tokens, dtype=np.int32))
         self._length = end
         self._total_len.fill_(end)
-
-
-def _ends_and_temperature(sampling: Any) -> dict[str, Any]:
-    """Arguments of `Drafter.add` from the fields of a ``GenerationConfig`` that are set."""
-    ends = getattr(sampling, "eos_token_id", None)
-    temperature = getattr(sampling, "temperature", None) if getattr(sampling, "do_sample", False) else None
-    return {
-        "end_tokens": np.atleast_1d([] if ends is None else np.asarray(ends, np.int64)),
-        "temperature": temperature or 0.0,
-    }
 
 
 def encode_prediction(prediction: Any, tokenizer: Any = None, name: str = "prediction") -> list[int]:
