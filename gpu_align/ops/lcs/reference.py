@@ -26,25 +26,16 @@ def lcs_reference(
 ) -> None:
     """Write the LCS length of every request, and its prefix row; see `lcs_length` and `lcs_prefix_row`."""
     lengths, rows = length.numpy(), None if row is None else row.numpy()
-    for b, (tokens, text) in enumerate(_requests(context, context_len, prediction, prediction_len)):
-        n = len(text)
-        bits = _fold(tokens, text)
+    tokens, texts = context.numpy(), prediction.numpy()
+    m = context_len.clamp(0, tokens.shape[1]).tolist()
+    for b, n in enumerate(prediction_len.clamp(0, texts.shape[1]).tolist()):
+        bits = _fold(tokens[b, : m[b]], texts[b, :n])
         lengths[b] = n - bits.bit_count()
         if rows is not None:
             packed = np.frombuffer(bits.to_bytes((n + 7) // 8, "little"), np.uint8)
             rows[b] = 0
             rows[b, 1 : n + 1] = np.unpackbits(packed, count=n, bitorder="little") ^ 1
             np.cumsum(rows[b], out=rows[b])
-
-
-def _requests(
-    context: torch.Tensor, context_len: torch.Tensor, prediction: torch.Tensor, prediction_len: torch.Tensor
-) -> list[tuple[IntArray, IntArray]]:
-    """(context, prediction) of every request, cut to their lengths (and those to their tensors)."""
-    tokens, texts = context.numpy(), prediction.numpy()
-    m = context_len.clamp(0, tokens.shape[1]).tolist()
-    n = prediction_len.clamp(0, texts.shape[1]).tolist()
-    return [(tokens[b, : m[b]], texts[b, : n[b]]) for b in range(len(m))]
 
 
 def _fold(tokens: IntArray, text: IntArray) -> int:
