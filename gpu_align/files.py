@@ -125,8 +125,11 @@ def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
-def read_text(path: Path) -> bytes:
-    """The text of a file, unpacked if it is gzipped. ValueError: it is torn, or longer than `MAX_BYTES`."""
+def read_json(path: Path) -> tuple[bytes, dict[str, Any]]:
+    """A file's text, unpacked if it is gzipped, and its JSON object.
+
+    ValueError: it is torn, longer than `MAX_BYTES`, or holds no object.
+    """
     with path.open("rb") as file:
         text = packed = file.read(MAX_BYTES + 1)
     try:
@@ -137,15 +140,11 @@ def read_text(path: Path) -> bytes:
         raise ValueError(f"damaged gzip data: {first_line(error)}") from error
     if max(len(packed), len(text)) > MAX_BYTES:
         raise ValueError(f"expected at most {MAX_BYTES} bytes, found more")
-    return text
-
-
-def json_of(text: bytes) -> Any:
-    """The JSON value of a text; ValueError if it is none."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"no JSON: {first_line(error)}") from error
+    return text, checked(dict, value)
 
 
 def json_text(data: Any, sort_keys: bool = False) -> bytes:

@@ -57,8 +57,7 @@ class RecipePack:
         check_type("path", path, str | Path | None, "a str or Path")
         file = SHIPPED if path is None else Path(path)
         try:
-            text = files.read_text(file)
-            data = files.checked(dict, files.json_of(text))
+            text, data = files.read_json(file)
             files.expect(data.get("kind", KIND) == KIND, "kind", KIND, data.get("kind"))
             files.expect(data.get("format") == FORMAT, "format", str(FORMAT), data.get("format"))
             _check_hash(data, text)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...files import NUM_BINS, Calibration, Domain, checked, content_hash, expect, json_of, read_text
+from ...files import NUM_BINS, Calibration, Domain, checked, content_hash, expect, read_json
 from . import (
     ADHERENCE_LOST,
     ALIGNMENT_CONTEXT,
@@ -180,7 +180,7 @@ def read_table(path: Path) -> dict[str, Any]:
     table, was changed by hand, or belongs to other classes of candidates.
     """
     try:
-        table: dict[str, Any] = checked(dict, json_of(read_text(path)))
+        _, table = read_json(path)
         told, found = checked(TableFile, table).sha256, content_hash(table, "sha256")
         expect(told == found, "sha256", found[:12], told, "; the file was changed")
     except ValueError as error:
