@@ -167,12 +167,6 @@ class Drafter:
         self._preparation = Preparation(make, max_slots, num_draft_tokens, self.device)
         weakref.finalize(self, self._preparation.finish).atexit = False  # its memory is not reused then
 
-    def __repr__(self) -> str:
-        """One line: sizes, and nothing of any request."""
-        names = "max_slots", "max_context_len", "max_prediction_len", "num_draft_tokens", "vocab_size"
-        sizes = ", ".join(f"{name}={getattr(self, name)}" for name in names)
-        return f"Drafter({sizes}, device={str(self.device)!r})"
-
     @on_its_device
     def add(
         self,

@@ -43,11 +43,6 @@ class RecipePack:
     observed: Sequence[Observed] = ()  # by falling frequency
     kept: Sequence[int] = ()  # the ids that stay themselves in shapes, ascending: keywords and punctuation
 
-    def __repr__(self) -> str:
-        """One line: how many words, recipes and entries."""
-        counts = f"num_words={len(self.words)}, num_recipes={len(self.recipes)}"
-        return f"RecipePack({counts}{f', num_observed={len(self.observed)}' if self.observed else ''})"
-
     @classmethod
     def load(cls, path: Path | str | None = None) -> RecipePack:
         """Read a pack, plain or gzipped; None stands for the one that comes with the library.

@@ -83,10 +83,6 @@ class Recipes:
     def __len__(self) -> int:
         return len(self.context)
 
-    def __repr__(self) -> str:
-        """One line: how many."""
-        return f"Recipes(num_recipes={len(self)})"
-
     @classmethod
     def from_lists(
         cls,
