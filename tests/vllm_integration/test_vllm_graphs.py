@@ -85,11 +85,7 @@ class Runner:
             level, "Backend", K + 1, use_v2_model_runner=True
         )
         self.cudagraph_manager = cudagraph_utils.ModelCudaGraphManager(
-            config,
-            torch.device("cpu"),
-            resolved,
-            K + 1,
-            varlen_decode=adaptive,
+            config, torch.device("cpu"), resolved, K + 1, varlen_decode=adaptive
         )
 
     @wrapped_by(graphs.initialize_kv_cache)

@@ -199,11 +199,7 @@ class Group:
 
 @pytest.mark.parametrize("there", [True, False])
 def test_all_ranks_get_what_the_first_one_made(
-    pack: Path,
-    tokenizer: WordTokenizer,
-    info_log: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    there: bool,
+    pack: Path, tokenizer: WordTokenizer, info_log: list[str], monkeypatch: pytest.MonkeyPatch, there: bool
 ) -> None:
     """Also where only the others could have made some: ranks that draft differently verify different tokens."""
     path = pack if there else pack.with_name("gone")

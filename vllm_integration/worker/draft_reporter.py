@@ -76,11 +76,7 @@ class DraftReporter:
     """
 
     def __init__(
-        self,
-        max_reqs: int,
-        num_draft_tokens: int,
-        device: torch.device,
-        batches_in_flight: int = 1,
+        self, max_reqs: int, num_draft_tokens: int, device: torch.device, batches_in_flight: int = 1
     ) -> None:
         columns: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
             "length": ((max_reqs,), torch.int32),

@@ -16,14 +16,7 @@ import numpy.typing as npt
 from ...config import DrafterConfig
 from ...files import NUM_BINS, content_hash
 from ...ops.choose import LENGTH_EDGES, MARGIN_EDGES, SURVIVAL_ONE
-from ...ops.choose.survival import (
-    FORMAT,
-    KNOTS,
-    SHIPPED,
-    IntArray,
-    fit_curves,
-    read_survival,
-)
+from ...ops.choose.survival import FORMAT, KNOTS, SHIPPED, IntArray, fit_curves, read_survival
 from ..console import Advance
 from ..inputs import RecordError, files_in
 from ..simulate.records import Record, read_records

@@ -195,11 +195,6 @@ def test_the_same_requests_give_the_same_table(tmp_path: Path, table: Path) -> N
     pairs.write_text("".join(json.dumps(asdict(record)) + "\n" for record in RECORDS[::-2]))
     done = command("tune", pairs, tmp_path / "logs", "-o", out)
     assert done.exit_code == 0, done.output
-    for words in (
-        "read 10 requests, 800 output tokens",
-        "shipped table",
-        "new table",
-        "at equal rejections",
-    ):
+    for words in ("read 10 requests, 800 output tokens", "shipped table", "new table", "at equal rejections"):
         assert words in done.output
     assert out.read_bytes() == table.read_bytes()
