@@ -220,8 +220,10 @@ class Drafter:
             raise ValueError(f"prediction: expected at most {most} tokens, found {len(ids)}")
         is_gap = (ids >= c.FIRST_GAP) & (ids < 2**31)
         check_token_ids("prediction", np.where(is_gap, 0, ids), self.vocab_size)
-        check_type("sharing_key", sharing_key, Hashable, "a hashable value")
-        hash(sharing_key)  # a tuple is hashable if all in it is
+        try:
+            hash(sharing_key)  # a tuple is a Hashable, whatever is in it
+        except TypeError:
+            raise TypeError(f"sharing_key: expected a hashable value, found {sharing_key!r}"[:200]) from None
         check_type("memory", memory, bool, "a bool")
         check_type("related", related, bool, "a bool")
         if isinstance(recipes, str) or not isinstance(recipes, Iterable | None):

@@ -36,11 +36,7 @@ class DraftForward:
     """
 
     def __init__(
-        self,
-        model: Any,
-        input_ids: torch.Tensor,
-        model_kwargs: Mapping[str, Any],
-        **outputs: bool,
+        self, model: Any, input_ids: torch.Tensor, model_kwargs: Mapping[str, Any], **outputs: bool
     ) -> None:
         self._model, self._name = model, type(model).__name__
         self._kwargs = {**model_kwargs, **{k: True for k, wanted in outputs.items() if wanted}}

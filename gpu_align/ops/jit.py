@@ -22,9 +22,9 @@ _COMPILING = threading.Lock()
 try:
     import numba
     from numba.core.options import DefaultOptions
-except ImportError as error:  # not there, or not for this NumPy
+except Exception as error:  # not there, or not for this NumPy, which it may find out in any way
     COMPILED = False
-    not_kept = "Numba is not installed" if isinstance(error, ModuleNotFoundError) else str(error)
+    not_kept = "Numba is not installed" if isinstance(error, ModuleNotFoundError) else f"Numba: {error}"
 else:
     # Asked for its `__dict__`, this object of Numba's compiler answers with an invalid function of LLVM. Code that
     # looks through the objects of all modules, as vLLM does on the CPU when an engine starts, would stumble on it.

@@ -41,15 +41,19 @@ def drafts(num_seeds: int) -> list[object]:
     return found
 
 
-def test_without_numba_plain_python_drafts_the_same_and_never_overflows() -> None:
-    code = """import json, sys, warnings
-sys.modules["numba"] = None
+NO_NUMBA = ("numba", "None", "Numba is not installed", 8), ("numba.core.options", "sys", "Numba: cannot", 1)
+
+
+@pytest.mark.parametrize(("module", "value", "said", "seeds"), NO_NUMBA, ids=["absent", "broken"])
+def test_plain_python_drafts_the_same_and_never_overflows(module, value, said, seeds):
+    code = f"""import json, sys, warnings
+sys.modules["{module}"] = {value}
 from gpu_align.ops import jit as _jit
 from tests.gpu_align.test_compiled import drafts
-assert not _jit.COMPILED
+assert not _jit.COMPILED and _jit.not_kept.startswith({said!r}), _jit.not_kept
 warnings.simplefilter("error")
-print(json.dumps(drafts(8)))"""
-    assert json.loads(python(code)[0]) == drafts(8)
+print(json.dumps(drafts({seeds})))"""
+    assert json.loads(python(code)[0]) == drafts(seeds)
 
 
 def test_what_looks_through_all_modules_meets_no_invalid_function() -> None:

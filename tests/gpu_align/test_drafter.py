@@ -200,8 +200,8 @@ class TestPredictions:
         assert (stats.num_predictions, stats.reused, stats.used_tokens) == (3, 1, 3 * PAGE)
         first, *others = engine.propose([0, 1, 2, 3])
         assert (others, first[1]) == ([first] * 3, 16)
-        with pytest.raises(TypeError, match="sharing_key: expected a hashable value, found dict"):
-            engine.drafter.add(1, prediction, 1, sharing_key={})
+        with pytest.raises(TypeError, match=r"sharing_key: expected a hashable value, found \(1, \{\}\)"):
+            engine.drafter.add(1, prediction, 1, sharing_key=(1, {}))
         assert engine.propose([1])[0] == first, "a refused add leaves the slot as it was"
 
     def test_an_upload_that_fails_leaves_the_slot_vacant(self, backend, monkeypatch):

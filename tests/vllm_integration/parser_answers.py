@@ -70,10 +70,7 @@ _XML = (
     "<tool_call>\n<function=NAME>\nARGUMENTS</function>\n</tool_call>",
     "<parameter=KEY>\nVALUE\n</parameter>\n",
 )
-_GLM = (
-    "<tool_call>NAME\nARGUMENTS</tool_call>",
-    "<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n",
-)
+_GLM = ("<tool_call>NAME\nARGUMENTS</tool_call>", "<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n")
 _HY = "<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>"
 _INVOKE = ('<invoke name="NAME">\nARGUMENTS</invoke>\n', '<parameter name="KEY">VALUE</parameter>\n')
 _ATEM = (
