@@ -303,7 +303,8 @@ def header() -> dict[str, Any]:
 def keep(path: Path, stage: str, machine: dict[str, Any], rows: Iterable[dict[str, Any]]) -> None:
     """Put a stage's rows into a file of results, beside those of others."""
     results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    results[stage] = {"machine": machine, "rows": [*rows]}
+    made_by = f"python -m benchmarks.gpu {stage} --json {path}"
+    results[stage] = {"command": made_by, "machine": machine, "rows": [*rows]}
     write_json(path, results, depth=3)
 
 

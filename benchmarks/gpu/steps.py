@@ -70,21 +70,21 @@ class Case:
     by_vllm: bool = False
 
 
-NEAR = {"text": "lost", "steps": GLOBAL_EVERY - 1, "skip": 1, "phase": GLOBAL_EVERY - 1}
-FAR = {"text": "lost", "steps": 1, "skip": GLOBAL_EVERY - 1, "phase": 0}
+LOCAL = {"text": "lost", "steps": GLOBAL_EVERY - 1, "skip": 1, "phase": GLOBAL_EVERY - 1}
+GLOBAL = {"text": "lost", "steps": 1, "skip": GLOBAL_EVERY - 1, "phase": 0}
 #: The most valuable ones first.
 CASES = (
     Case("aligned, 1 new token", "aligned"),
     Case("aligned, 8 new tokens", "aligned", step_tokens=8),
     # A lost request looks near its anchor at every token, and everywhere at each `GLOBAL_EVERY`-th.
-    Case("lost, 1 new token, near resync", **NEAR),
-    Case("lost, 1 new token, far resync", **FAR),
+    Case("lost, 1 new token, local resync", **LOCAL),
+    Case("lost, 1 new token, global resync", **GLOBAL),
     Case("aligned, 17 new tokens", "aligned", step_tokens=17),
     Case("lost, 17 new tokens, long own match", "repeats", step_tokens=17, steps=8),
     Case("first step after the prompt", "prompt", steps=1, restart=True),
     Case("first step after a preemption", "resume", steps=1, restart=True),
     Case("aligned, 8 new tokens, recipes", "aligned", step_tokens=8, recipes=True),
-    Case("lost, 1 new token, near resync, recipes", **NEAR, recipes=True),
+    Case("lost, 1 new token, local resync, recipes", **LOCAL, recipes=True),
 )
 #: A batch writes its prompt again, and is half way through it: vLLM's kernel knows no predictions.
 AGAIN = (
@@ -249,7 +249,7 @@ def measure(case: Case, size: int, num_text: int, repeats: int, device: str) -> 
 
 
 def measure_add(num_tokens: int, device: str) -> dict[str, Any]:
-    """Microseconds of `Drafter.add` of a new prediction: the host's, and then the device's from end to end."""
+    """Microseconds of `Drafter.add` of a new prediction: until the call returns, and until the device is done."""
     sizes = {"max_slots": 64, "max_context_len": num_tokens, "max_prediction_len": num_tokens}
     drafter = Drafter(**sizes, num_draft_tokens=NUM_DRAFT_TOKENS, vocab_size=VOCAB_SIZE, device=device)
     texts = np.random.default_rng(0).integers(0, 40_000, (64, num_tokens), np.int32)

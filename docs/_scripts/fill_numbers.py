@@ -351,7 +351,7 @@ def steps(numbers: dict[str, Any]) -> str:
     passed = (
         f"`{stage}` {sum(row['verdict'] == 'passed' for row in found['rows'])} of {len(found['rows'])}"
         for stage, found in stored.items()
-        if found["machine"]["gpu"] == machine["gpu"]
+        if found["machine"]["gpu"] == machine["gpu"] and "benchmarks.gpu " in found["command"]
     )
     rows = ([case, *(found.get(batch, "–") for batch in BATCHES)] for case, found in times.items())
     return tables.table(["[`us`/`cold_us`](#measure-on-a-gpu)", *BATCHES.values()], rows) + (
