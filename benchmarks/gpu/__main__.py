@@ -179,7 +179,7 @@ STAGES = (
     Stage("ngram", 60, rows_of("steps", "ngram_rows")),
     Stage("sanitizer", 300, sanitizer_rows),
     Stage("serve", 240, rows_of("serve"), needs=("vllm",)),
-    Stage("throughput", 240, rows_of("serve", "throughput_rows"), needs=("vllm",)),
+    Stage("throughput", 300, rows_of("serve", "throughput_rows"), needs=("vllm",)),
     Stage("suite", 120, tests=("benchmarks/alignment", "--benchmark-only"), needs=("pytest_benchmark",),
           dry_tests=("benchmarks/alignment", "--benchmark-only", "-k", "1-64-8 or 1-17")),
 )  # fmt: skip

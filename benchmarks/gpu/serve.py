@@ -210,6 +210,12 @@ class Engines:
         answers, row = json.loads(self._read(name, 60 * self._patience))
         return answers, row
 
+    def close(self) -> None:
+        """End the engines, so that their memory is free."""
+        for process in self._processes.values():
+            process.kill()
+            process.communicate()
+
     def _start(self, name: str) -> subprocess.Popen[str]:
         environment = {
             **os.environ, "GPU_ALIGN_STRICT": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
@@ -300,17 +306,28 @@ def compiled_late(log: Path) -> Row:
 #: Engine → case → text in the prompt, as in a request to edit it, and text of the prediction.
 TIMED = {
     "none": {"no drafts": ("edited", "")},
-    "plugin": {"no prediction": ("edited", ""), "exact": ("edited", "exact"), "edited": ("edited", "edited")},
+    "plugin": {
+        "no prediction": ("edited", ""), "exact": ("edited", "exact"), "edited": ("edited", "edited"),
+        "half edited": ("edited", "half"), "unrelated": ("edited", "unrelated"),
+    },
+    "adaptive": {
+        "no prediction": ("edited", ""), "edited": ("edited", "edited"), "half edited": ("edited", "half"),
+    },
     "ngram": {"edited text in the prompt": ("edited", ""), "exact text in the prompt": ("exact", "")},
 }  # fmt: skip
+#: Engines that share the device's memory; the next group starts when they have ended.
+GROUPS: tuple[tuple[str, ...], ...] = ("none", "plugin"), ("adaptive", "ngram")
 
 
 def throughput_rows(device: str, is_dry: bool, out: Path) -> Rows:
     """Batches with the plugin, with vLLM's n-grams, and with neither: 320 tokens of prompt, 256 of answer."""
     import torch
 
-    shape, prompt, tokens, batches = "tiny", 60, 48, (1, 2)
-    if not is_dry:
+    shape, prompt, tokens, groups = "tiny", 60, 48, GROUPS
+    batches: tuple[int, ...] = (1, 2)
+    if is_dry:  # adaptive verification needs CUDA graphs
+        groups = (GROUPS[0], ("ngram",))
+    else:
         shape = "8b" if torch.cuda.get_device_properties(0).total_memory > 100e9 else "1b"
         prompt, tokens, batches = 320, 256, (64, 1, 256, 16)
     *_, layers, _, heads, head_dim, vocab = SHAPES[shape]
@@ -319,28 +336,35 @@ def throughput_rows(device: str, is_dry: bool, out: Path) -> Rows:
     options: dict[str, Any] = {"dtype": "bfloat16", "enforce_eager": device == "cpu"}
     options["kv_cache_memory_bytes"] = 2**28 + int(per_token * most * (prompt + tokens + 48) * 1.05)
     spec = {"stage": "throughput", "device": device, "shape": shape, "is_chain": True, "batch": most}
-    engines = Engines({name: {} for name in TIMED}, {**spec, "options": options}, out)
     rng = random.Random(1)
-    texts: dict[str, list[Tokens]] = {"exact": [], "edited": []}
     ends = [rng.randrange(10, vocab) for _ in range(most)]
     fillers = [[rng.randrange(10, vocab) for _ in range(prompt - tokens - 1)] for _ in range(most)]
+    texts: dict[str, list[Tokens | None]] = {"": [None] * most, "exact": [], "edited": [], "unrelated": []}
     for end in ends:
         _, *answer = itertools.accumulate(range(tokens), lambda t, _: next_token(t, vocab), initial=end)
         texts["exact"].append(answer)
         texts["edited"].append([t if i % 40 else rng.randrange(10, vocab) for i, t in enumerate(answer, 1)])
+        texts["unrelated"].append([rng.randrange(10, vocab) for _ in answer])
+    texts["half"] = [None if n % 2 else text for n, text in enumerate(texts["edited"])]
 
-    def measure(name: str, batch: int, inside: str, predicted: str) -> Row:
-        prompts = [[*a, *b, c] for a, b, c in zip(fillers, texts[inside], ends, strict=True)][:batch]
-        predictions = texts[predicted][:batch] if predicted else [None] * batch
+    def measure(engines: Engines, name: str, batch: int, inside: str, predicted: str) -> Row:
+        known = zip(fillers, texts[inside], ends, strict=True)
+        prompts = [[*filler, *(text or ()), end] for filler, text, end in known][:batch]
+        predictions, expected = texts[predicted][:batch], [text or [] for text in texts["exact"][:batch]]
         # Prompts into the prefix cache; kernels of this size compiled.
         engines.ask(name, prompts, [p and p[:40] for p in predictions], min(24, tokens))
-        row = best_of(lambda: engines.ask(name, prompts, predictions, tokens), texts["exact"][:batch])
+        row = best_of(lambda: engines.ask(name, prompts, predictions, tokens), expected)
         return {"shape": shape, "batch": batch, **row}
 
-    for batch in batches:
-        for name, cases in TIMED.items():
-            for case, (inside, predicted) in cases.items():
-                yield f"batch {batch}: {name}, {case}", partial(measure, name, batch, inside, predicted)
+    for group in groups:
+        modes = {name: MODES.get(name, {}) for name in group}
+        engines = Engines(modes, {**spec, "options": options}, out)
+        for batch in batches:
+            for name in group:
+                for case, (inside, predicted) in TIMED[name].items():
+                    run = partial(measure, engines, name, batch, inside, predicted)
+                    yield f"batch {batch}: {name}, {case}", run
+        engines.close()
 
 
 if __name__ == "__main__":
