@@ -21,9 +21,9 @@ class Oracle:
     """The docstring of `DraftBudget`, a request at a time. levels: request → the last report about it, in units of
     1/255; made: the number of that report."""
 
-    def __init__(self, K: int, max_slots: int, free_tokens: int, sure: int, late: int, learns: bool) -> None:
+    def __init__(self, K: int, max_slots: int, free_tokens: int, sure: float, learns: bool) -> None:
         self.K, self.max_slots, self.free_tokens, self.learns = K, max_slots, free_tokens, learns
-        self.thresholds = {True: sure, False: late}
+        self.sure = sure
         self.captured, self.plain_alone = 0, False
         self.levels: dict[str, list[int]] = {}
         self.made: dict[str, int] = {}
@@ -47,10 +47,10 @@ class Oracle:
         return {name: chosen.count(i) for i, name in enumerate(rows)}
 
     def grant(self, requests: list[Any], exact: bool, size: int) -> dict[str, int]:
-        rows, always = {}, {}
+        rows, sure = {}, {}
         for request in requests:
             name = request.request_id
-            row, always[name] = [255] * self.K, 0
+            row = [255] * self.K
             if request.sampling_params.extra_args is None:
                 row = []
             elif name in self.levels:
@@ -59,9 +59,7 @@ class Oracle:
             row = row[
                 : max(0, min(self.K, request.sampling_params.max_tokens - len(request.output_token_ids) - 1))
             ]
-            if name in self.levels:
-                sure = [level >= self.thresholds[fresh] for level in row[: len(self.levels[name])]]
-                always[name] = sum(sure)
+            sure[name] = row[: len(self.levels.get(name, ()))]
             if self.learns and request.sampling_params.extra_args:
                 share = rule.REFILL_OF_FREE * max(0, self.free_tokens - size) / size
                 credit = self.credit.get(name, rule.START) + min(rule.REFILL + share, 1)
@@ -70,14 +68,20 @@ class Oracle:
                 row_of_k = row + [0] * self.K
                 most = next(n for n in covers if self.promised(row_of_k, n) <= credit + 1e-6)
                 if credit < self.K:
-                    always[name] = min(always[name], most)
+                    sure[name] = sure[name][:most]
                 if credit < rule.START:
                     row = row[:most]
                 if credit < 1:
-                    row, always[name] = [], 0
+                    row, sure[name] = [], []
             rows[name] = row
         slots = self.likeliest(rows, self.free_tokens - size)
-        slots = {name: max(count, always[name]) for name, count in slots.items()}
+        levels = [level for row in sure.values() for level in row]
+        free = self.free_tokens
+        for level in range(255, 0, -1):
+            over = (size + sum(each >= level for each in levels) - free) / max(3 * free, 3)
+            if level / 255 < self.sure * (1 + min(max(over, 0), 1)) / 2 - 1e-9:
+                break
+            slots = {name: max(count, sum(s >= level for s in sure[name])) for name, count in slots.items()}
         most, tokens = self.max_slots, size + sum(slots.values())
         if size <= self.captured < tokens <= 17 * self.captured / 16:
             most = min(most, self.captured - size)
@@ -112,9 +116,9 @@ def test_slots_and_credits_are_those_of_the_docstring(seed: int) -> None:
     """Requests come and go, reports are late or missing, outputs near their ends; plain requests stay plain."""
     rng = random.Random(seed)
     K = rng.choice([1, 4, 16, 256])
-    sure, late = (rng.choice([1, 128, 230, 255]) for _ in range(2))
+    sure = rng.choice([0, 0.5, 0.92, 1])
     max_slots, free = rng.choice([7, K + 1, 1000]), rng.choice([0, 8, 3 * K, 100_000])
-    oracle = Oracle(K, max_slots, free, sure, late, learns=rng.random() < 0.7)
+    oracle = Oracle(K, max_slots, free, sure, learns=rng.random() < 0.7)
     oracle.captured = rng.choice([0, 7, 32, 64, 512])
     requests = DraftedRequests(False, K)
     requests.plain_graphs_alone = oracle.plain_alone = rng.random() < 0.3
@@ -124,8 +128,7 @@ def test_slots_and_credits_are_those_of_the_docstring(seed: int) -> None:
         max_slots,
         captured=oracle.captured,
         free_tokens=free,
-        always_verify=sure / 255,
-        always_verify_late=late / 255,
+        sure=sure,
         learns=oracle.learns,
     )
     running = [request_of(str(i), predicted=i % 5 > 0, max_tokens=10**6) for i in range(8)]

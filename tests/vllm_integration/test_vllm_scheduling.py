@@ -32,16 +32,16 @@ def scheduler_of(name: str, *running: Any, **settings: Any) -> Any:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({}, (512, 128, 230, 235, True, 1024)),
-        ({"sure": 0.5, "fill_tokens": 0}, (512, 0, 128, 128, True, 1024)),
-        ({"sure": 0, "max_draft_tokens": 7}, (512, 128, 1, 1, False, 7)),
+        ({}, (512, 128, 0.92, True, 1024)),
+        ({"sure": 0.5, "fill_tokens": 0}, (512, 0, 0.5, True, 1024)),
+        ({"sure": 0, "max_draft_tokens": 7}, (512, 128, 0, False, 7)),
     ],
     ids=str,
 )
 def test_the_schedulers_go_by_the_settings(settings: dict[str, Any], expected: tuple[Any, ...]) -> None:
     budget = scheduler_of("PredictedOutputsScheduler", **settings).draft_budget
-    thresholds = budget._threshold, budget._threshold_late
-    assert (budget._captured, budget._free_tokens, *thresholds, budget.learns, budget._max_slots) == expected
+    found = budget._captured, budget._free_tokens, budget._sure, budget.learns, budget._max_slots
+    assert found == expected
 
 
 def running(req_id: str, placeholders: list[int], **more: Any) -> Any:

@@ -30,9 +30,9 @@ PREFIX = "GPU_ALIGN_"
 ARENA_TOKENS = 4 * 2**20
 #: Tokens of a step up to which verifying drafts counts as free: docs/tuning.md.
 FILL_TOKENS = 128
-#: Survival from which a draft is verified in any batch, for a report about this very step and for an older one.
-#: With these, useless predictions cost no batch more than 1 %, lost CUDA graphs apart (`benchmarks.serving`).
-SURE, SURE_LATE = 0.9, 0.92
+#: Survival from which a draft is verified in any batch; half of it at `FILL_TOKENS`, rising to here at four times as
+#: many. Useless predictions then cost no batch more than 1 %, lost CUDA graphs apart (`benchmarks.serving`).
+SURE = 0.92
 #: Characters of a prediction that are tokenised, for each token that is kept.
 CHARS_PER_TOKEN = 16
 

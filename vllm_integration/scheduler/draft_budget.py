@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..config.settings import FILL_TOKENS, SURE, SURE_LATE
+from ..config.settings import FILL_TOKENS, SURE
 from ..wire import request as wire
 from ..wire.reports import DRAFT_MODEL, REFUSALS, DraftReport
 
@@ -24,7 +24,7 @@ EARNED = 4.0
 #: A slot promises at least this, however little its draft does: drafts that are never accepted run out as well.
 LEAST = 0.2
 #: What every step gives back: in any batch, and of its share of the slots that are free.
-REFILL, REFILL_OF_FREE = 0.001, 0.0125
+REFILL, REFILL_OF_FREE = 0.001, 0.005
 
 
 def covered(survival: Levels, credit: Floats) -> Ints:
@@ -177,9 +177,8 @@ class DraftBudget:
     """How many draft slots each request gets in its next step.
 
     max_slots: of a whole batch. captured: tokens of the largest CUDA graph, or 0. free_tokens: tokens of a step up
-    to which drafts count as free. always_verify, always_verify_late: the survival (`wire.reports.survival_levels`)
-    from which a draft is verified in any batch, by reports about the step to come and by older ones. learns:
-    whether what was accepted corrects what a request gets; `settle` has to be called then.
+    to which drafts count as free. sure: the survival (`wire.reports.survival_levels`) from which a draft is verified
+    in any batch. learns: whether what was accepted corrects what a request gets; `settle` has to be called then.
 
     A request has a row of K survivals::
 
@@ -191,8 +190,11 @@ class DraftBudget:
     cut where drafts can no longer become output under `max_tokens`, and, where its credit is below that of a new
     request, to those drafts that the credit covers. Then, B being the requests of the step::
 
+        sure = the drafts of all last reports that credits cover
+        sure_from(t) = self.sure * (1 + clip((t - free_tokens) / (3 * free_tokens), 0, 1)) / 2
+        sure = those of a survival s with s >= sure_from(B + how many of them have s or more)
         slots = the likeliest max(0, free_tokens - B) of all rows
-        slots[request] = max(slots[request], its drafts above the threshold that its credit covers)
+        slots[request] = max(slots[request], how many of `sure` it has)
         if B <= captured < B + sum(slots) <= captured * (1 + OVER): the likeliest ``captured - B`` of these
         if sum(slots) > max_slots: the likeliest `max_slots` of these
         if drafts cost the step its graph and all these promise less than WORTH * B: none
@@ -209,8 +211,7 @@ class DraftBudget:
         *,
         captured: int = 0,
         free_tokens: int = FILL_TOKENS,
-        always_verify: float = SURE,
-        always_verify_late: float = SURE_LATE,
+        sure: float = SURE,
         learns: bool = True,
     ) -> None:
         self.learns = learns
@@ -220,10 +221,7 @@ class DraftBudget:
         self._free_tokens = free_tokens
         # Of few bytes, as what it is compared with: NumPy then compares several times as fast.
         self._place = np.arange(num_draft_tokens, dtype=np.uint16)[:, None]
-        # 1 is the level of the least likely draft, 0 stands for no draft: a share of 0 means all drafts.
-        self._threshold, self._threshold_late = (
-            np.uint8(max(1, np.ceil(share * 255))) for share in (always_verify, always_verify_late)
-        )
+        self._sure = sure
 
     def grant(self, requests: Sequence[Any], *, exact: bool, batch_size: int | None = None) -> list[int]:
         """Slots of every request. exact: what the last step drafted is what the step to come verifies. batch_size:
@@ -242,16 +240,16 @@ class DraftBudget:
         near = np.flatnonzero(known["far_until"] < self._requests.reports)
         if near.size:
             survival[:, near] *= place < self._remaining([requests[i] for i in near.tolist()], rows[near])
-        threshold = np.where(fresh, self._threshold, self._threshold_late)
-        # Levels never rise along a draft: both counts are of its first tokens.
-        always = np.minimum((survival >= threshold).sum(axis=0), length)
         size = len(requests) if batch_size is None else batch_size
         free_slots = self._free_tokens - size
         if self.learns:
             share = REFILL_OF_FREE * max(free_slots, 0) / size
             credit = known["credit"] + np.float32(min(REFILL + share, 1.0))
-            self._keep_to(credit, survival, always)
-        slots = np.maximum(likeliest(survival.T, free_slots), always)
+            length = np.minimum(length, self._keep_to(credit, survival))
+        drafts = survival * (place < length.astype(np.uint16))
+        # Levels never rise along a draft: both counts are of its first tokens.
+        sure = (drafts >= self._threshold(drafts, size)).sum(axis=0)
+        slots = np.maximum(likeliest(survival.T, free_slots), sure)
         total, most, in_graph = int(slots.sum()), self._max_slots, self._captured - size
         if 0 <= in_graph < total <= in_graph + OVER * self._captured:
             most = min(most, in_graph)
@@ -267,25 +265,30 @@ class DraftBudget:
         granted: list[int] = slots.tolist()
         return granted
 
+    def _threshold(self, drafts: Levels, size: int) -> int:
+        """The level from which drafts are sure in a step of `size` requests. 0 stands for no draft."""
+        at_least = np.cumsum(np.bincount(drafts.ravel(order="K"), minlength=256)[::-1])[::-1]
+        over = (size + at_least - self._free_tokens) / (3 * max(self._free_tokens, 1))
+        is_sure = np.arange(256) >= 255 * self._sure * (1 + np.clip(over, 0, 1)) / 2
+        return 1 + int(np.argmax(is_sure[1:]))  # level 255 is sure in any batch
+
     def settle(self, rows: Ints, slots: Ints, sampled: Ints) -> None:
         """Pay for accepted drafts. [B] each: the rows of a step's requests, their slots, the tokens sampled."""
         column = self._requests.table["credit"]
         accepted = np.minimum(np.maximum(sampled - 1, 0), slots)
         column[rows] = np.minimum(column[rows] + np.float32(EARNED) * accepted, self._most)
 
-    def _keep_to(self, credit: Floats, survival: npt.NDArray[np.uint8], always: Ints) -> None:
-        """Take away, in place, what credits do not cover. Most requests have enough for any draft."""
-        short = np.flatnonzero((credit < len(self._place)) & (credit >= 1))
+    def _keep_to(self, credit: Floats, survival: npt.NDArray[np.uint8]) -> Ints:
+        """[B] how many drafts credits cover. Where they are below that of a new request the others are taken away,
+        in place. Most requests have enough for any draft."""
+        most = np.full(len(credit), len(self._place))
+        short = np.flatnonzero(credit < len(self._place))
         if short.size:
             few = credit[short]
-            most = covered(survival[:, short], few)
-            always[short] = np.minimum(always[short], most)
-            poor = few < START
-            survival[:, short[poor]] *= self._place < most[poor].astype(np.uint16)
-        has = credit >= 1
-        if not has.all():
-            survival *= has
-            always *= has
+            most[short] = covered(survival[:, short], few) * (few >= 1)
+            poor = short[few < START]
+            survival[:, poor] *= self._place < most[poor].astype(np.uint16)
+        return most
 
     def _remaining(self, requests: Sequence[Any], rows: Ints) -> npt.NDArray[np.uint16]:
         """How many drafts of each request can become output. With each report come at most K + 1 tokens: the table

@@ -17,7 +17,7 @@ from vllm.v1.request import RequestStatus
 from gpu_align.memory import ResponseMemory
 
 from ..config.in_use import drafts_predictions, inner_tokens
-from ..config.settings import SURE, SURE_LATE, Settings
+from ..config.settings import SURE, Settings
 from ..seams.guard import Guard, faults, shown_fault, strict
 from ..seams.install import install, missing, seam
 from ..wire import reports
@@ -150,8 +150,7 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
             half if settings.max_draft_tokens is None else settings.max_draft_tokens,
             captured=int(self.vllm_config.compilation_config.max_cudagraph_capture_size or 0),
             free_tokens=settings.fill_tokens,
-            always_verify=SURE if settings.sure is None else settings.sure,
-            always_verify_late=SURE_LATE if settings.sure is None else settings.sure,
+            sure=SURE if settings.sure is None else settings.sure,
             learns=settings.sure != 0,  # 0: every draft is verified, whatever becomes of it
         )
 
