@@ -89,7 +89,7 @@ BYTES = {"bf16": 2, "fp8": 1}
 
 @dataclass(frozen=True)
 class Roofline:
-    """A step's time; `ms` has the formula. Shares, softness and overhead fit what was measured on an H200 (`checked`).
+    """A step's time; `ms` has the formula. Shares, softness and overhead fit an H200 (`checked`).
 
     With several GPUs each holds its share of weights, KV cache, heads and vocabulary.
     """
@@ -166,8 +166,7 @@ SETUPS = [
 ]
 #: Setups whose numbers are shown one by one; the worst case is over all of them.
 SHOWN = (
-    "H200, 8B bf16, context 500", "H100, 8B fp8, context 500", "H200, 70B fp8, context 500",
-    "B200, 8B fp8, context 2,000",
+    "H200, 8B bf16, context 500", "H100, 8B fp8, context 500",
 )  # fmt: skip
 
 

@@ -177,8 +177,8 @@ class DraftBudget:
     """How many draft slots each request gets in its next step.
 
     max_slots: of a whole batch. captured: tokens of the largest CUDA graph, or 0. free_tokens: tokens of a step up
-    to which drafts count as free. sure: the survival (`wire.reports.survival_levels`) from which a draft is verified
-    in any batch. learns: whether what was accepted corrects what a request gets; `settle` has to be called then.
+    to which drafts count as free. sure: the survival (`wire.reports.survival_levels`) from which a draft is
+    verified in any batch. learns: whether what was accepted corrects what a request gets; then call `settle`.
 
     A request has a row of K survivals::
 
