@@ -164,10 +164,8 @@ SETUPS = [
     for model, counts in ((SMALL, (1, 1)), (LARGE, (in_bf16, in_fp8)))
     for dtype, gpus in zip(BYTES, counts, strict=True)
 ]
-#: Setups whose numbers are shown one by one; the worst case is over all of them.
-SHOWN = (
-    "H200, 8B bf16, context 500", "H100, 8B fp8, context 500",
-)  # fmt: skip
+#: The setup whose numbers are shown: the measured one. The worst case is over all of them.
+SHOWN = ("H200, 8B bf16, context 500",)
 
 
 # Traces: what the drafter would do at every position of known outputs.
@@ -246,8 +244,8 @@ def _rows(record: Record, recipes: gpu_align.Recipes | None) -> tuple[Any, Any, 
 # Rules: how many drafts of each request a step verifies.
 
 #: Before a step of B requests: [B] drafts proposed, [B, K] the drafter's estimates in units of 1/`ONE`, 0 beyond
-#: them, and [B] a number that changes when another request takes the place → [B] draft slots, ``0 <= slots <= K``.
-#: Each costs a verified token, whether or not it holds a draft.
+#: them, and [B] a number that changes when another request takes the place, below 0 for one without a prediction
+#: → [B] draft slots, ``0 <= slots <= K``. Each costs a verified token, whether or not it holds a draft.
 Rule = Callable[[Ints, npt.NDArray[np.uint16], Ints], Ints]
 
 
@@ -269,11 +267,14 @@ class Plugin:
         self._ended: deque[tuple[list[str], Ints, Ints]] = deque()
 
     def __call__(self, length: Ints, survival: npt.NDArray[np.uint16], request: Ints) -> Ints:
-        ids = [f"{place}:{number}" for place, number in enumerate(request.tolist())]
+        numbers = request.tolist()
+        ids = [f"{place}:{number}" for place, number in enumerate(numbers)]
         # As much of vLLM's requests as the policy looks at; they never come near their last tokens.
-        params = SimpleNamespace(extra_args={wire.KEY: True}, max_tokens=1 << 30)
+        args = {wire.KEY: True}, None
+        params = [SimpleNamespace(extra_args=given, max_tokens=1 << 30) for given in args]
         requests: list[Any] = [
-            SimpleNamespace(request_id=req_id, sampling_params=params, output_token_ids=()) for req_id in ids
+            SimpleNamespace(request_id=req_id, sampling_params=params[number < 0], output_token_ids=())
+            for req_id, number in zip(ids, numbers, strict=True)
         ]
         self._requests.keep_only(dict.fromkeys(ids))
         for request in requests:
@@ -309,22 +310,26 @@ SHOWN_RULE = "plugin, late by 1"
 Steps = tuple[Ints, Ints]
 #: Predictions: the old version of the file, another file, and such that the model agrees with no draft: the worst.
 MIXES = ("edit", "unrelated", "rejected")
+#: Edits in every second place, and no prediction in the others.
+HALF = "half"
 
 
-def simulate(trace: Trace, rule: Rule, batch: int, min_steps: int = 120, max_steps: int = 10_000) -> Steps:
+def simulate(
+    trace: Trace, rule: Rule, batch: int, min_steps: int = 120, max_steps: int = 10_000, every: int = 1
+) -> Steps:
     """Let `batch` requests decode side by side under `rule`, from places that are spread evenly over the trace,
     until as many tokens are produced as it has rows. After a record's last row the next one begins, another
     request.
 
     A rule that learns (it has a `settle`) first gets `WARM_UP` steps that are not counted. Then every request is
     back at its first place: the requests of a running batch are not new, and the rule knows them. Only the order
-    of the places is random, and depends on `batch` alone.
+    of the places is random, and depends on `batch` alone. every: which places have a prediction.
     """
     num_rows = len(trace.length)
     end = np.repeat(trace.start[1:], np.diff(trace.start))
     rng = np.random.default_rng(batch)
     row = ((np.arange(batch) + rng.random(batch)) * num_rows / batch).astype(np.int64)[rng.permutation(batch)]
-    request = np.zeros(batch, dtype=np.int64)
+    request = np.where(np.arange(batch) % every, np.iinfo(np.int64).min, 0)
     first = row
     settle = getattr(rule, "settle", None)
     warm_up = WARM_UP if settle else 0
@@ -332,7 +337,7 @@ def simulate(trace: Trace, rule: Rule, batch: int, min_steps: int = 120, max_ste
     produced: list[int] = []
     total = 0
     while warm_up or len(verified) < min_steps or (total < num_rows and len(verified) < max_steps):
-        length = trace.length[row].astype(np.int64)
+        length = trace.length[row] * (request >= 0)
         granted = rule(length, trace.survival[row], request)
         if granted.min() < 0 or granted.max() > K:
             raise ValueError(f"rule: expected 0 to {K} slots, found {granted}")
@@ -362,12 +367,21 @@ def speedup(steps: Steps, cost: Roofline, batch: int) -> float:
 def speedups(name: str, mix: str) -> dict[str, Any]:
     """One rule under one mix: ``{"worst": [batch], "shown": {setup: [batch]}}``, the least speed-up over all
     setups, and the shown ones one by one. A batch that does not fit in memory counts like any other: a shorter
-    context would make it fit.
+    context would make it fit. Of `HALF` the requests without a prediction are ``"others"``.
     """
-    runs = [(simulate(load_trace(mix), RULES[name][0](), batch), batch) for batch in BATCHES]
+    every = 2 if mix == HALF else 1
+    trace = load_trace(MIXES[0] if mix == HALF else mix)
+    runs = [(simulate(trace, RULES[name][0](), batch, every=every), batch) for batch in BATCHES]
     rows = {cost.name: [round(speedup(steps, cost, batch), 3) for steps, batch in runs] for cost in SETUPS}
     worst = np.min(list(rows.values()), axis=0).tolist()
-    return {"worst": worst, "shown": {name: row for name, row in rows.items() if name in SHOWN}}
+    found = {"worst": worst, "shown": {name: row for name, row in rows.items() if name in SHOWN}}
+    if mix == HALF:  # they get a token in each step
+        found["others"] = {
+            cost.name: [round(speedup((verified, np.full(1, b)), cost, b), 3) for (verified, _), b in runs]
+            for cost in SETUPS
+            if cost.name in SHOWN
+        }
+    return found
 
 
 def losses(table: dict[str, Any]) -> list[str]:
@@ -396,15 +410,14 @@ def one_setup(results: dict[str, Any]) -> str:
 
 
 def gains(results: dict[str, Any]) -> str:
-    """The plugin's default on every shown setup, in asynchronous scheduling."""
+    """The plugin's default on the shown setup, in asynchronous scheduling."""
     found = results["rules"][SHOWN_RULE]
-    rows = [
-        [setup if mix == "edit" else "", mix, *_numbers(found[mix]["shown"][setup], fits)]
-        for setup, fits in results["fits"].items()
-        for mix in ("edit", "unrelated")
-    ]
-    columns = [f"{batch:,}" for batch in COLUMNS]
-    return tables.table(["setup", "predictions", *columns], rows, f"ll{'r' * len(columns)}")
+    shown = {mix: found[mix]["shown"] for mix in ("edit", "unrelated", HALF)} | {
+        "others": found[HALF]["others"]
+    }
+    ((setup, fits),) = results["fits"].items()
+    rows = [[mix, *_numbers(of_setup[setup], fits)] for mix, of_setup in shown.items()]
+    return tables.table([setup, *(f"{batch:,}" for batch in COLUMNS)], rows)
 
 
 def checked(results: dict[str, Any]) -> str:
@@ -425,7 +438,8 @@ def main(
     """Throughput of drafting rules on paper, from real edits and step-time curves."""
     if not keep_traces:
         make_traces()
-    trace, table = load_trace("edit"), {rule: {mix: speedups(rule, mix) for mix in MIXES} for rule in RULES}
+    trace, mixes = load_trace("edit"), (*MIXES, HALF)
+    table = {rule: {mix: speedups(rule, mix) for mix in mixes} for rule in RULES}
     results = {
         "made_by": "python -m benchmarks.serving",
         "versions": {"gpu_align": gpu_align.__version__, "python": platform.python_version()},

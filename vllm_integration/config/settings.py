@@ -30,9 +30,8 @@ PREFIX = "GPU_ALIGN_"
 ARENA_TOKENS = 4 * 2**20
 #: Tokens of a step up to which verifying drafts counts as free: docs/tuning.md.
 FILL_TOKENS = 128
-#: Survival from which a draft is verified in any batch; in a step of `FILL_TOKENS` half of it, rising to this at
-#: four times as many. Useless predictions then cost no batch more than 1 %, lost CUDA graphs apart
-#: (`benchmarks.serving`).
+#: Survival from which a draft is verified in any batch; half of it at `FILL_TOKENS`, all at four times as many.
+#: Useless predictions then cost a batch 1 % at most (`benchmarks.serving`), lost CUDA graphs apart.
 SURE = 0.92
 #: Characters of a prediction that are tokenised, for each token that is kept.
 CHARS_PER_TOKEN = 16

@@ -25,8 +25,6 @@ _FEWER_STEPS = 4.0
 CACHE_DIR = Path(".cache/demo-model")
 #: Compiling would take longer than everything else that the demo does.
 SERVER_OPTIONS = ("--max-model-len", "4096", "--max-num-seqs", "4", "--enforce-eager")
-#: Of a GPU's memory; the tiny model's two servers run at once, and vLLM takes nine tenths by default.
-SHARED_GPU = ("--gpu-memory-utilization", "0.3")
 #: So that requests may bring tools; the parser does not take the answer, which stays a text, for a call.
 TOOL_OPTIONS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 #: Seconds. Another model may have to be downloaded first.
@@ -135,7 +133,8 @@ def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
     offline = {"HF_HUB_OFFLINE": "1"} if tiny else {}
     # Another model has a format of its own.
     tools = (*TOOL_OPTIONS, "--chat-template", CALLS_TEMPLATE) if tiny else ()
-    shared = SHARED_GPU if tiny and gpu else ()
+    # Both servers run at once; vLLM takes nine tenths of the memory by default.
+    shared = ("--gpu-memory-utilization", "0.3") if tiny and gpu else ()
     served = Served(
         path,
         NUM_DRAFT_TOKENS,

@@ -183,24 +183,22 @@ class DraftBudget:
     A request has a row of K survivals::
 
         without a prediction                  none
-        before its first report               all certain, none of them above the threshold
+        before its first report               all certain, none of them sure
         its last report is about this step    those of its drafts
         its last report is older              those of its drafts then, and FEW after them of the least value
 
     cut where drafts can no longer become output under `max_tokens`, and, where its credit is below that of a new
     request, to those drafts that the credit covers. Then, B being the requests of the step::
 
-        sure = the drafts of all last reports that credits cover
-        sure_from(t) = self.sure * (1 + clip((t - free_tokens) / (3 * free_tokens), 0, 1)) / 2
-        sure = those of a survival s with s >= sure_from(B + how many of them have s or more)
-        slots = the likeliest max(0, free_tokens - B) of all rows
-        slots[request] = max(slots[request], how many of `sure` it has)
+        covered = the drafts of all last reports that credits cover
+        sure_from(t) = sure * (1 + clip((t - free_tokens) / (3 * free_tokens), 0, 1)) / 2
+        likely = those of survival s, for all s >= sure_from(B + how many of `covered` have s or more)
+        slots = the likeliest max(0, free_tokens - B) of all rows; ties go in batch order
+        slots[request] = max(slots[request], how many of `likely` it has)
         if B <= captured < B + sum(slots) <= captured * (1 + OVER): the likeliest ``captured - B`` of these
         if sum(slots) > max_slots: the likeliest `max_slots` of these
         if drafts cost the step its graph and all these promise less than WORTH * B: none
         credit -= what they promise; nothing before the first report
-
-    Ties are served in batch order.
     """
 
     def __init__(
@@ -231,8 +229,7 @@ class DraftBudget:
         rows = self._requests.rows_of([request.request_id for request in requests])
         known, place = self._requests.table.take(rows), self._place
         length, made = known["drafts"][:, 0, LENGTH], known["made"]
-        fresh = (made == self._requests.reports) & exact
-        grown = (made != NEVER) & ~fresh
+        grown = (made != NEVER) & ((made != self._requests.reports) | (not exact))
         num = np.where(grown, length + FEW, length).astype(np.uint16)
         # [K, B]: along the requests NumPy counts several times as fast as along K.
         survival = known["survival"].T.copy()
@@ -240,11 +237,10 @@ class DraftBudget:
         near = np.flatnonzero(known["far_until"] < self._requests.reports)
         if near.size:
             survival[:, near] *= place < self._remaining([requests[i] for i in near.tolist()], rows[near])
-        size = len(requests) if batch_size is None else batch_size
+        size = batch_size or len(requests)
         free_slots = self._free_tokens - size
         if self.learns:
-            share = REFILL_OF_FREE * max(free_slots, 0) / size
-            credit = known["credit"] + np.float32(min(REFILL + share, 1.0))
+            credit = known["credit"] + np.float32(min(REFILL + REFILL_OF_FREE * max(free_slots, 0) / size, 1))
             length = np.minimum(length, self._keep_to(credit, survival))
         drafts = survival * (place < length.astype(np.uint16))
         # Levels never rise along a draft: both counts are of its first tokens.
@@ -266,11 +262,14 @@ class DraftBudget:
         return granted
 
     def _threshold(self, drafts: Levels, size: int) -> int:
-        """The level from which drafts are sure in a step of `size` requests. 0 stands for no draft."""
-        at_least = np.cumsum(np.bincount(drafts.ravel(order="K"), minlength=256)[::-1])[::-1]
-        over = (size + at_least - self._free_tokens) / (3 * max(self._free_tokens, 1))
-        is_sure = np.arange(256) >= 255 * self._sure * (1 + np.clip(over, 0, 1)) / 2
-        return 1 + int(np.argmax(is_sure[1:]))  # level 255 is sure in any batch
+        """The level from which drafts are sure in a step of `size` requests."""
+        free, low, high = self._free_tokens, 1, 255  # which is sure in any batch
+        while low < high:
+            level = (low + high) // 2
+            over = (size + np.count_nonzero(drafts >= level) - free) / (3 * max(free, 1))
+            sure_from = 255 * self._sure * (1 + min(max(over, 0), 1)) / 2
+            low, high = (low, level) if level >= sure_from else (level + 1, high)
+        return low
 
     def settle(self, rows: Ints, slots: Ints, sampled: Ints) -> None:
         """Pay for accepted drafts. [B] each: the rows of a step's requests, their slots, the tokens sampled."""
@@ -279,8 +278,7 @@ class DraftBudget:
         column[rows] = np.minimum(column[rows] + np.float32(EARNED) * accepted, self._most)
 
     def _keep_to(self, credit: Floats, survival: npt.NDArray[np.uint8]) -> Ints:
-        """[B] how many drafts credits cover. Where they are below that of a new request the others are taken away,
-        in place. Most requests have enough for any draft."""
+        """[B] how many drafts credits cover; where a credit is below a new request's, the others go, in place."""
         most = np.full(len(credit), len(self._place))
         short = np.flatnonzero(credit < len(self._place))
         if short.size:
