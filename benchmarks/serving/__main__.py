@@ -244,8 +244,8 @@ def _rows(record: Record, recipes: gpu_align.Recipes | None) -> tuple[Any, Any, 
 # Rules: how many drafts of each request a step verifies.
 
 #: Before a step of B requests: [B] drafts proposed, [B, K] the drafter's estimates in units of 1/`ONE`, 0 beyond
-#: them, and [B] a number that changes when another request takes the place, below 0 for one without a prediction
-#: → [B] draft slots, ``0 <= slots <= K``. Each costs a verified token, whether or not it holds a draft.
+#: them, and [B] the number of each request, below 0 for one without a prediction → [B] draft slots,
+#: ``0 <= slots <= K``. Each costs a verified token, whether or not it holds a draft.
 Rule = Callable[[Ints, npt.NDArray[np.uint16], Ints], Ints]
 
 
@@ -267,8 +267,7 @@ class Plugin:
         self._ended: deque[tuple[list[str], Ints, Ints]] = deque()
 
     def __call__(self, length: Ints, survival: npt.NDArray[np.uint16], request: Ints) -> Ints:
-        numbers = request.tolist()
-        ids = [f"{place}:{number}" for place, number in enumerate(numbers)]
+        ids = [*map(str, numbers := request.tolist())]
         # As much of vLLM's requests as the policy looks at; they never come near their last tokens.
         args = {wire.KEY: True}, None
         params = [SimpleNamespace(extra_args=given, max_tokens=1 << 30) for given in args]
@@ -329,7 +328,7 @@ def simulate(
     end = np.repeat(trace.start[1:], np.diff(trace.start))
     rng = np.random.default_rng(batch)
     row = ((np.arange(batch) + rng.random(batch)) * num_rows / batch).astype(np.int64)[rng.permutation(batch)]
-    request = np.where(np.arange(batch) % every, np.iinfo(np.int64).min, 0)
+    request = np.where(np.arange(batch) % every, -1 - np.arange(batch), np.arange(batch))
     first = row
     settle = getattr(rule, "settle", None)
     warm_up = WARM_UP if settle else 0
@@ -345,7 +344,7 @@ def simulate(
         new = np.minimum(accepted + 1, end[row] - row)
         if settle is not None:
             settle(granted, accepted)
-        request = request + (row + new == end[row])
+        request = request + np.where(request < 0, -batch, batch) * (row + new == end[row])
         row = (row + new) % num_rows
         if warm_up:
             warm_up -= 1
@@ -381,6 +380,52 @@ def speedups(name: str, mix: str) -> dict[str, Any]:
             for cost in SETUPS
             if cost.name in SHOWN
         }
+    return found
+
+
+#: Where requests come and go: batches without drafts, tokens of an answer at most, milliseconds simulated.
+OPEN_BATCHES, OPEN_TOKENS, OPEN_MS = (16, 64, 256), 512, 60_000.0
+
+
+def arrivals(batch: int) -> dict[str, list[float]]:
+    """Requests that arrive at random, every second one an edit, as fast as keeps `batch` of them without drafts.
+
+    Returns, without and with the plugin, the requests at a time, and the milliseconds a token of edits and others.
+    There are decode steps only, on the shown setup, and the first quarter is not counted.
+    """
+    trace, rng = load_trace(MIXES[0]), np.random.default_rng(batch)
+    cost = next(cost for cost in SETUPS if cost.name in SHOWN)
+    size = np.minimum(np.diff(trace.start), OPEN_TOKENS)
+    every_ms = size.mean() * float(cost.ms(batch, batch)) / batch
+    count = int(1.1 * OPEN_MS / every_ms)
+    arrives, record = np.cumsum(rng.exponential(every_ms, count)), rng.integers(len(size), size=count)
+    first = trace.start[record] + rng.integers(np.diff(trace.start)[record] - size[record] + 1)
+    number = np.arange(count)
+    number[1::2] *= -1
+    rules: dict[str, Any] = {"none": lambda length, *_: 0 * length, "plugin": RULES[SHOWN_RULE][0]()}
+    found: dict[str, list[float]] = {}
+    for name, rule in rules.items():
+        row, end, now, counted = first.copy(), first + size[record], 0.0, 0.0
+        held, tokens = np.zeros((2, 2))
+        while now < OPEN_MS:
+            on = np.flatnonzero((arrives <= now) & (row < end))
+            if not len(on):
+                now = float(arrives[arrives > now][0])
+                continue
+            is_other = number[on] < 0
+            length = trace.length[row[on]] * ~is_other
+            slots = rule(length, trace.survival[row[on]], number[on])
+            accepted = np.minimum(slots, np.minimum(length, trace.matched[row[on]]))
+            new = np.minimum(accepted + 1, end[on] - row[on])
+            getattr(rule, "settle", lambda *_: None)(slots, accepted)
+            ms = float(cost.ms(len(on), len(on) + slots.sum()))
+            row[on] += new
+            now += ms
+            if now > OPEN_MS / 4:
+                counted += ms
+                held += ms * np.bincount(is_other, minlength=2)
+                tokens += np.bincount(is_other, new, minlength=2)
+        found[name] = [round(float(x), 2) for x in (held.sum() / counted, *(held / tokens))]
     return found
 
 
@@ -420,6 +465,15 @@ def gains(results: dict[str, Any]) -> str:
     return tables.table([setup, *(f"{batch:,}" for batch in COLUMNS)], rows)
 
 
+def open_loop(results: dict[str, Any]) -> str:
+    """Requests that come and go, without drafts and with the plugin."""
+    found = results["arrivals"]
+    names = ("requests at a time", "ms a token, edits", "ms a token, the others")
+    rows = [[name, *(" → ".join(f"{row[i]:.{min(i, 1)}f}" for row in one.values()) for one in found.values())]
+            for i, name in enumerate(names)]  # fmt: skip
+    return tables.table(["batch without drafts", *found], rows)
+
+
 def checked(results: dict[str, Any]) -> str:
     """Milliseconds of a step of 8B in bf16 on an H200, as measured and by `Roofline`."""
     measured = {row["name"]: row for row in tables.read("gpu")["throughput"]["rows"]}
@@ -451,11 +505,12 @@ def main(
         "fits": {cost.name: [cost.fits(b) for b in BATCHES] for cost in SETUPS if cost.name in SHOWN},
         "setups": [cost.name for cost in SETUPS],
         "rules": table,
+        "arrivals": {str(batch): arrivals(batch) for batch in OPEN_BATCHES},
     }
     typer.echo(one_setup(results))
     if write:
         tables.write_json(tables.RESULTS / "serving.json", results)
-        tables.fill_file(tables.DOCS / "worth-it.md", {"gains": gains}, results)
+        tables.fill_file(tables.DOCS / "worth-it.md", {"gains": gains, "open": open_loop}, results)
         fill = {"edit": one_setup, "checked": checked}
         tables.fill_file(Path(__file__).with_name("README.md"), fill, results)
     for line in losses(table):

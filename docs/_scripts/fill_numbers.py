@@ -366,7 +366,6 @@ SERVED = {
     "an exact one": "plugin, exact",
     "every 40th token wrong": "plugin, edited",
     "the same, for half of the requests": "plugin, half edited",
-    "unrelated": "plugin, unrelated",
     "vLLM's n-gram, every 40th token wrong": "ngram, edited text in the prompt",
     "exact": "ngram, exact text in the prompt",
 }
