@@ -360,6 +360,7 @@ def steps(numbers: dict[str, Any]) -> str:
     )
 
 
+SERVED_BATCHES = (1, 16, 64, 256)
 #: Rows of the table of throughput: the rows of the stage.
 SERVED = {
     "the plugin, no prediction": "plugin, no prediction",
@@ -371,19 +372,37 @@ SERVED = {
 }
 
 
+def _tokens_per_s(name: str) -> list[int]:
+    """Of a row of the stage, for each of `SERVED_BATCHES`."""
+    found = {row["name"]: row.get("tokens_per_s", 0) for row in tables.read("gpu")["throughput"]["rows"]}
+    return [found[f"batch {batch}: {name}"] for batch in SERVED_BATCHES]
+
+
+def _factors(name: str, digits: int) -> list[str]:
+    pairs = zip(_tokens_per_s(name), _tokens_per_s("none, no drafts"), strict=True)
+    return [f"{drafted / plain:.{digits}f}" for drafted, plain in pairs]
+
+
 def throughput(numbers: dict[str, Any]) -> str:
     """Tokens a second of vLLM on a GPU without drafts, and the factors of drafters."""
-    stored = tables.read("gpu")["throughput"]
-    found = {row["name"]: row.get("tokens_per_s", 0) for row in stored["rows"]}
-    batches = 1, 16, 64, 256
-    base = [found[f"batch {batch}: none, no drafts"] for batch in batches]
-    rows = [["no drafts, tokens a second", *(f"{tokens:,}" for tokens in base)]]
-    for title, name in SERVED.items():
-        of_batch = (found[f"batch {batch}: {name}"] for batch in batches)
-        rows.append([title, *(f"{tokens / none:.2f}" for tokens, none in zip(of_batch, base, strict=True))])
-    head = ["prediction", *map(str, batches)]
-    machine = stored["machine"]
+    machine = tables.read("gpu")["throughput"]["machine"]
+    plain = ["no drafts, tokens a second", *(f"{tokens:,}" for tokens in _tokens_per_s("none, no drafts"))]
+    rows = [plain, *([title, *_factors(name, 2)] for title, name in SERVED.items())]
+    head = ["prediction", *map(str, SERVED_BATCHES)]
     return tables.table(head, rows) + f"\n\nvLLM {machine['vllm']}; commit {machine['commit']}."
+
+
+def served(numbers: dict[str, Any]) -> str:
+    """The sentence of the front page about throughput."""
+    cases = "plugin, exact", "plugin, edited", "ngram, exact text in the prompt"
+    exact, edited, ngram = (", ".join(_factors(case, 1)) for case in cases)
+    batches, least = ", ".join(map(str, SERVED_BATCHES)), min(_factors("plugin, no prediction", 2))
+    return (
+        f"On an H200, vLLM 0.33 with an 8B of random weights, batches of {batches}: an exact prediction\n"
+        f"gave {exact} times the tokens a second, one with every 40th token wrong {edited},\n"
+        f"none {least} or more; vLLM's n-gram with the exact text in the prompt {ngram}:\n"
+        "[on a GPU](docs/worth-it.md#on-a-gpu)."
+    )
 
 
 #: Rows of the table of alignment, and how the suite calls the group of a batch.
@@ -465,6 +484,7 @@ PAGES = {
         MAIN_BLOCK: front_page,
         "kinds": kinds,
         "small-model": small_model,
+        "served": served,
     },
     DOCS / "worth-it.md": {"predictions": predictions, "throughput": throughput},
     DOCS / "agents.md": {"announced": announced, "agents": agents},
