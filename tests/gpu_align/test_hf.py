@@ -14,6 +14,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("numba")  # plain Python is a hundred times slower
 
 import transformers
+from transformers.cache_utils import StaticCache, StaticLayer
 
 from gpu_align import hf
 from gpu_align.predictors import PredictedOutputTokenPredictor
@@ -169,24 +170,25 @@ class Beside(transformers.DynamicCache):
 
 PROMPT = torch.tensor([[5, 9, 11, 5, 9, 12, 7, 5, 9]])
 ONES = torch.ones_like(PROMPT)
-_Static = transformers.StaticCache
 #: Options of `generate` for a model and its output: same text; whether drafts are verified.
 SAME: dict[str, tuple[str, Callable[[Any, list[int]], dict[str, Any]], bool]] = {
     "a short cache, and an end before it": (
         "llama",
         lambda m, out: {
-            "past_key_values": _Static(config=m.config, max_cache_len=9 + 7),
+            "past_key_values": StaticCache(config=m.config, max_cache_len=9 + 7),
             "eos_token_id": next(token for i, token in enumerate(out) if i > 3 and token not in out[:i]),
         },
-        False,
+        hasattr(StaticLayer, "crop"),
     ),
     "nested ids": ("llama", lambda _, __: {"input_ids": PROMPT.tolist()}, True),
     "a list of a tensor": ("llama", lambda _, __: {"input_ids": [PROMPT[0]]}, True),
     "windows in a cache for none": ("mistral", lambda m, _: {"past_key_values": cached(m)}, True),
     "a static cache with windows": (
-        "mistral", lambda m, _: {"past_key_values": _Static(config=m.config, max_cache_len=99)}, False,
+        "mistral", lambda m, _: {"past_key_values": StaticCache(config=m.config, max_cache_len=99)}, False,
     ),
-    "static caches by name": ("llama", lambda m, _: {"cache_implementation": "static"}, False),
+    "static caches by name": (
+        "llama", lambda m, _: {"cache_implementation": "static"}, hasattr(StaticLayer, "crop"),
+    ),
     "a cache class of one's own": ("llama", lambda m, _: {"past_key_values": cached(m, Noted)}, True),
     "state beside the layers": ("llama", lambda m, _: {"past_key_values": cached(m, Beside)}, False),
     "layers of one's own": ("llama", lambda _, __: {"past_key_values": odd_cache()}, False),

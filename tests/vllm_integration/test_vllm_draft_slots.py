@@ -122,15 +122,8 @@ def test_slots_and_credits_are_those_of_the_docstring(seed: int) -> None:
     oracle.captured = rng.choice([0, 7, 32, 64, 512])
     requests = DraftedRequests(False, K)
     requests.plain_graphs_alone = oracle.plain_alone = rng.random() < 0.3
-    budget = DraftBudget(
-        requests,
-        K,
-        max_slots,
-        captured=oracle.captured,
-        free_tokens=free,
-        sure=sure,
-        learns=oracle.learns,
-    )
+    given = {"captured": oracle.captured, "free_tokens": free, "sure": sure, "learns": oracle.learns}
+    budget = DraftBudget(requests, K, max_slots, **given)
     running = [request_of(str(i), predicted=i % 5 > 0, max_tokens=10**6) for i in range(8)]
     for step in range(30):
         if rng.random() < 0.2:  # one leaves, another one comes
