@@ -367,8 +367,8 @@ SERVED = {
     "an exact one": "plugin, exact",
     "every 40th token wrong": "plugin, edited",
     "the same, for half of the requests": "plugin, half edited",
-    "vLLM's n-gram, every 40th token wrong": "ngram, edited text in the prompt",
-    "exact": "ngram, exact text in the prompt",
+    "vLLM's n-gram, 40th wrong": "ngram, edited text in the prompt",
+    "vLLM's n-gram, exact": "ngram, exact text in the prompt",
 }
 
 
