@@ -4,6 +4,7 @@
 when one is used.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from .pack import PackError as PackError
@@ -24,6 +25,4 @@ _TOOLS = {"learn": "learn", "observe": "learn", "merge": "merge", "shapes_only":
 def __getattr__(name: str) -> Any:
     if name not in _TOOLS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ..tools.recipes import learn, merge, report
-
-    return getattr({"learn": learn, "merge": merge, "report": report}[_TOOLS[name]], name)
+    return getattr(importlib.import_module(f"..tools.recipes.{_TOOLS[name]}", __name__), name)

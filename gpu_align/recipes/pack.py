@@ -13,8 +13,8 @@ import numpy as np
 
 from .. import files
 from ..ops.backend import check_type
-from ..ops.recipes import MAX_CONTEXT, SHAPE_IDENTIFIER, SHAPE_START
-from ..ops.recipes.table import Recipes
+from ..ops.recipes import MAX_CONTEXT
+from ..ops.recipes.table import SHAPE_ITEMS, Recipes, concatenated
 from .tokenize import Chains, Encode, Observed, Recipe, TokenTexts, fingerprint, shape_of_tokens, tokenize
 
 #: The pack that comes with the library.
@@ -124,11 +124,7 @@ class RecipePack:
         # Of two literal contexts that are equal the observed one.
         known = {row.tobytes() for row in literal.context}
         words = words.select(np.array([row.tobytes() not in known for row in words.context], dtype=np.bool_))
-        context, token_ids, survival, is_shape = (
-            np.concatenate([getattr(part, name) for part in (literal, words, shapes)])
-            for name in ("context", "token_ids", "survival", "is_shape")
-        )
-        return Recipes(context, token_ids, survival, is_shape, shape_of=shape_of, indents=words.indents)
+        return Recipes(**concatenated([literal, words, shapes]), shape_of=shape_of, indents=words.indents)
 
 
 def _check_hash(data: dict[str, Any], text: bytes) -> None:
@@ -147,14 +143,10 @@ def _hash(data: dict[str, Any]) -> str:
     return f"sha256:{files.content_hash(data, 'content_hash')}"
 
 
-# Named here, as an annotation that is evaluated later does not see this module.
-_Word = Annotated[files.Text, files.Domain("a word", bool)]
-
-
 class WordCount(NamedTuple):
     """A word of a pack's file."""
 
-    word: _Word
+    word: Annotated[files.Text, files.Domain("a word", bool)]
     times: files.Count
 
 
@@ -170,9 +162,6 @@ class PackFile:
     made_by: files.Text = ""
     task: files.Text = ""
     tokenizer: files.Text = ""
-
-
-_CLASSES = range(SHAPE_START, SHAPE_IDENTIFIER + 1)
 
 
 def parse_pack(data: dict[str, Any]) -> RecipePack:
@@ -191,21 +180,18 @@ def parse_pack(data: dict[str, Any]) -> RecipePack:
         recipes.append(Recipe(tuple(context), word, hits, seen))
     files.expect(all(a < b for a, b in pairwise(file.kept)), "kept", "each token once, ascending", file.kept)
     observed: dict[tuple[bool, tuple[int, ...]], Observed] = {}
+    expected = f"a kind, a token, hits, seen, groups and 1 to {MAX_CONTEXT} items of a context, each once"
     for i, row in enumerate(file.observed):
         kind, token, hits, seen, groups, *items = row if len(row) > 5 else [-1] * 5
         key = bool(kind), tuple(items)
         are_counts = 0 <= hits <= seen <= files.MAX_COUNT and seen > 0 and 0 <= groups <= files.MAX_COUNT
-        are_items = all(0 <= item < files.MAX_TOKEN or (kind == 1 and item in _CLASSES) for item in items)
-        is_right = are_counts and kind in (0, 1) and -1 <= token < files.MAX_TOKEN and key not in observed
-        expected = f"a kind, a token, hits, seen, groups and 1 to {MAX_CONTEXT} items of a context, each once"
-        files.expect(
-            is_right and are_items and 1 <= len(items) <= MAX_CONTEXT, f"observed[{i}]", expected, row
-        )
+        are_items = all(0 <= item < files.MAX_TOKEN or (kind == 1 and item in SHAPE_ITEMS) for item in items)
+        is_context = are_items and 1 <= len(items) <= MAX_CONTEXT and key not in observed
+        is_right = are_counts and is_context and kind in (0, 1) and -1 <= token < files.MAX_TOKEN
+        files.expect(is_right, f"observed[{i}]", expected, row)
         observed[key] = Observed(*key, token, hits, seen, groups)
-    has_ids = file.observed or file.kept
-    files.expect(
-        file.tokenizer or not has_ids, "tokenizer", "the fingerprint of the ids' tokenizer", file.tokenizer
-    )
+    is_known = file.tokenizer or not (file.observed or file.kept)
+    files.expect(is_known, "tokenizer", "the fingerprint of the ids' tokenizer", file.tokenizer)
     return RecipePack(
         words, recipes, tuple(map(float, file.calibration)), file.made_by, file.task, file.tokenizer,
         tuple(observed.values()), tuple(file.kept),

@@ -32,7 +32,7 @@ UNKNOWN, OTHER = 0.15, 0.2
 LEAST, LEAST_RUN = 0.1, 0.5
 #: Tokens of a continuation of words, of which a look-up takes more.
 MAX_WORD_TOKENS = 8
-#: What an entry is believed: hits / (seen + `DOUBT`), as if it had been refuted that often already.
+#: The token of an entry is accepted with hits / (seen + `DOUBT`): as if it had been refuted that often already.
 DOUBT = 0.25
 #: A vocabulary has at most so many tokens; its texts are asked for in blocks.
 MAX_VOCABULARY, _BLOCK = 1 << 19, 1 << 12
@@ -269,7 +269,7 @@ class Chains:
             entry = self._longest(False, tokens) or self._longest(True, items)
             if entry is None or entry.token < 0:
                 break
-            alive *= likely(entry)
+            alive *= entry.hits / (entry.seen + DOUBT)
             if alive < LEAST_RUN:
                 break
             drafted.append(entry.token)
@@ -290,11 +290,6 @@ class Chains:
             items[-1] = item
         else:
             items.append(item)
-
-
-def likely(entry: Observed) -> float:
-    """The probability that the token of an entry is accepted."""
-    return entry.hits / (entry.seen + DOUBT)
 
 
 def fingerprint(encode: Encode) -> str:

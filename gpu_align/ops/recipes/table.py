@@ -32,6 +32,10 @@ from . import (
 #: Packs that a drafter holds, bits of `ALL_PACKS`; bits of a key.
 _MAX_PACKS = _KEY_BITS = 31
 IntArray = npt.NDArray[np.int32]
+#: Of `Recipes`, what has a row for each.
+_COLUMNS = "context", "token_ids", "survival", "is_shape", "packs"
+#: Items of a shape that are no tokens.
+SHAPE_ITEMS = range(SHAPE_START, SHAPE_IDENTIFIER + 1)
 #: Held while a table is made: drafters that are made at once share one.
 _lock = threading.Lock()
 
@@ -100,7 +104,7 @@ class Recipes:
             ValueError: a context that is empty, too long or there twice; a continuation that is too long; a
                 token that is no id; survival that is not from 0 to 1, rises, or of another length.
         """
-        is_item = _ITEMS if shape_of is not None else range(0)
+        is_item = SHAPE_ITEMS if shape_of is not None else ()
         rows = list(recipes)
         context = np.full((len(rows), MAX_CONTEXT), -1, dtype=np.int32)
         token_ids = np.full((len(rows), MAX_TOKENS), -1, dtype=np.int32)
@@ -140,17 +144,15 @@ class Recipes:
             raise ValueError(f"packs: expected 1 to {_MAX_PACKS}, found {len(each)}")
         shapes = [recipes.shape_of for recipes in each if recipes.shape_of is not None]
         indents = [recipes.indents for recipes in each if recipes.indents is not None]
+        columns = concatenated(each)
+        columns["packs"] = np.repeat(1 << np.arange(len(each), dtype=np.int32), list(map(len, each)))
         return cls(
-            np.concatenate([recipes.context for recipes in each]),
-            np.concatenate([recipes.token_ids for recipes in each]),
-            np.concatenate([recipes.survival for recipes in each]),
-            np.concatenate([recipes.is_shape for recipes in each]),
-            np.concatenate([np.full(len(recipes), 1 << i, dtype=np.int32) for i, recipes in enumerate(each)]),
-            tuple(packs),
+            **columns,
+            names=tuple(packs),
             # A token that stays itself in one does so; the others are what the first that knows them says.
-            _joined(shapes[::-1], SHAPE_STRING, lambda here: here >= 0),
+            shape_of=_joined(shapes[::-1], SHAPE_STRING, lambda here: here >= 0),
             # Packs of one tokenizer differ only in the line ends that they know.
-            _joined(indents, 0, lambda here: here != 0),
+            indents=_joined(indents, 0, lambda here: here != 0),
         )
 
     def table(
@@ -165,8 +167,7 @@ class Recipes:
 
     def select(self, kept: npt.NDArray[np.bool_]) -> Recipes:
         """Those of them that are kept. kept: [R] bool."""
-        names = "context", "token_ids", "survival", "is_shape", "packs"
-        return replace(self, **{name: getattr(self, name)[kept] for name in names})
+        return replace(self, **{name: getattr(self, name)[kept] for name in _COLUMNS})
 
     def pack_bits(self, names: Iterable[str] | None) -> int:
         """Bit i for each pack i that is named; None names all. ValueError for a name that no pack has."""
@@ -181,8 +182,9 @@ class Recipes:
         return bits
 
 
-#: Items of a shape that are no tokens.
-_ITEMS = range(SHAPE_START, SHAPE_IDENTIFIER + 1)
+def concatenated(parts: Sequence[Recipes]) -> dict[str, Any]:
+    """The rows of all parts, one after the other, as arguments of `Recipes`."""
+    return {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
 
 
 def _joined(
@@ -297,11 +299,10 @@ def _first_of_each(keys: npt.NDArray[np.int64], packs: IntArray) -> tuple[npt.ND
     """Which recipes can be found, and for which packs, [R]; at most `RECIPE_WAYS` of a key, first packs first."""
     packs = np.array(packs)
     order = np.lexsort((np.arange(len(keys)), packs & -packs, keys))
-    starts = np.flatnonzero(np.diff(keys[order], prepend=-1))
-    ends = np.append(starts[1:], len(order))
-    for start, end in zip(starts[ends - starts > 1], ends[ends - starts > 1], strict=True):
+    _, starts, counts = np.unique(keys[order], return_index=True, return_counts=True)
+    for start, count in zip(starts[counts > 1], counts[counts > 1], strict=True):
         taken = num = 0
-        for row in order[start:end]:
+        for row in order[start : start + count]:
             packs[row] &= ~taken if num < RECIPE_WAYS else 0
             taken |= int(packs[row])
             num += bool(packs[row])
