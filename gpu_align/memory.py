@@ -13,7 +13,7 @@ import numpy.typing as npt
 from .ops.backend import check_int, check_integers, check_token_ids
 
 TokenIds = npt.NDArray[np.int32]
-Prompt = Sequence[int] | npt.NDArray[np.integer]
+Integers = Sequence[int] | npt.NDArray[np.integer]
 Sketch = npt.NDArray[np.uint32]
 
 #: Tokens of a prompt that count, its last ones; and those that say what is asked: the order of related answers.
@@ -26,6 +26,7 @@ ALIKE = 0.5
 MOST_COMPARED = 256
 _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 _MIX = np.uint64(0xFF51AFD7ED558CCD)
+_TOKEN_BYTES = 4
 
 
 class Recalled(NamedTuple):
@@ -33,13 +34,6 @@ class Recalled(NamedTuple):
 
     token_ids: TokenIds
     related: bool
-
-
-class _Answer(NamedTuple):
-    """One answer, and the sketch of its prompt."""
-
-    tokens: TokenIds
-    sketch: Sketch
 
 
 class ResponseMemory:
@@ -62,22 +56,18 @@ class ResponseMemory:
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = check_int("max_tokens", max_tokens, 1, 2**31 - 1)
-        #: Every answer, the oldest first, by tenant and tokens.
+        #: Every answer, the oldest first: its tenant, and its tokens as the bytes of int32.
         self._ages: OrderedDict[tuple[Hashable, bytes], None] = OrderedDict()
-        #: The same by tenant, the oldest first.
-        self._answers: dict[Hashable, OrderedDict[bytes, _Answer]] = {}
+        #: The same by tenant, the oldest first, with the sketch of each answer's prompt.
+        self._answers: dict[Hashable, OrderedDict[bytes, Sketch]] = {}
         self.num_tokens = 0  # of all answers
 
     def __repr__(self) -> str:
         """One line: sizes, and nothing of any answer."""
-        held = (
-            f"num_tokens={self.num_tokens}, num_answers={len(self._ages)}, num_tenants={len(self._answers)}"
-        )
-        return f"ResponseMemory(max_tokens={self.max_tokens}, {held})"
+        held = f"num_answers={len(self._ages)}, num_tenants={len(self._answers)}"
+        return f"ResponseMemory(max_tokens={self.max_tokens}, num_tokens={self.num_tokens}, {held})"
 
-    def remember(
-        self, tenant: Hashable, token_ids: Sequence[int] | npt.NDArray[np.integer], prompt: Prompt = ()
-    ) -> bool:
+    def remember(self, tenant: Hashable, token_ids: Integers, prompt: Integers = ()) -> bool:
         """Keep an answer; False if it is not kept, as it is empty or longer than `max_tokens`.
 
         Args:
@@ -98,7 +88,7 @@ class ResponseMemory:
         while self.num_tokens + len(tokens) > self.max_tokens:
             self._forget(*next(iter(self._ages)))
         self._ages[tenant, key] = None
-        self._answers.setdefault(tenant, OrderedDict())[key] = _Answer(tokens, sketch)
+        self._answers.setdefault(tenant, OrderedDict())[key] = sketch
         self.num_tokens += len(tokens)
         return True
 
@@ -107,9 +97,9 @@ class ResponseMemory:
 
         An answer that does not fit any more is left out, and so are all before it.
         """
-        return _text(reversed(self._answers.get(tenant, OrderedDict()).values()), max_tokens)
+        return _text(reversed(self._answers.get(tenant, OrderedDict())), max_tokens)
 
-    def recall_for(self, tenant: Hashable, prompt: Prompt, max_tokens: int) -> Recalled:
+    def recall_for(self, tenant: Hashable, prompt: Integers, max_tokens: int) -> Recalled:
         """The text for a request with this prompt: answers to prompts like it if there are any, else `recall`.
 
         ::
@@ -120,19 +110,18 @@ class ResponseMemory:
             the order: pairs in common of the prompts' last `TAIL_TOKENS` tokens, most first; then the newest first
         """
         sketch, answers = sketch_of(prompt), self._answers.get(tenant)
-        if answers and (chosen := _related(sketch, [*islice(reversed(answers.values()), MOST_COMPARED)])):
+        if answers and (chosen := _related(sketch, dict(islice(reversed(answers.items()), MOST_COMPARED)))):
             return Recalled(_text(chosen, max_tokens), related=True)
         return Recalled(self.recall(tenant, max_tokens), related=False)
 
     def _forget(self, tenant: Hashable, key: bytes) -> None:
-        del self._ages[tenant, key]
-        answers = self._answers[tenant]
-        self.num_tokens -= len(answers.pop(key).tokens)
-        if not answers:
+        del self._ages[tenant, key], self._answers[tenant][key]
+        self.num_tokens -= len(key) // _TOKEN_BYTES
+        if not self._answers[tenant]:
             del self._answers[tenant]
 
 
-def sketch_of(prompt: Prompt) -> Sketch:
+def sketch_of(prompt: Integers) -> Sketch:
     """[BINS + TAIL_TOKENS - 1]: one-permutation min-hash of a prompt's pairs of neighbours; then its tail's.
 
     Each pair has a hash, whose upper bits are its bin; a bin holds the least of the lower 32 bits of its pairs.
@@ -151,9 +140,9 @@ def sketch_of(prompt: Prompt) -> Sketch:
     return sketch
 
 
-def _related(sketch: Sketch, answers: Sequence[_Answer]) -> list[_Answer]:
+def _related(sketch: Sketch, answers: dict[bytes, Sketch]) -> list[bytes]:
     """Those of the answers to prompts that are like this one, the closest first. answers: the newest first."""
-    others = np.stack([answer.sketch for answer in answers])
+    others = np.stack([*answers.values()])
     # Of the bins that one of both has, the share where they have the same.
     mine, theirs = sketch[:BINS], others[:, :BINS]
     filled = (mine != _EMPTY) | (theirs != _EMPTY)
@@ -161,15 +150,16 @@ def _related(sketch: Sketch, answers: Sequence[_Answer]) -> list[_Answer]:
     alike = np.flatnonzero(shares >= ALIKE)
     tail, tails = sketch[BINS:], others[alike, BINS:]
     common = np.isin(tails, tail[tail != _EMPTY]).sum(axis=1)
-    return [answers[i] for i in alike[np.argsort(-common, kind="stable")]]
+    tokens = list(answers)
+    return [tokens[i] for i in alike[np.argsort(-common, kind="stable")]]
 
 
-def _text(answers: Iterable[_Answer], max_tokens: int) -> TokenIds:
+def _text(answers: Iterable[bytes], max_tokens: int) -> TokenIds:
     """The first of these answers, each whole, one after the other: as many as have at most `max_tokens`."""
-    chosen: list[TokenIds] = []
+    chosen = []
     for answer in answers:
-        max_tokens -= len(answer.tokens)
+        max_tokens -= len(answer) // _TOKEN_BYTES
         if max_tokens < 0:
             break
-        chosen.append(answer.tokens)
-    return np.concatenate(chosen) if chosen else np.zeros(0, dtype=np.int32)
+        chosen.append(answer)
+    return np.frombuffer(b"".join(chosen), dtype=np.int32).copy()
