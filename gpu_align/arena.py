@@ -114,19 +114,12 @@ class PredictionArena:
         if not tokens.size:
             return Extent(base=0, num_tokens=0, fresh=False)
         key = tokens.tobytes(), sharing_key
-        entry = self._entries.get(key)
-        fresh = entry is None
+        fresh = key not in self._entries
+        entry = self._place(key, -(-tokens.size // self.page)) if fresh else self._entries[key]
         if entry is None:
-            num_pages = -(-tokens.size // self.page)
-            start = self._make_room(num_pages)
-            if start is None:
-                self._refused += 1
-                return None
-            entry = _Entry(key, slice(start, start + num_pages), b"\1" * num_pages)
-            self._entries[key] = entry
-            self._free[entry.pages] = bytes(num_pages)
-        else:
-            self._reused += 1
+            self._refused += 1
+            return None
+        self._reused += not fresh
         self._unused.pop(key, None)
         self._not_in_use[entry.pages] = bytes(len(entry.marks))
         entry.num_users += 1
@@ -168,15 +161,17 @@ class PredictionArena:
             self._evicted, self._refused,
         )  # fmt: skip
 
-    def _make_room(self, num_pages: int) -> int | None:
-        """First page of the lowest free run of `num_pages`, after as few evictions as it takes."""
+    def _place(self, key: _Key, num_pages: int) -> _Entry | None:
+        """Take the lowest free run of `num_pages`, after as few evictions as it takes."""
         run = b"\1" * num_pages
         if run not in self._not_in_use:
             return None
         while (start := self._free.find(run)) < 0:
             self._drop(next(iter(self._unused.values())))
             self._evicted += 1
-        return start
+        entry = self._entries[key] = _Entry(key, slice(start, start + num_pages), run)
+        self._free[entry.pages] = bytes(num_pages)
+        return entry
 
     def _drop(self, entry: _Entry) -> None:
         """Forget an unused prediction."""
