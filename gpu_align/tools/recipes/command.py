@@ -123,11 +123,10 @@ def _save(pack: RecipePack, out: Path) -> None:
 
 
 def _load(path: Path) -> RecipePack:
-    from ...recipes.pack import RecipePack
-    from ...recipes.registry import BASE
+    from ...recipes.registry import find_pack
 
     with refusing(path):
-        return RecipePack.load(None if str(path) == BASE else path)
+        return find_pack(str(path))[1]
 
 
 @recipes_app.command("learn", epilog=console.epilog("recipes learn"))

@@ -15,7 +15,7 @@ from ...ops.layout import FIRST_GAP
 from ...ops.recipes.table import Recipes
 from ...predictors.base import PredictorOptions, TokenPredictor
 from ...predictors.predicted_output import PredictedOutputTokenPredictor
-from ...recipes.pack import RecipePack
+from ...recipes.registry import find_pack
 from ..policies import OPTIONAL_POLICIES, POLICIES, RECIPE_POLICIES, StaticText, suffix_decoding_available
 from .records import Record
 from .tokenizers import line_end_test, load_tokenizer
@@ -49,8 +49,7 @@ def recipes_for(records: Sequence[Record], pack: str = SHIPPED_PACK) -> Recipes 
 def tokenized_pack(pack: str, tokenizer: str) -> Recipes:
     """The recipes of a pack in this tokenizer's tokens."""
     encode = load_tokenizer(tokenizer).encode
-    loaded = RecipePack.load(None if pack == SHIPPED_PACK else pack)
-    return loaded.tokenize(lambda texts: [encode(text) for text in texts])
+    return find_pack(pack)[1].tokenize(lambda texts: [encode(text) for text in texts])
 
 
 class Sizes(NamedTuple):
