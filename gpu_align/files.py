@@ -14,7 +14,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from reprlib import Repr
 from types import NoneType
@@ -134,8 +134,7 @@ def read_json(path: Path) -> tuple[bytes, dict[str, Any]]:
         text = packed = file.read(MAX_BYTES + 1)
     try:
         if len(packed) <= MAX_BYTES and packed.startswith(_GZIP_MAGIC):
-            with gzip.GzipFile(fileobj=io.BytesIO(packed)) as file:
-                text = file.read(MAX_BYTES + 1)
+            text = gzip.GzipFile(fileobj=io.BytesIO(packed)).read(MAX_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"damaged gzip data: {first_line(error)}") from error
     if max(len(packed), len(text)) > MAX_BYTES:
@@ -164,9 +163,8 @@ def write_at_once(path: Path, parts: Iterable[bytes], mode: int = 0o666) -> None
     passing = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     passing.unlink(missing_ok=True)  # of a process that ended while it wrote
     try:
-        # O_EXCL: a file or link that another process puts there meanwhile is not written to.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
-        with os.fdopen(os.open(passing, flags, mode), "wb") as file:
+        # x: a file or link that another process puts there meanwhile is not written to.
+        with open(passing, "xb", opener=partial(os.open, mode=mode)) as file:
             file.writelines(parts)
         passing.replace(path)
     finally:
