@@ -92,8 +92,6 @@ def learn(texts: Iterable[tuple[str, str]], made_by: str = "") -> RecipePack:
     # What the longest kept context expects at each position, and how likely.
     said, share = np.full(len(positions.tokens), -1), np.zeros(len(positions.tokens))
     for length, (context, first) in zip(range(1, MAX_WORDS + 1), positions.numbered(False), strict=False):
-        if not len(first):
-            break
         at = np.flatnonzero(context >= 0)
         top = follow(positions, context, _pairs(positions, context, at))
         own = top.hits / top.seen
@@ -127,11 +125,8 @@ def _read(texts: Iterable[tuple[str, str]]) -> tuple[list[str], Positions, int]:
     rank = np.empty(len(numbers), np.int32)
     rank[[numbers[word] for word in spellings]] = np.arange(len(numbers))
     groups = [[rank[words] for words in group] for group in sources.values()]
-    return (
-        spellings,
-        Positions(groups, [np.zeros((0, len(group)), np.int64) for group in groups]),
-        len(groups),
-    )
+    positions = Positions(groups, [np.zeros((0, len(group)), np.int64) for group in groups])
+    return spellings, positions, len(groups)
 
 
 def observe(
@@ -313,12 +308,14 @@ class Positions:
         self._older = (np.cumsum(ended) - ended)[place - 1]
 
     def numbered(self, is_shape: bool) -> Iterator[tuple[IntArray, IntArray]]:
-        """For contexts of 1 to `MAX_CONTEXT` items: [N] which one is before each position, -1 where there is none;
-        and [C] one position of each."""
+        """For contexts of 1 to `MAX_CONTEXT` items, while there are any: [N] which one is before each position, -1
+        where there is none; and [C] one position of each."""
         context = np.zeros(len(self.tokens), dtype=np.int64)
         for n in range(MAX_CONTEXT):
             item, found = self._item(is_shape, np.arange(len(context)), n)
             where = np.flatnonzero((context >= 0) & found)
+            if not len(where):
+                return
             longer = context[where] << 32 | (item[where] - SHAPE_START)
             _, first, numbers = np.unique(longer, return_index=True, return_inverse=True)
             context = np.full(len(context), -1, dtype=np.int64)
@@ -368,9 +365,8 @@ def follow(positions: Positions, context: IntArray, said: IntArray) -> Followed:
 
     said: [M, 2]: `_pairs` that their groups agree on.
     """
-    pairs, counts = np.unique(
-        _pairs(positions, context, np.flatnonzero(context >= 0))[:, 0], return_counts=True
-    )
+    at = np.flatnonzero(context >= 0)
+    pairs, counts = np.unique(_pairs(positions, context, at)[:, 0], return_counts=True)
     seen = np.bincount(pairs >> 31, counts).astype(np.int64)
     order = np.lexsort((pairs, -counts, pairs >> 31))
     best = order[np.searchsorted((pairs >> 31)[order], np.arange(len(seen)))]
@@ -426,8 +422,6 @@ def _candidates(positions: Positions, kept: IntArray, min_groups: int) -> Iterat
         said = np.full(len(positions.tokens), -1, dtype=np.int64)
         share = np.zeros(len(said))
         for length, (context, first) in enumerate(positions.numbered(is_shape), start=1):
-            if not len(first):
-                break
             followed = follow(positions, context, agreed(positions, context))
             own = followed.hits / followed.seen
             certain = (followed.groups >= min_groups) & (followed.hits >= CERTAIN * followed.seen)
