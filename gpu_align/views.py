@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 #: Views that an answer may hold, the likeliest first, where it may be JSON (a patch stands in a string then) and
 #: where it is not.
@@ -112,24 +112,16 @@ def _unnumbered(text: str) -> str:
     a line feed. A blank after the number belongs to it where the least indented line would be indented by an odd
     number of blanks otherwise.
     """
-    return "".join("\n".join(_without_margin(lines)) + "\n" for lines in _listings(text))
-
-
-def _listings(text: str) -> Iterator[list[str]]:
-    """The lines after their numbers, of each listing; after a tab, what follows is all the line's."""
-    lines: list[str] = []
+    listings: list[list[str]] = []  # the lines after their numbers; all that follows a tab is the line's
     expected: tuple[int, int, str] | None = None  # where the next line begins, its number and what ends it
     for match in _NUMBERED.finditer("\n" + text):
         digits, ending, line = match.groups()
-        number = int(digits)
-        if (match.start(), number, ending) != expected:
-            if len(lines) >= MIN_LISTED:
-                yield lines
-            lines = []
-        lines.append(line)
-        expected = match.end(), number + 1, ending
-    if len(lines) >= MIN_LISTED:
-        yield lines
+        if (match.start(), int(digits), ending) != expected:
+            listings.append([])
+        listings[-1].append(line)
+        expected = match.end(), int(digits) + 1, ending
+    listings = [_without_margin(lines) for lines in listings if len(lines) >= MIN_LISTED]
+    return "".join(line + "\n" for lines in listings for line in lines)
 
 
 def _without_margin(lines: list[str]) -> list[str]:
