@@ -51,9 +51,8 @@ _NAME = 1
 _PLAIN = re.compile(r"[\w.$:/@+ -]{1,256}", re.ASCII)
 #: Between the words of a name.
 _BETWEEN = re.compile(r"[\W_]", re.ASCII)
-#: Keys of a schema that say its value otherwise than by a type.
+#: Keys of a schema under which others stand in its place.
 _GROUPS = ("anyOf", "oneOf", "allOf")
-_INDIRECT = frozenset(("$ref", "const", "enum", *_GROUPS))
 REASONS = ("names", "size", "template", "time")
 
 
@@ -93,18 +92,15 @@ class _Document:
         if depth > MAX_DEPTH:
             raise SkeletonError("size")
         schema = schema if isinstance(schema, dict) else {}
-        if not _INDIRECT.isdisjoint(schema):
-            if isinstance(name := schema.get("$ref"), str):
-                return self.of(self._target(name), depth + 1)
-            values = [schema["const"]] if "const" in schema else schema.get("enum")
-            if isinstance(values, list) and values:
-                return self._one_of(values)
-            for group in _GROUPS if "properties" not in schema else ():
-                if isinstance(choices := schema.get(group), list):
-                    found = (
-                        each for each in choices if isinstance(each, dict) and each.get("type") != "null"
-                    )
-                    return self.of(next(found, None), depth + 1)
+        if isinstance(name := schema.get("$ref"), str):
+            return self.of(self._target(name), depth + 1)
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        if isinstance(values, list) and values:
+            return self._one_of(values)
+        for group in _GROUPS if "properties" not in schema else ():
+            if isinstance(choices := schema.get(group), list):
+                found = (each for each in choices if isinstance(each, dict) and each.get("type") != "null")
+                return self.of(next(found, None), depth + 1)
         kind = schema.get("type", "object" if "properties" in schema else None)
         if isinstance(kind, list):
             kind = next((each for each in kind if each != "null"), None)

@@ -133,9 +133,8 @@ def test_a_skeleton_is_the_call_that_the_template_renders_without_its_values(fam
         call = {"id": "123456789", "type": "function", "function": function}
         whole = render([*asked, {"role": "assistant", "content": "", "tool_calls": [call]}], False)
         start = render(asked, True)
-        text = whole[
-            next(n for n, (a, b) in enumerate(zip(whole, start + "\0", strict=False)) if a != b) :
-        ].rstrip()
+        begin = next(n for n, (a, b) in enumerate(zip(whole, start + "\0", strict=False)) if a != b)
+        text = whole[begin:].rstrip()
         for value, gap in (("123456789", "\0"), ("123456", "\1"), ("a value", "\0"), ("another one", "\0")):
             text = text.replace(value, gap)
         pieces = re.findall("([^\0\1]+)([\0\1]?)", text)  # the blank before a number stays
@@ -224,12 +223,8 @@ for _ in range(50):
 )  # fmt: skip
 def test_what_has_no_skeleton_says_why_at_once(schema: Any, reason: str) -> None:
     calls = Calls(renderer(*FAMILIES["Qwen 2.5, Hermes"]))
-    for make in (
-        lambda: of_schema(schema),
-        lambda: calls.of_tools(
-            [{"function": {"name": "f", "description": "x" * 2**20, "parameters": schema}}]
-        ),
-    ):
+    tools = [{"function": {"name": "f", "description": "x" * 2**20, "parameters": schema}}]
+    for make in (lambda: of_schema(schema), lambda: calls.of_tools(tools)):
         begun = time.process_time()
         with pytest.raises(SkeletonError) as found:
             make()
