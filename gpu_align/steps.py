@@ -35,21 +35,16 @@ class Preparation:
         self.join()
         # The engine adds tokens while this runs; what it has now is what is processed.
         self._total_len.copy_(total_len)
+        chosen, ones = self._slots[: len(slots)], self._num_sampled[: len(slots)]
+        source = torch.tensor(slots, dtype=torch.int64)
         if self._stream is None:
-            self._run(token_ids, slots)
+            self._step(token_ids, self._total_len, chosen.copy_(source), ones)
             return
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            self._run(token_ids, slots)
+            chosen.copy_(source.pin_memory(), non_blocking=True)
+            self._step(token_ids, self._total_len, chosen, ones)
             self._done = self._stream.record_event()
-
-    def _run(self, token_ids: torch.Tensor, slots: Sequence[int]) -> None:
-        num_slots = len(slots)
-        source = torch.tensor(slots, dtype=torch.int64)
-        if self._stream is not None:
-            source = source.pin_memory()
-        self._slots[:num_slots].copy_(source, non_blocking=True)
-        self._step(token_ids, self._total_len, self._slots[:num_slots], self._num_sampled[:num_slots])
 
     def finish(self) -> None:
         """The host waits for what was started: its memory is about to be freed."""
