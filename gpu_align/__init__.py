@@ -37,9 +37,7 @@ __all__ = [*_MODULES, "__version__"]
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
-    globals()[name] = found
-    return found
+    return getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:

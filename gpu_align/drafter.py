@@ -97,8 +97,7 @@ class Drafter:
             `min_survival_recipe` that are given the same object share one table in its memory.
         backend: "auto" goes by the device; "triton" on the CPU runs the kernel under Triton's interpreter.
         max_prediction_tokens: tokens of all predictions held together, rounded up to whole pages of 256 for each.
-            None is enough to never refuse one: about twice ``max_slots * max_prediction_len``. With less, a
-            prediction that finds no room is refused, and its request is served without it.
+            None is enough to never refuse one: about twice ``max_slots * max_prediction_len``.
 
     Memory on the device: 12 bytes a token of `max_prediction_tokens` (the tokens and their index), and a slot 4 to
     8 bytes a token of `max_context_len` (the index of its context, 32 KB at least) and 0.5 KB; about 400 bytes a
@@ -287,8 +286,7 @@ class Drafter:
 
     def _release(self, slot: int) -> None:
         self._memories.pop(slot, None)
-        extent = self._extents.pop(slot, None)
-        if extent is not None:
+        if (extent := self._extents.pop(slot, None)) is not None:
             self._arena.release(extent)
 
     @on_its_device

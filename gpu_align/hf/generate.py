@@ -84,8 +84,7 @@ def generate(
         What ``model.generate`` returns: [1, n + new] int64, or with ``return_dict_in_generate=True`` a
         ``GenerateDecoderOnlyOutput``, with the attribute `predicted_outputs`, a `PredictedOutputs`.
 
-    A streamer gets one token at a time, and stopping criteria are asked after each token, as in
-    ``model.generate``. Scores, logits, attentions and hidden states have one entry a token.
+    Scores, logits, attentions and hidden states have one entry a token.
 
     TypeError, ValueError: arguments of other types; an encoder-decoder or recurrent model, or one that cannot
     verify drafts; beams, more than one sequence, another source of drafts, inputs other than token ids, text
@@ -157,11 +156,10 @@ def _decode(
         raise ValueError(f"generate: expected greedy search or sampling, found {mode.value}")
     if synced_gpus:
         raise ValueError("synced_gpus: not together with drafts, as ranks would differ in their passes")
-    wanted = [f"output_{name}" for name in ("scores", "logits", "attentions", "hidden_states")]
-    wanted = [name for name in wanted if config.return_dict_in_generate and getattr(config, name)]
+    names = ("scores", "logits", "attentions", "hidden_states") if config.return_dict_in_generate else ()
     #: What the result has one entry a token of.
-    record: dict[str, tuple[Any, ...]] = {name.removeprefix("output_"): () for name in wanted}
-    of_model = {name: name in wanted for name in ("output_attentions", "output_hidden_states")}
+    record: dict[str, tuple[Any, ...]] = {name: () for name in names if getattr(config, f"output_{name}")}
+    of_model = {f"output_{name}": name in record for name in ("attentions", "hidden_states")}
     forward = DraftForward(model, input_ids, model_kwargs, **of_model)
     mask = model_kwargs.get("attention_mask")
     prompt = input_ids[0] if mask is None else input_ids[0][mask[0, : input_ids.shape[1]].bool()]

@@ -26,7 +26,6 @@ __all__ = [
     "VocabularyError",
 ]
 
-
 _MODULES = {"DraftModelTokenPredictor": "draft_model", "PredictedOutputTokenPredictor": "predicted_output"}
 
 

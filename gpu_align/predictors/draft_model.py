@@ -104,7 +104,7 @@ class DraftModelTokenPredictor(TokenPredictor):
         self._check_disposed()
         tokens = [*self.state_tokens, *self._draft]
         kept = count_accepted(self._cached, tokens[:-1])
-        if self._cache is None or kept == 0:
+        if kept == 0:
             self._cache, self._cached, kept = self._new_cache(), [], 0
         elif kept < len(self._cached):
             self._cache.crop(kept - len(self._cached))  # negative: so many tokens less

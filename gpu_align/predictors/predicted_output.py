@@ -88,10 +88,8 @@ class PredictedOutputTokenPredictor(TokenPredictor):
 
     def predict_tokens(self) -> list[int]:
         self._check_disposed()
-        drafter = self._started("predict_tokens")
-        self._draft = draft = drafter.propose(
-            self._token_ids, self._total_len, self._slots, self._num_sampled
-        )
+        propose = self._started("predict_tokens").propose
+        self._draft = draft = propose(self._token_ids, self._total_len, self._slots, self._num_sampled)
         return draft.token_ids[0, : int(draft.length[0])].tolist()
 
     def dispose(self) -> None:
@@ -107,15 +105,14 @@ class PredictedOutputTokenPredictor(TokenPredictor):
     @torch.inference_mode(False)  # as of the drafter: the next use may be outside of that mode
     def _begin(self, max_len: int) -> None:
         """Begin the sequence in a drafter that holds so many tokens, and write the tokens so far."""
-        sizes = {
+        sizes: dict[str, Any] = {
             "max_context_len": max(max_len, self._sizes["max_context_len"]),
             "max_prediction_len": max(len(self._ids), self._sizes["max_prediction_len"]),
             "vocab_size": self.options.vocab_size or self._vocab_size,
             "num_draft_tokens": self.options.num_draft_tokens,
         }
         if self._drafter is None or sizes != self._sizes:
-            settings: dict[str, Any] = {**sizes, **self._settings}
-            self._drafter = Drafter(max_slots=1, **settings)
+            self._drafter = Drafter(max_slots=1, **sizes, **self._settings)
             self._sizes, device = sizes, self._drafter.device
             self._token_ids = torch.zeros((1, sizes["max_context_len"]), dtype=torch.int32, device=device)
             self._total_len = torch.zeros(1, dtype=torch.int32, device=device)
@@ -128,13 +125,13 @@ class PredictedOutputTokenPredictor(TokenPredictor):
         if getattr(sampling, "do_sample", False):
             about["temperature"] = getattr(sampling, "temperature", None) or 0.0
         self._drafter.add(0, self._ids, self._prompt_len, **about)
-        self._draft, self._length = None, 0
+        self._draft = None
         self._write(self.state_tokens)
 
     def _write(self, tokens: Sequence[int]) -> None:
-        end = self._length + len(tokens)
-        self._token_ids[0, self._length : end] = torch.from_numpy(np.asarray(tokens, dtype=np.int32))
-        self._length = end
+        """Write the last of `state_tokens` to the drafter's row."""
+        end = len(self.state_tokens)
+        self._token_ids[0, end - len(tokens) : end] = torch.from_numpy(np.asarray(tokens, dtype=np.int32))
         self._total_len.fill_(end)
 
 
