@@ -173,9 +173,8 @@ class TestPredictions:
             engine.write(slot, answers[slot][:8])
             sources.append(engine.propose([slot])[0][3])
         assert sources == [Source.NONE, Source.NONE, Source.MEMORY, Source.NONE]
-        assert not engine.add(
-            0, answers[0], [900], memory=True
-        )  # a memory is evicted, and evicts no prediction
+        # A memory is evicted, and evicts no prediction.
+        assert not engine.add(0, answers[0], [900], memory=True)
         for slot in (0, 1, 2, 4):
             engine.drafter.remove(slot)
         assert engine.drafter.prediction_stats.used_tokens == 0

@@ -334,14 +334,10 @@ def test_text_and_ids() -> None:
     for input_ids, prediction in zip(prompts, forms, strict=True):
         found = hf.generate(model, input_ids, prediction=prediction, tokenizer=tokenizer, **options)
         assert found.equal(expected)
-    stop = tokenizer.decode(output[5:7])
-    stopped = hf.generate(
-        model, asked, prediction=written, tokenizer=tokenizer, stop_strings=[stop], **options
-    )
+    stop = {"tokenizer": tokenizer, "stop_strings": [tokenizer.decode(output[5:7])]}
+    stopped = hf.generate(model, asked, prediction=written, **stop, **options)
     assert stopped.shape[1] < expected.shape[1]
-    assert stopped.equal(
-        reference(model, prompt, tokenizer=tokenizer, stop_strings=[stop], max_new_tokens=20)
-    )
+    assert stopped.equal(reference(model, prompt, max_new_tokens=20, **stop))
 
 
 BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {

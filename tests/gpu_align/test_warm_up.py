@@ -79,9 +79,8 @@ class Loads(TorchDispatchMode):
             kwargs["pin_memory"] = DEVICE == "cuda"
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
         sizes = []
-        if (
-            "sort" in function.name()
-        ):  # PyTorch has a kernel for up to 32 keys, up to 64, ...; for none it runs none
+        if "sort" in function.name():
+            # PyTorch has a kernel for up to 32 keys, up to 64, ...; for none it runs none.
             sizes = [max((len(t) - 1).bit_length(), 5) for t in tensors]
             tensors = [t for t in tensors if len(t)]
         if tensors and not function.is_view:  # a view runs nothing
