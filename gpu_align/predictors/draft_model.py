@@ -51,8 +51,7 @@ class DraftModelTokenPredictor(TokenPredictor):
     ) -> None:
         self.max_tokens = check_int("max_tokens", max_tokens, 1)
         check_probability("min_confidence", min_confidence)
-        if max_context_len is not None:
-            check_int("max_context_len", max_context_len, 1)
+        longest = 1 << 62 if max_context_len is None else check_int("max_context_len", max_context_len, 1)
         try:
             import transformers
         except ImportError as error:
@@ -66,8 +65,7 @@ class DraftModelTokenPredictor(TokenPredictor):
         self.min_confidence = min_confidence
         self.tokenizer = tokenizer
         self._vocab_size: int = config.vocab_size
-        positions: int = getattr(config, "max_position_embeddings", None) or 1 << 62
-        self._longest = positions if max_context_len is None else min(positions, max_context_len)
+        self._longest: int = min(longest, getattr(config, "max_position_embeddings", None) or longest)
         ends = model.generation_config.eos_token_id
         self._end_tokens = frozenset(ends if isinstance(ends, list) else [ends])
         # Full attention for every layer: a window would lose what a refuted draft pushed out of it.

@@ -209,9 +209,7 @@ def edited(generator: random.Random, prediction: list[int], alphabet: int, lengt
             output.append(generator.randrange(alphabet))
             at += 1
     if generator.random() < 0.4:
-        old, new = (
-            generator.randrange(alphabet),
-            [generator.randrange(alphabet) for _ in range(generator.randint(0, 3))],
-        )
+        old = generator.randrange(alphabet)
+        new = [generator.randrange(alphabet) for _ in range(generator.randint(0, 3))]
         output = [token for word in output for token in (new if word == old else [word])] or output
     return output[:length]
