@@ -134,7 +134,7 @@ class Drafter:
         # A pack is text, and becomes recipes for one model.
         advice = "; call its tokenize(encode)" if hasattr(recipes, "tokenize") else ""
         check_type("recipes", recipes, Recipes | None, "Recipes", advice)
-        self.config = config if config is not None else DrafterConfig()
+        self.config = config = config if config is not None else DrafterConfig()
         device = check_device(device)
 
         self._arena = PredictionArena(max(max_prediction_tokens, c.PAGE))
@@ -142,28 +142,25 @@ class Drafter:
         #: Slots that draft from earlier answers, the oldest first, and `occupy_slot` with all that each was given.
         self._memories: dict[int, Callable[..., None]] = {}
         self._state = allocate_state(max_slots, max_context_len, self._arena.num_tokens, device)
-        self.device = self._state.prediction_tokens.device
+        self.device = device = self._state.prediction_tokens.device  # with its index
         self._tables = SurvivalTables.load(
-            num_draft_tokens, self.device, self.config.survival_table,
-            self.config.min_survival, self.config.min_survival_lost,
-        )  # fmt: skip
+            num_draft_tokens, device, config.survival_table, config.min_survival, config.min_survival_lost
+        )
         recipes = recipes if recipes is not None else Recipes.from_lists([])
         #: Names of the recipe packs that a request may choose from.
         self.recipe_names = recipes.names
         self._pack_bits = recipes.pack_bits
-        self._recipes = recipes.table(
-            num_draft_tokens, self.device, self.config.min_survival_recipe, vocab_size
-        )
-        self._draft = allocate_draft(max_slots, num_draft_tokens, self.device)
+        self._recipes = recipes.table(num_draft_tokens, device, config.min_survival_recipe, vocab_size)
+        self._draft = allocate_draft(max_slots, num_draft_tokens, device)
         #: The first rows of it, by batch size.
         self._drafts: dict[int, Draft] = {}
-        self._settings = self.config.step_settings(vocab_size, max_context_len)
+        self._settings = config.step_settings(vocab_size, max_context_len)
         self._backend = resolve_backend(backend, self._state.prediction_tokens)
         make = partial(
             make_step, self._backend, self._state, self._tables, self._recipes, settings=self._settings
         )
         self._step = make(out=self._draft)
-        self._preparation = Preparation(make, max_slots, num_draft_tokens, self.device)
+        self._preparation = Preparation(make, max_slots, num_draft_tokens, device)
         weakref.finalize(self, self._preparation.finish).atexit = False  # its memory is not reused then
 
     @on_its_device

@@ -40,9 +40,7 @@ class DraftForward:
     ) -> None:
         self._model, self._name = model, type(model).__name__
         self._kwargs = {**model_kwargs, **{k: True for k, wanted in outputs.items() if wanted}}
-        self._growing: dict[str, torch.Tensor] = {
-            k: v for k in GROWING if (v := model_kwargs.get(k)) is not None
-        }
+        self._growing = {k: v for k in GROWING if (v := model_kwargs.get(k)) is not None}
         given, _ = self._kwargs.pop(CACHE_NAME, None), self._kwargs.pop("cache_position", None)
         tensors = {k for k, v in self._kwargs.items() if isinstance(v, torch.Tensor)}
         if unknown := ", ".join(sorted(tensors.difference(GROWING))):
@@ -112,7 +110,7 @@ class DraftForward:
 
     def _extended(self, name: str, end: int) -> torch.Tensor:
         """A growing argument for the first `end` tokens: as it was given, then what `model.generate` appends."""
-        given = self._growing[name]
+        given: torch.Tensor = self._growing[name]
         if given.shape[-1] < end:
             more = end - given.shape[-1] + 256  # what follows does not depend on tokens
             if name == "position_ids":

@@ -101,10 +101,8 @@ def renderer(turn: str, end: str, opened: str, call: str) -> Callable[[list[dict
         "{% set c = call.function %}" + call + "{% endfor %}" + end + "{% endfor %}"
         "{% if add_generation_prompt %}" + opened + "{% endif %}"
     )  # fmt: skip
-    template = environment.from_string(text)
-    return lambda messages, ends_open: str(
-        template.render(messages=messages, add_generation_prompt=ends_open)
-    )
+    render = environment.from_string(text).render
+    return lambda messages, ends_open: str(render(messages=messages, add_generation_prompt=ends_open))
 
 
 def tool(name: str, **properties: Any) -> dict[str, Any]:

@@ -88,9 +88,8 @@ def test_fences_go(lines):
 @given(text=st.text(), other=st.text(), ascii_only=st.booleans())
 def test_strings_of_json_come_out(text, other, ascii_only):
     arguments = json.dumps({"path": "a.py", "content": text, other: 1.5}, ensure_ascii=ascii_only)
-    assert view(f"a call: {arguments}", "unescaped") == "".join(
-        each for each in (text, other) if "\n" in each
-    )
+    found = view(f"a call: {arguments}", "unescaped")
+    assert found == "".join(each for each in (text, other) if "\n" in each)
 
 
 #: Text, name of a view, what it is; () where there is none.
