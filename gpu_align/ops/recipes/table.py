@@ -32,6 +32,8 @@ from . import (
 #: Packs that a drafter holds, bits of `ALL_PACKS`; bits of a key.
 _MAX_PACKS = _KEY_BITS = 31
 IntArray = npt.NDArray[np.int32]
+#: However its keys fall, a table has at most four times as many buckets as it needs, or so many if that is more.
+_SMALL_BITS = 16
 #: Of `Recipes`, what has a row for each.
 _COLUMNS = "context", "token_ids", "survival", "is_shape", "packs"
 #: Items of a shape that are no tokens.
@@ -276,20 +278,22 @@ def keys_of(context: IntArray, is_shape: npt.NDArray[np.bool_] | bool = False) -
 
 def _hash(keys: npt.NDArray[np.int64], packs: IntArray) -> tuple[npt.NDArray[np.int64], IntArray]:
     """Keys with packs, and rows by bucket: as many buckets as keys at least, and more until each has its place.
+    A key that has none when the table may not grow any more is left out, last packs first.
 
     Of two recipes with one key the first has it, for the packs that it belongs to.
     """
     rows, packs = _first_of_each(keys, packs)
     keys, packs = keys[rows], packs[rows]
-    bits = max(len(keys), 1).bit_length()
-    while True:
+    least = max(len(keys), 1).bit_length()
+    for bits in range(least, max(least + 2, _SMALL_BITS) + 1):
         bucket = keys >> (_KEY_BITS - bits)
-        order = np.argsort(bucket, kind="stable")
+        order = np.lexsort((packs & -packs, bucket))
         way = np.arange(len(keys)) - np.searchsorted(bucket[order], bucket[order])
-        if not (way >= RECIPE_WAYS).any():
+        has_way = way < RECIPE_WAYS
+        if has_way.all():
             break
-        bits += 1
-    shape, place = (1 << bits, RECIPE_WAYS), (bucket[order], way)
+    order = order[has_way]
+    shape, place = (1 << bits, RECIPE_WAYS), (bucket[order], way[has_way])
     held, row_of = np.full(shape, -1, dtype=np.int64), np.full(shape, -1, dtype=np.int32)
     held[place], row_of[place] = (keys << 32 | packs)[order], rows[order]
     return held, row_of

@@ -72,6 +72,15 @@ class TestTable:
         arrays = as_arrays(table)
         assert [find_recipe(arrays, request_of([t])).row for t in alike] == list(range(len(alike)))
 
+    def test_contexts_of_many_packs_leave_the_table_small(self):
+        """Each of 300 fills a bucket; the first pack's 3,000 others stay."""
+        many = {str(n): Recipes.from_lists([((7 * i,), (1,), (0.9,)) for i in range(300)]) for n in range(12)}
+        first = Recipes.from_lists([((i, i + 1), (2,), (0.9,)) for i in range(3000)])
+        table = RecipeTable.build(Recipes.join({"first": first, **many}), 16, "cpu")
+        rows = table.ways[..., 0]
+        assert len(table.keys) == 1 << 16
+        assert int(((rows >= 0) & (rows < 3000)).sum()) == 3000
+
     def test_of_two_with_one_key_the_first_is_found(self):
         by_key: dict[int, int] = {}
         tokens = np.random.default_rng(1).integers(0, 1 << 17, (200_000, 2))
