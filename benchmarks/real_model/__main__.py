@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -31,9 +31,8 @@ from benchmarks.quality.replays import OurPair, bound
 from benchmarks.quality.runs import Counts
 from benchmarks.real_model import model
 from benchmarks.real_model.model import CACHE, FOLDER, MAX_TOKENS, TASK_KINDS, K
-from benchmarks.tables import ROOT, table
+from benchmarks.tables import table
 from gpu_align import hf, predictors, simulate
-from gpu_align.policies import POLICIES
 from gpu_align.recipes import observe, report
 from gpu_align.simulate import PairResult, Record, load_tokenizer, replay
 from gpu_align.tools.bench.client import BenchError
@@ -52,76 +51,68 @@ BOUNDS = {"best copy after the last token": True, "best copy from anywhere": Fal
 #: Of a summary, a copy and an edit; the texts of Cascade's case.
 LOOKED_UP = ("summary 1", "copy prose 1", "json value 2")
 VERBATIM = ("copy code 1", "copy prose 3", "list to table 3")
-#: Samples of a prompt, at this temperature; prompts that are learned from, and as many that are not.
-SAMPLES, TEMPERATURE, PROMPTS = 8, 0.7, 5
+#: Prompts of a kind that a pack is learned from, by samples at these temperatures and seeds, and as many others.
+PROMPTS, SAMPLES = 5, [(0.7, seed) for seed in range(8)]
 NODE = CACHE / "node"
+#: node-llama-cpp's settings: those of its guide's example, and the defaults.
+RULES = {
+    "example": predictors.InputLookupTokenPredictor((2, 0), (1, 2)),
+    "defaults": predictors.InputLookupTokenPredictor(),
+}
 Results = dict[str, Any]
 
 
 def run(options: Any) -> Results:
     """Run the measurements that the options ask for; returns the content of the JSON file."""
     add_to_path()  # suffix decoding, where it is built
-    asked = model.tasks()
-    end = json.loads((model.model_folder() / "generation_config.json").read_text())["eos_token_id"]
+    asked, encode = model.tasks(), load_tokenizer(str(model.model_folder())).encode
+    end = json.loads((FOLDER / "generation_config.json").read_text())["eos_token_id"]
     answers = iter(model.record([(task.messages, t, 1) for t in TEMPERATURES for task in asked]))
     found: Results = {"num_draft_tokens": K, "confidence": {}}
-    for t in TEMPERATURES:  # the greedy answers are last: their records stay
+    for t in TEMPERATURES:  # the greedy answers are last: all else is of them
         answered = list(zip(asked, islice(answers, len(asked)), strict=True))
-        halves = records_of(answered)
-        records = [each for half in halves.values() for each in half]
-        found["confidence"][str(t)] = confidence(records, end, t)
+        records = {
+            task.id: Record(task.id, answer.prompt, encode(task.prediction), answer.output, str(FOLDER))
+            for task, answer in answered
+            if answer.counts
+        }
+        found["confidence"][str(t)] = confidence(list(records.values()), end, t)
     found["answers"] = [[task.id, task.half, len(each.output), each.counts] for task, each in answered]
-    found["replays"] = {half: replays(each, end) for half, each in halves.items()}
+    found["replays"] = {}
+    for half, path in RECORDS.items():
+        those = [records[task.id] for task in asked if task.half == half and task.id in records]
+        path.write_text("".join(f"{json.dumps(vars(each))}\n" for each in those))
+        found["replays"][half] = replays(those, end)
     if options.baseline:
         found["baseline"] = {half: at_commit(options.baseline, path) for half, path in RECORDS.items()}
     if options.serve:
         found["served"] = model.turns(asked[:: options.serve])
     if options.published:
-        by_id = {each.id: each for each in records}
-        looked_up = [by_id[name] for name in LOOKED_UP if name in by_id]
+        looked_up, copied = ([records[i] for i in ids if i in records] for ids in (LOOKED_UP, VERBATIM))
         found["published"] = {
             "node_llama_cpp": node_llama_cpp(looked_up),
             "recipes": recipes(),
-            "verbatim": verbatim([by_id[name] for name in VERBATIM if name in by_id]),
+            "verbatim": verbatim(copied),
             "llama_cpp": llama_cpp(looked_up),
         }
     return found
 
 
-def records_of(answered: Iterable[tuple[model.Task, model.Answer]]) -> dict[str, list[Record]]:
-    """The answers that count, by half; also written to `RECORDS`."""
-    encode = load_tokenizer(str(FOLDER)).encode
-    found: dict[str, list[Record]] = {half: [] for half in RECORDS}
-    for task, answer in answered:
-        if answer.counts:
-            told = Record(task.id, answer.prompt, encode(task.prediction), answer.output, str(FOLDER))
-            found[task.half].append(told)
-    for half, path in RECORDS.items():
-        path.write_text("".join(f"{json.dumps(vars(each))}\n" for each in found[half]))
-    return found
-
-
-@dataclass
-class Replayed(OurPair):
-    """past_end: draft tokens after an end token of their own draft."""
-
-    past_end: int = 0
-
-
 def replayed(
     policy: predictors.TokenPredictor, records: Sequence[Record], end_token: int, temperature: float = 0.0
-) -> list[Replayed]:
-    """`gpu_align.simulate.replay` of each, by a predictor that knows end token and temperature."""
+) -> tuple[list[PairResult], int]:
+    """`replay` of each, told end token and temperature; the draft tokens after an end token of their own draft."""
     loop = predictors.PredictorLoop(policy, num_draft_tokens=K, strict=True)
     sampling = SimpleNamespace(eos_token_id=end_token, do_sample=temperature > 0, temperature=temperature)
-    results = [Replayed.begin(each) for each in records]
+    results: list[PairResult] = [OurPair.begin(each) for each in records]
+    past_end = 0
     for each, result in zip(records, results, strict=True):
         loop.start(each.prompt, each.prediction, sampling=sampling)
         for step in follow(loop, each.output):
             result.count(step)
             if end_token in step.draft:
-                result.past_end += len(step.draft) - 1 - list(step.draft).index(end_token)
-    return results
+                past_end += len(step.draft) - 1 - list(step.draft).index(end_token)
+    return results, past_end
 
 
 def sums(pairs: Iterable[PairResult]) -> dict[str, int]:
@@ -130,7 +121,7 @@ def sums(pairs: Iterable[PairResult]) -> dict[str, int]:
 
 def confidence(records: Sequence[Record], end_token: int, temperature: float) -> Results:
     """Counts of ours, and of each tenth of confidences the drafts, the promise and what was accepted."""
-    pairs = replayed(*simulate.make_policies(["gpu_align"], records, K), records, end_token, temperature)
+    pairs, _ = replayed(*simulate.make_policies(["gpu_align"], records, K), records, end_token, temperature)
     tenths = [tenth for tenth in Counts.of(pairs).reliability.deciles() if tenth.drafts]
     deciles = [[tenth.drafts, round(tenth.confidence, 3), round(tenth.accepted, 3)] for tenth in tenths]
     return sums(pairs) | {"deciles": deciles}
@@ -138,25 +129,25 @@ def confidence(records: Sequence[Record], end_token: int, temperature: float) ->
 
 def replays(records: Sequence[Record], end_token: int) -> Results:
     """Counts by drafter, and each record's tokens and steps."""
-    known, runs = simulate.runnable_policy_names(), dict[str, Sequence[PairResult]]()
-    alone = [replace(each, prediction=[]) for each in records]
+    known, alone = simulate.runnable_policy_names(), [replace(each, prediction=[]) for each in records]
+    runs: dict[str, tuple[list[PairResult], int]] = {}
     for (suffix, names), those in zip(DRAFTERS.items(), (records, alone), strict=True):
         for policy in simulate.make_policies([name for name in names if name in known], those, K):
             runs[policy.name + suffix] = replayed(policy, those, end_token)
-    runs |= {name: [bound(each, K, matched) for each in records] for name, matched in BOUNDS.items()}
+    runs |= {name: ([bound(each, K, matched) for each in records], 0) for name, matched in BOUNDS.items()}
     return {
         name: {
-            **sums(pairs), "past_end": sum(getattr(pair, "past_end", 0) for pair in pairs),
+            **sums(pairs), "past_end": past_end,
             "records": {pair.id: [pair.output_tokens, pair.steps] for pair in pairs},
         }
-        for name, pairs in runs.items()
+        for name, (pairs, past_end) in runs.items()
     }  # fmt: skip
 
 
 def at_commit(commit: str, path: Path) -> dict[str, int]:
     """The same records by the drafter of another commit, by `simulate` in a copy of it."""
     with tempfile.TemporaryDirectory() as folder:
-        copy = f"git -C '{ROOT}' archive '{commit}' gpu_align | tar -x"
+        copy = f"git -C '{tables.ROOT}' archive '{commit}' gpu_align | tar -x"
         options = f"'{path}' --policy gpu_align -k {K} --json found.json"
         script = f"{copy} && '{sys.executable}' -m gpu_align simulate {options}"
         output_of(["bash", "-o", "pipefail", "-c", script], folder)
@@ -165,11 +156,11 @@ def at_commit(commit: str, path: Path) -> dict[str, int]:
 
 
 def output_of(command: Sequence[str], folder: str | Path, told: str = "") -> str:
-    """Return what a command prints. ModelError: it fails; with the line of its messages that names an error."""
+    """Return what a command prints. BenchError: it fails; with the line of its messages that names an error."""
     done = subprocess.run(command, input=told, capture_output=True, text=True, cwd=folder)
     if done.returncode:
         errors = (line for line in done.stderr.splitlines() if re.search("error|fatal", line, re.I))
-        raise model.ModelError(f"{command[0]}: {next(errors, 'failed')}")
+        raise BenchError(f"{command[0]}: {next(errors, 'failed')}")
     return done.stdout
 
 
@@ -177,24 +168,16 @@ def node_llama_cpp(records: Sequence[Record]) -> Results:
     """The package on the GGUF, one thread, beside our predictor on the same answers: validated and refuted."""
     script = Path(__file__).with_name("input_lookup.mjs")
     (NODE / script.name).write_bytes(script.read_bytes())  # a module finds packages beside itself
-    prompts = [each.prompt for each in records]
-    told = json.dumps({"gguf": str(model.gguf_file()), "prompts": prompts, "maxTokens": MAX_TOKENS})
-    answers = json.loads(output_of(["node", script.name], NODE, told))
-    rules = {
-        "example": predictors.InputLookupTokenPredictor((2, 0), (1, 2)),
-        "defaults": predictors.InputLookupTokenPredictor(),
-    }
+    told = {"gguf": str(model.gguf_file()), "prompts": [r.prompt for r in records], "maxTokens": MAX_TOKENS}
+    answers = json.loads(output_of(["node", script.name], NODE, json.dumps(told)))
     found: Results = {}
     for each, runs in zip(records, answers, strict=True):
         output = runs["none"]["tokens"]
         found[each.id] = {"tokens": len(output), "cpu_s": {run: round(runs[run]["cpuS"], 2) for run in runs}}
-        for run, rule in rules.items():
+        for run, rule in RULES.items():
             guide = replay(rule, replace(each, prediction=[], output=output), K, draft_in_prefill=True)
-            found[each.id][run] = {
-                "identical": runs[run]["tokens"] == output,
-                "release": runs[run]["predictions"],
-                "guide": [guide.accepted, guide.rejected],
-            }
+            counts = {"release": runs[run]["predictions"], "guide": [guide.accepted, guide.rejected]}
+            found[each.id][run] = {"identical": runs[run]["tokens"] == output, **counts}
     return found
 
 
@@ -206,23 +189,23 @@ def recipes() -> Results:
     def encode(texts: Sequence[str | list[int]]) -> list[list[int]]:
         return [tokenizer.encode(text) if isinstance(text, str) else text for text in texts]
 
-    asks: list[model.Ask] = []
-    taught = [kind for kind, of in TASK_KINDS.items() if "teacher" in of]
+    taught = {kind: of["teacher"] for kind, of in TASK_KINDS.items() if "teacher" in of}
+    answers = iter(model.record([
+        (model.chat(kind, text), *how)
+        for kind, texts in taught.items()
+        for i, text in enumerate(texts)
+        for how in (SAMPLES if i < PROMPTS else [(0.0, 1)])
+    ]))  # fmt: skip
     for kind in taught:
-        chats = [model.chat(kind, text) for text in TASK_KINDS[kind]["teacher"]]
-        asks += [(each, TEMPERATURE, seed) for each in chats[:PROMPTS] for seed in range(SAMPLES)]
-        asks += [(each, 0.0, 1) for each in chats[PROMPTS:]]
-    answers = iter(model.record(asks))
-    for kind in taught:
-        groups = [[a.text for a in islice(answers, SAMPLES) if a.counts] for _ in range(PROMPTS)]
-        records = [Record(kind, a.prompt, [], a.output) for a in islice(answers, PROMPTS) if a.counts]
+        groups = [[a.text for a in islice(answers, len(SAMPLES)) if a.counts] for _ in range(PROMPTS)]
+        outputs = [(kind, a.prompt, a.output) for a in islice(answers, PROMPTS) if a.counts]
         pack = observe([(kind, "", group) for group in groups if len(group) > 1], encode, texts_of)
-        outputs = [(kind, each.prompt, each.output) for each in records]
         told = report(pack, outputs, encode, texts_of, K)
-        alone = [replay(predictors.PredictedOutputTokenPredictor(), each, K) for each in records]
+        records = [Record(kind, prompt, [], output) for _, prompt, output in outputs]
+        [alone] = simulate.simulate(records, [predictors.PredictedOutputTokenPredictor()], K)
         found[kind] = {
             "samples": sum(map(len, groups)), "outputs": len(outputs), "entries": len(pack.observed),
-            **told.tasks[kind].as_json(), "steps_context": sum(pair.steps for pair in alone),
+            **told.tasks[kind].as_json(), "steps_context": alone.steps,
             "steps_both": told.with_context[kind].steps,
         }  # fmt: skip
     return found
@@ -232,10 +215,9 @@ def verbatim(records: Sequence[Record]) -> Results:
     """The model's own answer as the prediction, through `gpu_align.hf.generate`: passes and CPU seconds."""
     torch.set_num_threads(1)
     loaded = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
-    runs: dict[str, predictors.TokenPredictor] = {
-        "none": POLICIES["cursor"](), "openai": POLICIES["openai"](), "n-gram": POLICIES["prompt_lookup_vllm"](),
-        "gpu_align": predictors.PredictedOutputTokenPredictor(),
-    }  # fmt: skip
+    others = simulate.make_policies(["cursor", "openai", "prompt_lookup_vllm"], records, K)
+    drafters = [*others, predictors.PredictedOutputTokenPredictor()]
+    runs = dict(zip(("none", "openai", "n-gram", "gpu_align"), drafters, strict=True))
     found: Results = {}
     for each in records:
         found[each.id] = {"tokens": len(each.output)}
@@ -297,7 +279,7 @@ def node(found: Results) -> str:
     """node-llama-cpp: validated and refuted by the release and by its guide's rule, its text, CPU seconds."""
     rows = []
     for task, run in found["published"]["node_llama_cpp"].items():
-        for rule in ("example", "defaults"):
+        for rule in RULES:
             pairs = [" / ".join(map(str, run[rule][which])) for which in ("release", "guide")]
             seconds = [f"{run['cpu_s'][which]:.1f} s" for which in (rule, "none")]
             text = "equal" if run[rule]["identical"] else "another"
@@ -346,7 +328,7 @@ def main() -> int:
             if options.write:
                 tables.write_json(tables.RESULTS / "real_model.json", found, 4)
                 tables.fill_file(tables.DOCS / "published.md", BLOCKS, found)
-    except (model.ModelError, BenchError, OSError) as error:
+    except (BenchError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

