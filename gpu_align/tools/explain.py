@@ -22,9 +22,8 @@ from ..ops.choose import (
 from ..ops.choose.reference import worth
 from ..ops.choose.survival import SurvivalTables
 from ..ops.compose.reference import write_draft
-from ..ops.host import c
+from ..ops.host import Entry, c
 from ..ops.index.reference import load_bucket
-from ..ops.jit import Entry
 from ..ops.layout import (
     FIRST_GAP,
     IN_SYNC,

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpu_align.ops import jit as _jit
+from gpu_align.ops import host
 from gpu_align.ops.step.reference import StepReference
 from tests.gpu_align.engine import Engine, edited
 from tests.modules import ROOT, python
 
-compiled_only = pytest.mark.skipif(not _jit.COMPILED, reason="needs Numba")
+compiled_only = pytest.mark.skipif(not host.COMPILED, reason="needs Numba")
 #: As much as an int32 holds: what arithmetic on NumPy's scalars would overflow with.
 HOSTILE = (-(2**31), -1, 2**31 - 1)
 
@@ -48,9 +48,9 @@ NO_NUMBA = ("numba", "None", "Numba is not installed", 8), ("numba.core.options"
 def test_plain_python_drafts_the_same_and_never_overflows(module, value, said, seeds):
     code = f"""import json, sys, warnings
 sys.modules["{module}"] = {value}
-from gpu_align.ops import jit as _jit
+from gpu_align.ops import host
 from tests.gpu_align.test_compiled import drafts
-assert not _jit.COMPILED and _jit.not_kept.startswith({said!r}), _jit.not_kept
+assert not host.COMPILED and host.not_kept.startswith({said!r}), host.not_kept
 warnings.simplefilter("error")
 print(json.dumps(drafts({seeds})))"""
     assert json.loads(python(code)[0]) == drafts(seeds)
@@ -84,7 +84,7 @@ def test_what_is_compiled_is_kept_and_never_outlives_a_source(tmp_path: Path) ->
     shutil.copytree(ROOT / "gpu_align", tmp_path / "gpu_align", ignore=shutil.ignore_patterns("__pycache__"))
     source = """
 from gpu_align.ops import compose
-from gpu_align.ops.jit import Entry
+from gpu_align.ops.host import Entry
 
 @Entry
 def twice(x):

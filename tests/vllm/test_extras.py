@@ -316,8 +316,8 @@ hidden = {name: module for name, module in sys.modules.items() if name.partition
 for name in hidden:
     del sys.modules[name]
 sys.modules["numba"] = None
-from gpu_align.ops import jit
-assert not jit.COMPILED
+from gpu_align.ops import host
+assert not host.COMPILED
 del sys.modules["numba"]  # vLLM imports it for a drafter of its own
 sys.modules.update(hidden)
 """

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpu_align.ops import jit
+from gpu_align.ops import host
 from tests.vllm.engines import Request, V2Engine, prompt_of
 from tests.vllm.tiny_llama import Greedy
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.vllm
 
 K, N = 4, 30
 COUNTED = """
-from gpu_align.ops.jit import Entry
+from gpu_align.ops.host import Entry
 Entry.compiled = []
 def counted(self, *args, compile=Entry._compile, **kwargs):
     self.compiled.append(self._function.__name__)
@@ -28,7 +28,7 @@ from gpu_align import Drafter
 engine.sampled, propose = [], Drafter.propose
 Drafter.propose = lambda self, *args: engine.sampled.extend(args[3].tolist()) or propose(self, *args)
 """
-COMPILED = "from gpu_align.ops.jit import Entry\nfound = Entry.compiled"
+COMPILED = "from gpu_align.ops.host import Entry\nfound = Entry.compiled"
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_no_draft_goes_on_after_the_end_of_an_answer(engine: V2Engine, greedy: G
     run = engine.run([Request(prompt, output, N, params=stop)])
     assert run.outputs == [output[:8]]
     assert [drafts for _, drafts, sampled in run.of(0) if sampled] == [0, 4, 2]
-    assert engine.facts["compiled"] == ["step_reference", "_look"] * jit.COMPILED
+    assert engine.facts["compiled"] == ["step_reference", "_look"] * host.COMPILED
     assert engine.execute(COMPILED) == engine.facts["compiled"], "all at the start"
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from gpu_align import Drafter, Recipes
-from gpu_align.ops import jit
+from gpu_align.ops import host
 from gpu_align.ops.recipes import ALL_PACKS
 from gpu_align.tools.explain import Explainer
 
@@ -97,9 +97,9 @@ class RequestDrafter:
         if self.log is not None:
             with compiling("what the step log explains drafts with"):
                 self.log.guard.run(lambda: self.explainer_of(wire.RequestContent(), 0).at([0]))
-        if jit.not_kept and (self.log is not None or str(device) == "cpu"):
-            how = "compiled anew with each start" if jit.COMPILED else "slow, in plain Python"
-            logger.warning("gpu_align's code on the host is %s: %s", how, jit.not_kept)
+        if host.not_kept and (self.log is not None or str(device) == "cpu"):
+            how = "compiled anew with each start" if host.COMPILED else "slow, in plain Python"
+            logger.warning("gpu_align's code on the host is %s: %s", how, host.not_kept)
 
     def explainer_of(self, content: wire.RequestContent, prompt_len: int) -> Explainer:
         return Explainer(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..host import c
+from ..host import c, njit, to_int
 from ..index.reference import load_bucket, nearest
-from ..jit import njit, to_int
 from ..layout import Alignment, IntArray, Request, SourceText
 from ..match.reference import match_length
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..host import c
-from ..jit import njit, to_int
+from ..host import c, njit, to_int
 from ..layout import Alignment, Choice, Request, StepSettings
 from ..match.reference import CandidateArrays
 from .survival import SurvivalTables

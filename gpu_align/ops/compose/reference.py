@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ..align.reference import EditRows, has_key
-from ..host import c
-from ..jit import njit
+from ..host import c, njit
 from ..layout import Choice, IntArray, Request, SourceText
 from ..recipes.table import RecipeTable
 

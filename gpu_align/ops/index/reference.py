@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..host import c
-from ..jit import njit, to_int
+from ..host import c, njit, to_int
 from ..layout import SourceText
 
 

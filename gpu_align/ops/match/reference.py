@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..host import c
+from ..host import c, njit
 from ..index.reference import nearest
-from ..jit import njit
 from ..layout import Alignment, IntArray, Request, StepSettings
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ..host import c
-from ..jit import njit, to_int
+from ..host import c, njit, to_int
 from ..layout import Choice, Request
 from .table import RecipeTable
 

@@ -13,9 +13,8 @@ from ..backend import check_batch
 from ..choose.reference import choose
 from ..choose.survival import SurvivalTables
 from ..compose.reference import write_draft
-from ..host import c
+from ..host import Entry, c, njit, to_int
 from ..index.reference import insert_context, load_bucket
-from ..jit import Entry, njit, to_int
 from ..layout import (
     Alignment,
     Choice,

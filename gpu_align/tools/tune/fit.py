@@ -19,7 +19,7 @@ from ...ops.choose import (
     NUM_MARGINS,
 )
 from ...ops.choose.survival import KNOTS, SurvivalTables, survival_units
-from ...ops.jit import Entry
+from ...ops.host import Entry
 from ...ops.layout import PREDICTION_BASE, TEXT_CONTEXT, StepState, as_arrays
 from ...ops.match.reference import CandidateArrays
 from ...ops.recipes.table import Recipes, RecipeTable
