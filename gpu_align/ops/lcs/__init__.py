@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..backend import Backend, check_tensor, launch, resolve_backend
-from .reference import lcs_reference
+from .reference import Batch, lcs_reference
 
 #: Words (of 32 tokens) of a panel, two a lane: what a program holds at once. Wider predictions go through in
 #: several panels. With more words a code would need more than the 15 bits that it has beside its sign.
@@ -56,7 +56,7 @@ def lcs_length(
     with 2 · M bytes more for each.
     Source: Hyyrö, "Bit-parallel LCS-length computation revisited" (2004).
     """
-    return _lcs(context, context_len, prediction, prediction_len, out, backend, wants_row=False)
+    return _lcs((context, context_len, prediction, prediction_len), out, backend, wants_row=False)
 
 
 def lcs_prefix_row(
@@ -86,19 +86,12 @@ def lcs_prefix_row(
     Raises:
         TypeError, ValueError: as `lcs_length`.
     """
-    return _lcs(context, context_len, prediction, prediction_len, out, backend, wants_row=True)
+    return _lcs((context, context_len, prediction, prediction_len), out, backend, wants_row=True)
 
 
-def _lcs(
-    context: torch.Tensor,
-    context_len: torch.Tensor,
-    prediction: torch.Tensor,
-    prediction_len: torch.Tensor,
-    out: torch.Tensor | None,
-    backend: Backend,
-    wants_row: bool,
-) -> torch.Tensor:
+def _lcs(batch: Batch, out: torch.Tensor | None, backend: Backend, wants_row: bool) -> torch.Tensor:
     """Check the arguments, and write lengths or rows to `out`."""
+    context, context_len, prediction, prediction_len = batch
     check_tensor("context", context, dtype=torch.int32, shape=[None, None])
     B, device, int32 = context.shape[0], context.device, torch.int32
     check_tensor("context_len", context_len, dtype=int32, shape=[B], device=device)
@@ -109,23 +102,16 @@ def _lcs(
     out = torch.empty(shape, dtype=int32, device=device) if out is None else out
     check_tensor("out", out, dtype=int32, shape=shape, device=device)
     length, row = (torch.empty_like(context_len), out) if wants_row else (out, None)
-    run(context, context_len, prediction, prediction_len, length=length, row=row)
+    run(batch, length, row)
     return out
 
 
-def _launch(
-    context: torch.Tensor,
-    context_len: torch.Tensor,
-    prediction: torch.Tensor,
-    prediction_len: torch.Tensor,
-    *,
-    length: torch.Tensor,
-    row: torch.Tensor | None = None,
-) -> None:
+def _launch(batch: Batch, length: torch.Tensor, row: torch.Tensor | None) -> None:
     """Launch the kernels: number the tokens, compute the rows."""
     # Imported here: a kernel module reads TRITON_INTERPRET when it is loaded, and the CPU path needs none.
     from .kernel import lcs_code_kernel, lcs_wavefront_kernel
 
+    context, context_len, prediction, prediction_len = batch
     (B, M), N = context.shape, prediction.shape[1]
     if B == 0:
         return
@@ -147,7 +133,7 @@ def _launch(
     programs = -(-B // block)
     block_tokens = min(1 << num_planes, _MAX_BLOCK_TOKENS)
     # What a caller brings may be at any address, or not be there.
-    given = context, context_len, prediction, prediction_len, length, row, carry, table, codes, planes
+    given = *batch, length, row, carry, table, codes, planes
     variant = tuple(None if tensor is None else tensor.data_ptr() % 16 == 0 for tensor in given)
     # A thread has four tokens, so that their searches overlap. 1024 threads are the most: on AMD a warp has 64.
     code_warps = min(max(block_tokens // 128, 1), 16 if torch.version.hip else 32)

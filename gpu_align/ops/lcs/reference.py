@@ -9,22 +9,17 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-IntArray = npt.NDArray[np.int32]
+from ..layout import IntArray
+
+#: context [B, M], context_len [B], prediction [B, N], prediction_len [B]; int32 each, see `lcs_length`.
+Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def lcs_reference(
-    context: torch.Tensor,
-    context_len: torch.Tensor,
-    prediction: torch.Tensor,
-    prediction_len: torch.Tensor,
-    *,
-    length: torch.Tensor,
-    row: torch.Tensor | None = None,
-) -> None:
+def lcs_reference(batch: Batch, length: torch.Tensor, row: torch.Tensor | None) -> None:
     """Write the LCS length of every request, and its prefix row; see `lcs_length` and `lcs_prefix_row`."""
+    context, context_len, prediction, prediction_len = batch
     lengths, rows = length.numpy(), None if row is None else row.numpy()
     tokens, texts = context.numpy(), prediction.numpy()
     m = context_len.clamp(0, tokens.shape[1]).tolist()

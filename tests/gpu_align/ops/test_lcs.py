@@ -14,11 +14,10 @@ import torch
 
 from gpu_align.ops import lcs
 from gpu_align.ops.layout import HASH
+from gpu_align.ops.lcs.reference import Batch
 from tests.gpu_align.engine import BACKENDS, device_of
 
 POISON = -0x5A5A5A5B
-
-Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def table(a: Sequence[int], b: Sequence[int]) -> list[list[int]]:
