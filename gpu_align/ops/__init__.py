@@ -1,1 +1,1 @@
-"""The operations of a decode step: a launcher each, kernels, references, and the mathematics in ``<op>.md``."""
+"""The operations of a decode step: a launcher each, kernels, references, and mathematics in ``README.md``."""

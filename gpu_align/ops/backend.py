@@ -32,8 +32,7 @@ def check_integers(
     """
     if isinstance(values, torch.Tensor) and values.device.type != "cpu":
         raise ValueError(f"{name}: expected a tensor on the CPU, found device {values.device}")
-    if not isinstance(values, (Sequence, np.ndarray, torch.Tensor)):
-        raise TypeError(f"{name}: expected a sequence of integers, found {type(values).__name__}")
+    check_type(name, values, (Sequence, np.ndarray, torch.Tensor), "a sequence of integers")
     try:
         ids = np.asarray(values)
     except (ValueError, OverflowError, TypeError) as error:  # ragged, beyond 64 bits, a sparse tensor

@@ -49,8 +49,7 @@ def occupy_slot(
     known = base, num_tokens, shift, prompt_len, use_context, recipe_packs, c.pack_rules(text_kind), is_hot
     row = np.full(c.SLOT_META, -1, np.int32)
     row[: c.END_TOKENS] = known
-    ends = end_tokens[: c.MAX_END_TOKENS]
-    row[c.END_TOKENS : c.END_TOKENS + len(ends)] = ends
+    row[c.END_TOKENS :][: len(end_tokens)] = end_tokens[: c.MAX_END_TOKENS]
     _write_row(state, slot, row)
 
 

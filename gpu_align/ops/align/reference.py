@@ -93,14 +93,12 @@ def _local_resync(prediction: SourceText, anchor: int, output: IntArray) -> int:
 @njit
 def _global_resync(prediction: SourceText, anchor: int, output: IntArray) -> int:
     """The position of the lowest rank, of those near the anchor, that the output ends like, or -1."""
-    best = -1
+    best, most = -1, min(len(output), c.GLOBAL_MATCH)
     begin, end = nearest(prediction, load_bucket(prediction, output[-1]), anchor, c.NEAREST)
     for i in range(begin, end):
         position = int(prediction.index.positions[i])
-        if best >= 0 and c.rank_of(position, anchor) > c.rank_of(best, anchor):
-            continue
-        most = min(len(output), c.GLOBAL_MATCH)
-        if match_length(prediction.tokens, position, output, most) == c.GLOBAL_MATCH:
+        is_nearer = best < 0 or c.rank_of(position, anchor) < c.rank_of(best, anchor)
+        if is_nearer and match_length(prediction.tokens, position, output, most) == c.GLOBAL_MATCH:
             best = position
     return best
 
@@ -128,10 +126,8 @@ def _record_edit(
         return edits
     seen_before = False
     for other in edits.rows:
-        is_same = (
-            other[c.EDIT_OLD] == old and other[c.EDIT_NEW] == new and has_key(prediction, other, position)
-        )
-        seen_before = seen_before or (is_same and (new == 0 or output[other[c.EDIT_START]] == output[done]))
+        if other[c.EDIT_OLD] == old and other[c.EDIT_NEW] == new and has_key(prediction, other, position):
+            seen_before |= new == 0 or output[other[c.EDIT_START]] == output[done]
     edit = edits.rows[edits.count % c.MAX_EDITS]
     edit[c.EDIT_SEEN_BEFORE] = seen_before
     edit[c.EDIT_AT], edit[c.EDIT_AFTER] = tokens[position], tokens[position + 1]
@@ -220,9 +216,8 @@ def load_state(request: Request) -> tuple[int, Alignment, EditRows]:
 def _store_state(request: Request, a: Alignment, edits: EditRows) -> None:
     state = request.align_state
     state[c.SEEN], state[c.NUM_EDITS] = request.total, edits.count
-    state[c.IN_SYNC], state[c.CURSOR], state[c.ANCHOR] = a.in_sync, a.cursor, a.anchor
-    state[c.DIVERGED_AT], state[c.NUM_IN_SYNC] = a.diverged_at, a.num_in_sync
-    state[c.NUM_COMMON], state[c.LCS_ROW] = a.num_common, a.row
+    for i in range(c.ALIGN_STATE - c.IN_SYNC):
+        state[c.IN_SYNC + i] = a[i]
 
 
 @njit

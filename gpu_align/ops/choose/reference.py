@@ -19,27 +19,26 @@ MARGIN_BUCKET = np.searchsorted(c.MARGIN_EDGES, np.arange(-_MOST, _MOST + 1), si
 
 
 @njit
-def _is_considered(found: CandidateArrays, lane: int, adherence: int) -> bool:
-    """Whether there is a candidate; one in a prediction that the output hardly adheres to is ignored."""
-    is_followed = found.source[lane] == c.TEXT_CONTEXT or adherence != c.ADHERENCE_LOST
-    return bool(found.remaining[lane] > 0 and is_followed)
-
-
-@njit
 def margins(found: CandidateArrays, adherence: int) -> None:
-    """Write how much stronger each candidate is than the strongest one that expects another token next."""
-    reach, leader, runner_up = 0, -1, 0
+    """Write how much stronger each candidate is than the strongest one that expects another token next.
+
+    Candidates in a prediction that the output hardly adheres to are ignored.
+    """
+    reach, leader, runner_up = -1, 0, 0
     for lane in range(c.NUM_CANDIDATES):
-        if _is_considered(found, lane, adherence) and (leader < 0 or found.strength[lane] > reach):
-            reach, leader = found.strength[lane], lane
+        is_followed = found.source[lane] == c.TEXT_CONTEXT or adherence != c.ADHERENCE_LOST
+        strength = found.strength[lane] if found.remaining[lane] > 0 and is_followed else -1
+        found.margin[lane] = strength  # for now; below 0 it is not considered
+        if strength > reach:
+            reach, leader = strength, lane
+    token = found.token[leader]
+    for lane in range(c.NUM_CANDIDATES):
+        if found.token[lane] != token:
+            runner_up = max(runner_up, found.margin[lane])
     # Where nothing is considered, nothing is ahead of anything.
-    token = found.token[leader] if leader >= 0 else 0
+    reach = max(reach, 0)
     for lane in range(c.NUM_CANDIDATES):
-        if _is_considered(found, lane, adherence) and found.token[lane] != token:
-            runner_up = max(runner_up, found.strength[lane])
-    for lane in range(c.NUM_CANDIDATES):
-        agrees = leader >= 0 and found.token[lane] == token
-        found.margin[lane] = found.strength[lane] - (runner_up if agrees else reach)
+        found.margin[lane] = found.strength[lane] - (runner_up if found.token[lane] == token else reach)
 
 
 @njit
@@ -68,10 +67,7 @@ def classes(found: CandidateArrays, alignment: Alignment, num_output: int) -> No
             if found.source[lane] != c.TEXT_CONTEXT:
                 deficit = score_deficit(position, alignment)
                 bucket = c.alignment_bucket(position - alignment.cursor, deficit)
-            length, margin = (
-                LENGTH_BUCKET[found.strength[lane]],
-                MARGIN_BUCKET[found.margin[lane] + _MOST],
-            )
+            length, margin = LENGTH_BUCKET[found.strength[lane]], MARGIN_BUCKET[found.margin[lane] + _MOST]
             found.class_id[lane] = c.pack_class(length, margin, bucket, adherence)
 
 

@@ -117,9 +117,7 @@ class SurvivalTables(NamedTuple):
         beside = np.maximum(related, least * (is_context & is_followed))
         is_sure = np.concatenate([[False] * 2 * NUM_CLASSES, ~is_context & is_followed])
         floor = np.concatenate([[0] * 2 * NUM_CLASSES, (least - 1) * is_followed])[:, None]
-        zero = np.zeros((NUM_CLASSES, 1), dtype=np.int32)
-        before = np.concatenate([zero + SURVIVAL_ONE, survival[:, :-1]], axis=1)
-        confidence = survival / before
+        confidence = survival / np.insert(survival[:, :-1], 0, SURVIVAL_ONE, axis=1)
         middle = (np.arange(NUM_BINS) + 0.5) / NUM_BINS
         confidence = np.clip(confidence + np.interp(confidence, middle, calibration), 1e-4, 1)
         below_one = np.minimum(confidence, 0.9999)
@@ -139,11 +137,9 @@ class SurvivalTables(NamedTuple):
 
 @lru_cache(maxsize=4)
 def read_survival(path: Path) -> tuple[npt.NDArray[np.float64], tuple[float, ...]]:
-    """``(survival [NUM_CLASSES, len(KNOTS)] in units of 1/SURVIVAL_ONE, calibration [NUM_BINS])`` from a JSON
-    file, checked."""
+    """``(survival [NUM_CLASSES, len(KNOTS)] in units of 1/SURVIVAL_ONE, calibration [NUM_BINS])`` of a file."""
     table = read_table(path)
-    curves = np.array(table["survival"], dtype=np.float64)
-    return curves, tuple(table["calibration"])
+    return np.array(table["survival"], dtype=np.float64), tuple(table["calibration"])
 
 
 _Curve = Annotated[

@@ -9,28 +9,18 @@ from ..recipes.table import RecipeTable
 
 
 @njit
-def _trusts_edits(edits: EditRows) -> bool:
-    """Whether of the remembered edits at least as many were seen before as have become invalid."""
-    seen_before, invalid = 0, 0
-    for number in range(min(edits.count, c.MAX_EDITS)):
-        if edits.rows[number, c.EDIT_AT] == c.NO_EDIT:
-            invalid += 1
-        elif edits.rows[number, c.EDIT_SEEN_BEFORE] > 0:
-            seen_before += 1
-    return seen_before >= invalid
-
-
-@njit
 def _latest_edit(prediction: SourceText, edits: EditRows, position: int) -> int:
     """The latest edit that has the key of a position and whose old tokens are all there, or -1.
 
-    An edit that was not seen before counts only where `_trusts_edits`.
+    One that was not seen before counts only where at least as many were seen before as have become invalid.
     """
-    trusted = _trusts_edits(edits)
+    balance = 0
+    for edit in edits.rows[: edits.count]:
+        balance += -1 if edit[c.EDIT_AT] == c.NO_EDIT else int(edit[c.EDIT_SEEN_BEFORE])
     for number in range(edits.count - 1, max(edits.count - c.MAX_EDITS, 0) - 1, -1):
         edit = edits.rows[number % c.MAX_EDITS]
         is_there = has_key(prediction, edit, position) and position + edit[c.EDIT_OLD] <= prediction.length
-        if is_there and (trusted or edit[c.EDIT_SEEN_BEFORE] > 0):
+        if is_there and (balance >= 0 or edit[c.EDIT_SEEN_BEFORE] > 0):
             return int(number % c.MAX_EDITS)
     return -1
 

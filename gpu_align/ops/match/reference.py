@@ -14,23 +14,16 @@ from ..layout import Alignment, IntArray, Request, StepSettings
 class CandidateArrays(NamedTuple):
     """The positions to read the next tokens from, in the order that ties prefer; int64 [c.NUM_CANDIDATES] each."""
 
-    #: Of the text.
-    source: IntArray
-    #: -1 where there is no candidate.
-    position: IntArray
-    #: Tokens of the text from the position on; 0 where there is no candidate.
-    remaining: IntArray
+    source: IntArray  # of the text
+    position: IntArray  # -1 where there is no candidate
+    remaining: IntArray  # tokens of the text from the position on; 0 where there is no candidate
     matched: IntArray
-    #: `matched`; in the context, half a token more for each that text and output have in common before the match.
+    # `matched`; in the context, half a token more for each that text and output have in common before the match.
     strength: IntArray
-    #: Of matches: the one with the larger key comes first.
-    key: IntArray
-    #: What it expects next.
-    token: IntArray
-    #: See `choose`; only of candidates.
-    margin: IntArray
-    #: -1 where there is no candidate.
-    class_id: IntArray
+    key: IntArray  # of matches: the one with the larger key comes first
+    token: IntArray  # what it expects next
+    margin: IntArray  # see `choose`; only of candidates
+    class_id: IntArray  # -1 where there is no candidate
 
 
 def allocate_candidates(*batch: int) -> CandidateArrays:
@@ -62,11 +55,7 @@ def _common_before(text: IntArray, position: int, last: IntArray) -> int:
 
 @njit
 def _match_keys(
-    request: Request,
-    bucket: tuple[int, int],
-    alignment: Alignment,
-    settings: StepSettings,
-    keys: IntArray,
+    request: Request, bucket: tuple[int, int], alignment: Alignment, settings: StepSettings, keys: IntArray
 ) -> None:
     """Write the keys of the `NUM_MATCHES` best matches of each text, in falling order; -1 for none.
 

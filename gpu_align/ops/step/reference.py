@@ -47,12 +47,9 @@ class StepReference:
         out: Draft,
         settings: StepSettings,
     ) -> None:
-        self._bound = (
-            *map(as_arrays, (state, tables, recipes, out)),
-            settings,
-            allocate_candidates(),
-            np.zeros(len(state.slot_meta), dtype=np.bool_),
-        )
+        arrays = map(as_arrays, (state, tables, recipes, out))
+        taken = np.zeros(len(state.slot_meta), np.bool_)
+        self._bound = *arrays, settings, allocate_candidates(), taken
         inputs = (np.zeros((1, 1), np.int32), *(np.zeros(1, kind) for kind in (np.int32, np.int64, np.int32)))
         self._run = step_reference.prepare(*self._bound, *inputs)
 
@@ -126,15 +123,12 @@ def _is_valid_batch(
 
     What is compiled would read on outside of the arrays.
     """
+    taken[:] = False
     for b in range(len(slots)):
-        if not 0 <= slots[b] < num_slots or not 0 <= total_len[slots[b]] <= width:
+        slot, is_run = slots[b], num_sampled[b] > 0
+        if not 0 <= slot < num_slots or not 0 <= total_len[slot] <= width or (is_run and taken[slot]):
             return False
-        taken[slots[b]] = False
-    for b in range(len(slots)):
-        if num_sampled[b] > 0:
-            if taken[slots[b]]:
-                return False
-            taken[slots[b]] = True
+        taken[slot] |= is_run
     return True
 
 
@@ -166,13 +160,14 @@ def step_reference(
     num_sampled: IntArray,
 ) -> bool:
     """Whether the batch `_is_valid_batch`; if not, nothing is done."""
-    (num_slots, width), K = token_ids.shape, out.token_ids.shape[1]
+    num_slots, width = token_ids.shape
     if not _is_valid_batch(num_slots, width, total_len, slots, num_sampled, taken):
         return False
     for b in range(len(slots)):
         slot, total, draft = slots[b], int(total_len[slots[b]]), out.token_ids[b]
         request = load_request(state, settings, slot, token_ids[slot], total)
-        length, source, confidence = 0, 0, tables.confidence[0]
+        length, source = 0, 0
+        out.confidence[b] = 0
         if num_sampled[b] > 0 and request.output_start != c.NOWHERE:
             alignment, edits = update_state(request, load_state(request))
             bucket, recipe = load_bucket(request.prediction, request.last), find_recipe(recipes, request)
@@ -180,11 +175,9 @@ def step_reference(
             length, _ = write_draft(request, edits, recipes, choice, width, draft)
             length = _end_of(draft, length, request.meta, settings.vocab_size)
             source = choice.source if length > 0 else 0
-            is_recipe = choice.source == c.TEXT_RECIPE
-            confidence = recipes.confidence[choice.row] if is_recipe else tables.confidence[choice.row]
+            confidence = recipes.confidence if choice.source == c.TEXT_RECIPE else tables.confidence
+            for k in range(length):
+                out.confidence[b, k] = confidence[choice.row, k]
         draft[length:] = request.last if 0 <= request.last < settings.vocab_size else 0
-        for k in range(K):
-            out.confidence[b, k] = confidence[k] if k < length else 0.0
-        out.length[b] = length
-        out.source[b] = source
+        out.length[b], out.source[b] = length, source
     return True
