@@ -462,6 +462,7 @@ def gains(results: dict[str, Any]) -> str:
     }
     ((setup, fits),) = results["fits"].items()
     rows = [[mix, *_numbers(of_setup[setup], fits)] for mix, of_setup in shown.items()]
+    rows[-1][1] = "–"  # a batch of one has no others
     return tables.table([setup, *(f"{batch:,}" for batch in COLUMNS)], rows)
 
 

@@ -388,6 +388,9 @@ def throughput(numbers: dict[str, Any]) -> str:
     machine = tables.read("gpu")["throughput"]["machine"]
     plain = ["no drafts, tokens a second", *(f"{tokens:,}" for tokens in _tokens_per_s("none, no drafts"))]
     rows = [plain, *([title, *_factors(name, 2)] for title, name in SERVED.items())]
+    for row in rows:
+        if "half" in row[0]:
+            row[1] = "–"  # a batch of one has no half
     head = ["prediction", *map(str, SERVED_BATCHES)]
     return tables.table(head, rows) + f"\n\nvLLM {machine['vllm']}; commit {machine['commit']}."
 
@@ -396,11 +399,13 @@ def served(numbers: dict[str, Any]) -> str:
     """The sentence of the front page about throughput."""
     cases = "plugin, exact", "plugin, edited", "ngram, exact text in the prompt"
     exact, edited, ngram = (", ".join(_factors(case, 1)) for case in cases)
+    half = _factors("plugin, half edited", 2)[-1]
     batches, least = ", ".join(map(str, SERVED_BATCHES)), min(_factors("plugin, no prediction", 2))
     return (
         f"On an H200, vLLM 0.33 with an 8B of random weights, batches of {batches}: an exact prediction\n"
         f"gave {exact} times the tokens a second, one with every 40th token wrong {edited},\n"
-        f"none {least} or more; vLLM's n-gram with the exact text in the prompt {ngram}:\n"
+        f"none {least} or more; vLLM's n-gram with the exact text in the prompt {ngram}.\n"
+        f"Predictions for half of a batch of {SERVED_BATCHES[-1]} gave {half}:\n"
         "[on a GPU](docs/worth-it.md#on-a-gpu)."
     )
 

@@ -1,5 +1,7 @@
-"""References: their loops, compiled by Numba where it is installed, plain Python where it is not; and numbers and
-rules as they see them: ``from ..host import c``, then ``c.WAYS`` and ``c.rank_of(...)``."""
+"""Loops that Numba compiles where it is installed, and the kernels' numbers and rules, for references.
+
+``from ..host import c``, then ``c.WAYS`` and ``c.rank_of(...)``. Without Numba the loops are plain Python.
+"""
 
 from __future__ import annotations
 

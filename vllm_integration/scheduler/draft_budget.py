@@ -192,9 +192,9 @@ class DraftBudget:
 
         covered = the drafts of all last reports that credits cover
         sure_from(t) = sure * (1 + clip((t - free_tokens) / (3 * free_tokens), 0, 1)) / 2
-        likely = those of survival s, for all s >= sure_from(B + how many of `covered` have s or more)
+        threshold = the least s with s >= sure_from(B + how many of `covered` have a survival of s or more)
         slots = the likeliest max(0, free_tokens - B) of all rows; ties go in batch order
-        slots[request] = max(slots[request], how many of `likely` it has)
+        slots[request] = max(slots[request], how many of `covered` it has from the threshold on)
         if B <= captured < B + sum(slots) <= captured * (1 + OVER): the likeliest ``captured - B`` of these
         if sum(slots) > max_slots: the likeliest `max_slots` of these
         if drafts cost the step its graph and all these promise less than WORTH * B: none
@@ -262,8 +262,8 @@ class DraftBudget:
         return granted
 
     def _threshold(self, drafts: Levels, size: int) -> int:
-        """The level from which drafts are sure in a step of `size` requests."""
-        free, low, high = self._free_tokens, 1, 255  # which is sure in any batch
+        """The level from which drafts are sure in a step of `size` requests: 255 is in any, 0 is no draft."""
+        free, low, high = self._free_tokens, 1, 255
         while low < high:
             level = (low + high) // 2
             over = (size + np.count_nonzero(drafts >= level) - free) / (3 * max(free, 1))

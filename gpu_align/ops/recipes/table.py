@@ -32,7 +32,7 @@ from . import (
 #: Packs that a drafter holds, bits of `ALL_PACKS`; bits of a key.
 _MAX_PACKS = _KEY_BITS = 31
 IntArray = npt.NDArray[np.int32]
-#: However its keys fall, a table has at most four times as many buckets as it needs, or so many if that is more.
+#: A table has at most four times the buckets that its keys need, or ``1 << _SMALL_BITS`` where that is more.
 _SMALL_BITS = 16
 #: Of `Recipes`, what has a row for each.
 _COLUMNS = "context", "token_ids", "survival", "is_shape", "packs"

@@ -308,8 +308,11 @@ class Positions:
         self._older = (np.cumsum(ended) - ended)[place - 1]
 
     def numbered(self, is_shape: bool) -> Iterator[tuple[IntArray, IntArray]]:
-        """For contexts of 1 to `MAX_CONTEXT` items, while there are any: [N] which one is before each position, -1
-        where there is none; and [C] one position of each."""
+        """Number the contexts of 1 item, of 2, up to `MAX_CONTEXT`, while there are any.
+
+        Yields, for each length, the number of the context before each position, [N], -1 for none; and one position
+        of each context, [C].
+        """
         context = np.zeros(len(self.tokens), dtype=np.int64)
         for n in range(MAX_CONTEXT):
             item, found = self._item(is_shape, np.arange(len(context)), n)
