@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from functools import partial, wraps
-from numbers import Real
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -21,6 +20,7 @@ from .ops.backend import (
     check_device,
     check_int,
     check_integers,
+    check_temperature,
     check_tensor,
     check_token_ids,
     check_type,
@@ -196,8 +196,8 @@ class Drafter:
                 drafts that are less likely are made from it, too.
             end_tokens: token ids that end the request: no draft goes on after one. Ids outside the vocabulary are
                 ignored, and of the others those after the eighth.
-            temperature: of its sampling, 0 for greedy. From 0.85 on confidences are lower; drafts do not depend
-                on it.
+            temperature: of its sampling, finite, 0 for greedy. From 0.85 on confidences are lower; drafts do not
+                depend on it.
 
         Returns:
             Whether the prediction is held. False: there was no room for it, and the request gets drafts from its
@@ -226,7 +226,7 @@ class Drafter:
             found = f"the str {recipes!r}" if isinstance(recipes, str) else type(recipes).__name__
             raise TypeError(f"recipes: expected names of packs, found {found}")
         ends = check_integers("end_tokens", end_tokens)
-        check_type("temperature", temperature, Real, "a number")
+        check_temperature(temperature)
         occupy = partial(
             occupy_slot, self._state, slot, prompt_len=prompt_len, use_context=self.config.use_context,
             recipe_packs=self._pack_bits(recipes), is_hot=bool(temperature >= HIGH_TEMPERATURE),

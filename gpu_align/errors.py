@@ -3,6 +3,7 @@ library: the command line loads it before torch."""
 
 from __future__ import annotations
 
+import math
 from numbers import Integral, Real
 from typing import Any
 
@@ -33,6 +34,13 @@ def check_probability(name: str, value: float) -> None:
     check_type(name, value, Real, "a number")
     if not 0 <= value <= 1:
         raise ValueError(f"{name}: expected 0 <= p <= 1, found {value}")
+
+
+def check_temperature(value: float) -> None:
+    """Raise TypeError or ValueError if the value is no finite number of 0 or more."""
+    check_type("temperature", value, Real, "a number")
+    if not 0 <= value < math.inf:
+        raise ValueError(f"temperature: expected a finite number, 0 or more, found {value}")
 
 
 def check_int(name: str, value: object, low: int, high: int | None = None, domain: str = "") -> int:

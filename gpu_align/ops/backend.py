@@ -16,6 +16,7 @@ import torch
 
 from ..errors import check_int as check_int
 from ..errors import check_probability as check_probability
+from ..errors import check_temperature as check_temperature
 from ..errors import check_type as check_type
 
 Backend = Literal["auto", "triton", "reference"]
@@ -33,8 +34,12 @@ def check_integers(
     if isinstance(values, torch.Tensor) and values.device.type != "cpu":
         raise ValueError(f"{name}: expected a tensor on the CPU, found device {values.device}")
     check_type(name, values, (Sequence, np.ndarray, torch.Tensor), "a sequence of integers")
+    bools = {bool, np.bool_}
+    if not isinstance(values, (np.ndarray, torch.Tensor)) and not bools.isdisjoint(map(type, values)):
+        at = next(i for i, value in enumerate(values) if type(value) in bools)
+        raise TypeError(f"{name}[{at}]: expected an integer, found bool")
     try:
-        ids = np.asarray(values)
+        ids = np.asarray(values.detach() if isinstance(values, torch.Tensor) else values)
     except (ValueError, OverflowError, TypeError) as error:  # ragged, beyond 64 bits, a sparse tensor
         raise TypeError(f"{name}: expected a flat sequence of integers ({error})") from error
     if ids.ndim == 1 and ids.size == 0:

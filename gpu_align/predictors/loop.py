@@ -134,6 +134,8 @@ class PredictorLoop:
         checked: list[int] = []
         for position, token in enumerate(itertools.islice(tokens, most)):
             try:
+                if isinstance(token, bool):
+                    raise TypeError
                 checked.append(operator.index(token))
             except TypeError:
                 raise TypeError(f"draft: expected token ids, found {type(token).__name__}") from None

@@ -295,8 +295,10 @@ class TestBadInput:
                 ((0, wrong, 0), TypeError, ["prediction", found])
                 for wrong, found in (
                     ([1.5], "float"), ([True], "bool"), (["a"], "<U1"), ([[1]], "2 dimensions"),
+                    ([2, True], "[1]: expected an integer, found bool"), ([np.True_, 2], "[0]: "),
                     ([[1], [1, 2]], ""), (None, "NoneType"), (np.array(1), "0 dimensions"),
                     (torch.tensor([1.5]), "float32"), (torch.tensor([True]), "bool"),
+                    (torch.ones(3, requires_grad=True), "float32"),
                     (torch.tensor([[1]]), "2 dimensions"), (torch.tensor(1), "0 dimensions"),
                     (torch.tensor([0, 1]).to_sparse(), "Sparse"),
                 )
@@ -307,7 +309,15 @@ class TestBadInput:
             ((0, [1], 9), ValueError, ["prompt_len", "8", "9"]),
             ((0, [1], 2.0), TypeError, ["prompt_len", "int", "float"]),
             ((0, [1], 1, {"end_tokens": [1.5]}), TypeError, ["end_tokens", "float"]),
-            ((0, [1], 1, {"temperature": "1"}), TypeError, ["temperature", "str"]),
+            ((0, [1], 1, {"end_tokens": [1, True]}), TypeError, ["end_tokens", "bool"]),
+            *(
+                ((0, [1], 1, {"temperature": wrong}), error, ["temperature", found])
+                for wrong, error, found in (
+                    ("1", TypeError, "str"), (True, TypeError, "bool"), (float("nan"), ValueError, "nan"),
+                    (-1.0, ValueError, "-1.0"), (-1, ValueError, "-1"), (float("inf"), ValueError, "inf"),
+                    (np.float32("-inf"), ValueError, "-inf"),
+                )
+            ),
         ],
     )  # fmt: skip
     def test_add(self, backend, args, error, words):

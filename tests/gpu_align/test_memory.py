@@ -29,6 +29,8 @@ def test_what_is_refused_and_shown():
         ("a", [5, -1], (), ValueError, r"token_ids\[1\]: expected 0 <= id < 2147483648, found -1"),
         ("a", np.ones((1, 3), dtype=np.int32), (), TypeError, "token_ids: expected a flat sequence"),
         ("a", 5, (), TypeError, "token_ids: expected a sequence"),
+        ("a", [5, True], (), TypeError, r"token_ids\[1\]: expected an integer, found bool"),
+        ("a", [5], [False], TypeError, r"prompt\[0\]: expected an integer, found bool"),
         ("a", [5], [1, -1, 2], ValueError, r"prompt\[1\]: expected"),
         ([], [5], (), TypeError, "unhashable"),
     ],

@@ -205,6 +205,7 @@ BAD: dict[str, tuple[Callable[[], TokenPredictor], type[Exception], str]] = {
     "above": (lambda: Calls(lambda: [1, 10]), ValueError, r"draft[1]: expected 0 <= id < 10, found 10"),
     "below": (lambda: Calls(lambda: [-1]), ValueError, "draft[0]: expected 0 <= id < 10, found -1"),
     "floats": (lambda: Calls(lambda: [1.0]), TypeError, "draft: expected token ids, found float"),
+    "a bool": (lambda: Calls(lambda: [1, True]), TypeError, "draft: expected token ids, found bool"),
     "none": (lambda: Calls(lambda: None), TypeError, "not iterable"),
 }
 
