@@ -18,12 +18,13 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("gpu_align", "vllm_integration")
-_SHARED = frozenset({"config", "wire", "seams"})
+_SHARED = frozenset({"config", "wire", "seams", "budget"})
 #: What each package of vllm_integration may import of it besides itself; those not listed: anything.
 MAY_IMPORT = {
     "frontend": _SHARED,
     "scheduler": _SHARED,
     "worker": _SHARED,
+    "budget": frozenset({"config", "wire"}),
     "config": frozenset({"seams", "wire"}),
     "wire": frozenset[str](),
     "seams": frozenset[str](),

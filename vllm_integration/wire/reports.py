@@ -30,7 +30,7 @@ class StepDrafts(NamedTuple):
 
     age: steps of the worker since then. position: [B] tokens of the request when its draft was made.
     length: [B] drafts. source: [B] places in `step_log.SOURCES`, 0 where the length is 0.
-    survival: [B, K] see `survival_levels`; [B, 0] on V1, which does not schedule by it.
+    survival: [B, K] see `survival_levels`.
     """
 
     req_ids: Sequence[str]
@@ -41,16 +41,29 @@ class StepDrafts(NamedTuple):
     survival: npt.NDArray[np.uint8]
 
 
+class StepTime(NamedTuple):
+    """A step that has run. ms: of the device, NaN if not known. tokens: of all `requests`, prompts and drafts
+    included. context_tokens: of all requests before the step. in_graph: whether it was a FULL CUDA graph."""
+
+    ms: float
+    requests: int
+    tokens: int
+    context_tokens: int
+    in_graph: bool
+
+
 class DraftReport(NamedTuple):
     """drafts: those whose copies have arrived on the host, the oldest first. trimmed: request → draft slots that
     this very step verified, where the device trims them. refused: request → one of `REFUSALS`. faults: part
-    of the plugin that is off in the worker → why. plain_graphs_alone: whether plain steps have FULL CUDA graphs,
-    and drafts of mixed lengths none; comes with whatever else there is."""
+    of the plugin that is off in the worker → why. times: of steps whose time is known by now. plain_graphs_alone:
+    whether plain steps have FULL CUDA graphs, and drafts of mixed lengths none; comes with whatever else there
+    is."""
 
     drafts: Sequence[StepDrafts] = ()
     trimmed: Mapping[str, int] = {}
     refused: Mapping[str, str] = {}
     faults: Mapping[str, str] = {}
+    times: Sequence[StepTime] = ()
     plain_graphs_alone: bool = False
 
 

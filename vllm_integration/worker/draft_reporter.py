@@ -156,7 +156,9 @@ class DraftReporter:
     def attach(self, model_runner_output: Any, step: int, refused: Mapping[str, str] | None = None) -> None:
         """Attach to the output of `step` what has arrived from it or from earlier ones."""
         drafts, trimmed = self._arrived_by(step)
-        report = DraftReport(drafts, trimmed, refused or {}, faults(), self.plain_graphs_alone)
+        report = DraftReport(
+            drafts, trimmed, refused or {}, faults(), plain_graphs_alone=self.plain_graphs_alone
+        )
         attach(model_runner_output, report)
 
     def _arrived_by(self, now: int) -> tuple[list[StepDrafts], dict[str, int]]:

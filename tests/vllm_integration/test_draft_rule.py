@@ -1,0 +1,102 @@
+"""Which drafts a step verifies: the curve of step times, learned, and the rule that reads it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from vllm_integration.budget.rule import choose, likeliest
+from vllm_integration.budget.step_times import KNOTS, StepTimes
+
+
+def dense(tokens: float) -> float:
+    """Flat, then by arithmetic."""
+    return 5.0 * math.hypot(1, tokens / 200)
+
+
+def experts(tokens: float) -> float:
+    """Dear from the second token on, then flat, then by arithmetic."""
+    return 1.5 + 12 * (1 - (1 - 1 / 32) ** tokens) + tokens / 300
+
+
+def learned(
+    machine: Callable[[float], float], steps: int = 400, times: StepTimes | None = None, most: int = 2_000
+) -> StepTimes:
+    """After steps with 5 % of noise and, every twentieth, a pause."""
+    times, rng = times or StepTimes(512), np.random.default_rng(0)
+    for step in range(steps):
+        tokens = int(np.exp(rng.uniform(0, math.log(most))))
+        ms = machine(tokens) * rng.normal(1, 0.05) * (10 if step % 20 == 0 else 1)
+        times.observe(1, tokens, ms, in_graph=tokens <= 512)
+    return times
+
+
+@pytest.mark.parametrize("machine", [dense, experts], ids=["dense", "experts"])
+def test_the_curve_is_the_machine_s(machine: Callable[[float], float]) -> None:
+    tokens = np.array([1, 2, 8, 20, 64, 200, 500, 1_000])
+    found = learned(machine, 2_000).ms(1, tokens)
+    assert found == pytest.approx([machine(t) for t in tokens], rel=0.12)
+    assert (np.diff(found) >= 0).all()
+
+
+@pytest.mark.parametrize("factor", [2.0, 0.5])
+def test_another_machine_is_known_after_200_steps(factor: float) -> None:
+    """Also where no step goes any more."""
+    times = learned(dense, 1_000)
+    learned(lambda tokens: factor * dense(tokens), 200, times, most=100)
+    tokens = np.array([1, 8, 64, 400])
+    assert times.ms(1, tokens) == pytest.approx([factor * dense(t) for t in tokens], rel=0.25)
+
+
+@pytest.mark.parametrize("ms", [0.0, -1.0, math.nan, math.inf, 1e12])
+def test_what_is_no_time_is_left_out(ms: float) -> None:
+    times = learned(dense)
+    before = times.ms(1, [1, 64, 1_000]).tolist()
+    for _ in range(100):
+        times.observe(1, 64, ms, in_graph=True)
+    assert times.ms(1, [1, 64, 1_000]).tolist() == before
+    assert times.unusable == 100
+
+
+def best_by_trial(
+    levels: np.ndarray, requests: int, prefill: int, room: int, times: StepTimes, ratio: float
+) -> float:
+    """The most expected tokens a millisecond of any number of the likeliest drafts."""
+    flat, base = np.sort(levels.ravel())[::-1] / 255, requests + prefill
+    without = float(times.ms(requests, base, in_graph=not prefill))
+    found = [requests / without]
+    for n in range(1, min(room, np.count_nonzero(flat)) + 1):
+        ms = float(times.ms(requests, base + n, in_graph=not prefill))
+        if ms <= ratio * without:
+            found.append((requests + flat[:n].sum()) / ms)
+    return max(found)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_rule_chooses_the_best(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    B, K = int(rng.integers(1, 20)), int(rng.choice([1, 8, 32]))
+    levels = -np.sort(-rng.integers(0, 256, (K, B)), axis=0).astype(np.uint8)
+    requests, prefill = B + int(rng.integers(0, 4)), int(rng.choice([0, 100]))
+    room, ratio = int(rng.choice([0, 5, 1_000])), float(rng.choice([1.0, 1.5, 100.0]))
+    times = learned([dense, experts][seed % 2], int(rng.choice([0, 10, 1_000])))
+    choice = choose(levels, requests, prefill, room, times, ratio)
+    count = int(choice.slots.sum())
+    assert count <= room
+    assert choice.ms <= ratio * choice.without + 1e-9
+    gained = sum(levels[:n, i].sum() for i, n in enumerate(choice.slots)) / 255
+    best = best_by_trial(levels, requests, prefill, room, times, ratio)
+    assert (requests + gained) / choice.ms >= 0.98 * best
+
+
+def test_the_likeliest_drafts_are_counted() -> None:
+    rows = np.array([[200, 200, 1], [255, 200, 0], [0, 0, 0]], dtype=np.uint8)
+    for count, expected in ((0, [0, 0, 0]), (1, [0, 1, 0]), (2, [1, 1, 0]), (4, [2, 2, 0]), (9, [3, 2, 0])):
+        assert likeliest(rows, count).tolist() == expected
+
+
+def test_knots_rise() -> None:
+    assert (np.diff(KNOTS) > 0).all()
