@@ -16,6 +16,10 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
+from gpu_align.ops.rules import OPERATIONS
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("gpu_align", "vllm_integration")
 _SHARED = frozenset({"config", "wire", "seams", "budget"})
@@ -35,6 +39,9 @@ MAX_LEVELS, MAX_EDGES = 6, 28
 #: else of `gpu_align`, uses neither.
 TOOLS = "gpu_align.tools."
 FACES = {f"gpu_align.{name}" for name in ("__main__", "policies", "recipes", "simulate")}
+#: Where kernels and references get an operation's numbers and rules, by its name: an import of that operation.
+OPS = "gpu_align.ops."
+NAMESPACES = {f"{OPS}device", f"{OPS}host"}
 
 
 _parsed = lru_cache(maxsize=1000)(ast.parse)
@@ -72,8 +79,15 @@ def imports(modules: Mapping[str, str]) -> list[Import]:
                 parts = importer.split(".")
                 base = parts[: len(parts) - node.level + is_package] if node.level else []
                 start = ".".join([*base, *([node.module] if node.module else [])])
-                full = (f"{start}.{alias.name}" for alias in node.names)
+                full = [f"{start}.{alias.name}" for alias in node.names]
                 names = [name if name in modules else start for name in full]
+                if start in NAMESPACES:
+                    numbers = (f"{OPS}{alias.name}" for alias in node.names)
+                    names += [
+                        name
+                        for name in numbers
+                        if name in modules and not f"{importer}.".startswith(f"{name}.")
+                    ]
             else:
                 continue
             found += [Import(importer, name) for name in names if name != importer]
@@ -84,7 +98,8 @@ def violations(modules: Mapping[str, str]) -> list[str]:
     """Each import, or circle of imports, that must not be; empty when all is well."""
     found = imports(modules)
     named = [*_private_names(modules), *_class_names(modules), *_levels(found), *_by_string(modules)]
-    return [*_of_the_library(found), *_of_the_plugin(found), *_circles(found, modules), *named]
+    circles = *_circles(found, modules), *_operations(found)
+    return [*_of_the_library(found), *_of_the_plugin(found), *circles, *named]
 
 
 def _private_names(modules: Mapping[str, str]) -> Iterator[str]:
@@ -139,6 +154,22 @@ def _levels(found: list[Import]) -> Iterator[str]:
         yield f"gpu_align: expected {MAX_LEVELS} levels and {MAX_EDGES} edges, found {levels} and {edge_count}"
 
 
+def operations_of(found: list[Import]) -> dict[str, set[str]]:
+    """The operations that each one imports; `layout`, which all import, left out."""
+    edges: dict[str, set[str]] = {operation: set() for operation in OPERATIONS[1:]}
+    for pair in found:
+        a, b = (name.removeprefix(OPS).split(".")[0] if name.startswith(OPS) else "" for name in pair)
+        if a in edges and b in edges and a != b:
+            edges[a].add(b)
+    return edges
+
+
+def _operations(found: list[Import]) -> Iterator[str]:
+    for operation, imported in operations_of(found).items():
+        for other in imported.difference(OPERATIONS[: OPERATIONS.index(operation)]):
+            yield f"ops/{operation} imports {other}: `rules.OPERATIONS` has it lower"
+
+
 def _of_the_library(found: list[Import]) -> Iterator[str]:
     for importer, imported in found:
         if _is_core(importer) and (f"{imported}.".startswith(TOOLS) or imported in FACES):
@@ -171,3 +202,21 @@ def _circles(found: list[Import], modules: Mapping[str, str]) -> Iterator[str]:
 
 def test_nothing_imports_what_it_must_not() -> None:
     assert violations(sources()) == []
+
+
+@pytest.mark.parametrize("importer", ["match", "match.kernel", "match.reference"])
+def test_a_circle_between_two_operations_is_found(importer: str) -> None:
+    """`align` imports `match`, so that whatever `match` imports of it closes a circle."""
+    line = "from ..device import align" if "." in importer else "from .. import align"
+    planted = sources()
+    planted[f"{OPS}{importer}"] += f"\n{line}\n"
+    assert "ops/match imports align: `rules.OPERATIONS` has it lower" in violations(planted)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS[1:])
+def test_the_readme_of_an_operation_names_its_imports(operation: str) -> None:
+    text = (ROOT / "gpu_align/ops" / operation / "README.md").read_text("utf-8")
+    line = re.search(r"\*\*Imports\*\*([^.]*)\.", text)
+    found = operations_of(imports({k: v for k, v in sources().items() if k.startswith(OPS)}))[operation]
+    assert line is not None
+    assert re.findall(r"`(\w+)`", line[1]) == [name for name in OPERATIONS if name in found]

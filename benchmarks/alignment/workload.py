@@ -21,8 +21,7 @@ import numpy.typing as npt
 import torch
 
 import gpu_align
-from gpu_align.ops.compose import LINE_END, NUM_RUNS
-from gpu_align.ops.recipes import MAX_CONTEXT, MAX_TOKENS
+from gpu_align.ops.recipes import LINE_END, MAX_CONTEXT, MAX_TOKENS, NUM_RUNS
 
 Tokens = npt.NDArray[np.int32]
 STATES = ("aligned", "lost", "mixed")

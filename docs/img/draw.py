@@ -24,8 +24,8 @@ from gpu_align.ops.choose import (
     pack_class,
 )
 from gpu_align.ops.choose.survival import SHIPPED, fit_curves, read_survival
+from gpu_align.ops.layout import rank_of
 from gpu_align.ops.lcs import lcs_prefix_row
-from gpu_align.ops.match import rank_of
 
 GREY = "#757c86"
 INK = "#1f2328"

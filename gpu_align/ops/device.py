@@ -1,42 +1,46 @@
-"""Numbers and rules as kernels see them: ``from ..device import c``, then ``c.WAYS`` and ``c.rank_of(...)``.
+"""Numbers and rules as kernels see them: ``from ..device import match``, then ``match.MAX_MATCH``; see `rules`.
 
 A kernel must not read a plain module constant, nor an attribute of a module, as Triton does not make these part of
-its cache key, and a changed value would run a stale binary. A ``tl.constexpr`` is part of it.
+its cache key, and a changed value would run a stale binary. A ``tl.constexpr`` is part of it: an operation is one.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 import triton
 import triton.language as tl
 
-from . import rules
-from .constants import numbers
+from .rules import OPERATIONS, compile_rules, numbers_of
 
 
 @triton.jit
-def where(condition, a, b):
+def _where(condition, a, b):
     return tl.where(condition, a, b)
 
 
 @triton.jit
-def int64(value):
+def _int64(value):
     return value.to(tl.int64)
 
 
 @triton.jit
-def int32(value):
+def _int32(value):
     return value.to(tl.int32)
 
 
-_NUMBERS = {name: tl.constexpr(value) for name, value in numbers().items() if isinstance(value, int | tuple)}
-_PRIMITIVES = {"tl": tl, "where": where, "int64": int64, "int32": int32}
+_PRIMITIVES = {"tl": tl, "where": _where, "int64": _int64, "int32": _int32}
 
 
-class _Common(tl.constexpr):  # type: ignore[misc]
-    """All of them as one constexpr. A compiler looks for its attributes in its value, the interpreter here."""
+class _Operation(tl.constexpr):  # type: ignore[misc]
+    """Its numbers and rules as one constexpr. A compiler takes attributes of its value, the interpreter these."""
+
+    def __init__(self, name: str) -> None:
+        self.numbers = {key: tl.constexpr(value) for key, value in numbers_of(name).items()}
+        names = compile_rules(name, triton.jit, _PRIMITIVES, self.numbers, _namespace)
+        super().__init__(SimpleNamespace(**names))
 
     def __getattr__(self, name: str) -> Any:
         if name == "value" or name.startswith("_"):
@@ -45,10 +49,18 @@ class _Common(tl.constexpr):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         """Part of a cache key, as the sources of the rules that a kernel uses are."""
-        return repr(_NUMBERS)
+        return repr(self.numbers)
 
     def __deepcopy__(self, memo: Any) -> Any:
         return self  # Triton keeps it to see whether it has changed
 
 
-c = _Common(SimpleNamespace(**rules.compile_all(triton.jit, {**_NUMBERS, **_PRIMITIVES})))
+@cache
+def _namespace(operation: str) -> _Operation:
+    return _Operation(operation)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in OPERATIONS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _namespace(name)

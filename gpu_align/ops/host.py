@@ -1,6 +1,7 @@
-"""Loops that Numba compiles where it is installed, and the kernels' numbers and rules, for references.
+"""Loops that Numba compiles where it is installed, and numbers and rules as references see them; see `rules`.
 
-``from ..host import c``, then ``c.WAYS`` and ``c.rank_of(...)``. Without Numba the loops are plain Python.
+``from ..host import match``, then ``match.MAX_MATCH`` and ``match.key_of(...)``. Without Numba the loops are plain
+Python.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
-from . import rules
-from .constants import numbers
+from .rules import OPERATIONS, compile_rules, int32, int64, numbers_of, where
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -55,9 +55,25 @@ def to_int(value: Any) -> int:
     return int(value) + 0
 
 
-#: A module, as Numba takes what is in one for constants, and compiles calls of its functions.
-c: Any = ModuleType("common")
-vars(c).update(rules.compile_all(njit, numbers()))
+_PRIMITIVES = {function.__name__: njit(function) for function in (where, int64, int32)}
+#: Operations that references use, by name.
+_namespaces: dict[str, ModuleType] = {}
+
+
+def _namespace(operation: str) -> ModuleType:
+    """A module, as Numba takes what is in one for constants, and compiles calls of its functions."""
+    if operation not in _namespaces:
+        module = ModuleType(operation)
+        numbers = numbers_of(operation)
+        vars(module).update(compile_rules(operation, njit, _PRIMITIVES, numbers, _namespace))
+        _namespaces[operation] = module
+    return _namespaces[operation]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in OPERATIONS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _namespace(name)
 
 
 class Entry:
@@ -105,5 +121,5 @@ def _digest(function: Callable[..., Any]) -> str:
     """Of the function's file, of all that a reference may be made of, and of the constants as they are now."""
     sources = {Path(function.__code__.co_filename), *Path(__file__).parent.rglob("*.py")}
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources)))
-    digest.update(repr(numbers()).encode())
+    digest.update(repr([(name, numbers_of(name)) for name in sorted(_namespaces)]).encode())
     return digest.hexdigest()[:16]

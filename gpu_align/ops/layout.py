@@ -60,9 +60,8 @@ MAX_EDITS = 16
 #: Tokens of a page of the arena: predictions begin at multiples of it.
 PAGE = 256
 #: Positions of a bucket of the context's index, and how many of a prediction's are compared for a match, those
-#: around the cursor; the bucket of a token: the upper bits of its product with `HASH`, modulo 2**32; how many
-#: positions of a bucket are compared for a global resync, those around the anchor.
-WAYS, HASH, NEAREST = 16, 0x9E3779B1, 32
+#: around the cursor; the bucket of a token: the upper bits of its product with `HASH`, modulo 2**32.
+WAYS, HASH = 16, 0x9E3779B1
 #: Above every position and every key of 31 bits.
 NOWHERE = 2**31 - 1
 #: Ids of a prediction from here on are gaps: they stand for tokens that are not known. They are in no vocabulary:
@@ -126,6 +125,24 @@ def text_kind(tokens: npt.ArrayLike, memory: bool, related: bool) -> TextRules:
     is_gap = np.asarray(tokens) >= FIRST_GAP
     is_skeleton = is_gap.any() and is_gap.sum() * 16 >= is_gap.size
     return TEXT_KINDS["skeleton" if is_skeleton else "related"]
+
+
+@rule
+def starts_over(total: int, seen: int) -> bool:
+    """Whether nothing is known of a request: it is new, or tokens of it were taken back."""
+    return (seen <= 0) | (total < seen)
+
+
+@rule
+def rank_of(position: int, anchor: int) -> int:
+    """Ties: the position nearest to the anchor has the lowest rank; at the same distance the one ahead of it."""
+    return where(position >= anchor, 2 * (position - anchor), 2 * (anchor - position) + 1)
+
+
+@rule
+def position_of(rank: int, anchor: int) -> int:
+    """The position that has this rank."""
+    return anchor + where(rank % 2 == 0, rank // 2, -(rank // 2))
 
 
 @rule

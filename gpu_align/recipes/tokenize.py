@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..ops.compose import LINE_END, NUM_RUNS
 from ..ops.recipes import (
+    LINE_END,
     MAX_CONTEXT,
     MAX_TOKENS,
+    NUM_RUNS,
     SHAPE_IDENTIFIER,
     SHAPE_NUMBER,
     SHAPE_SPACE,

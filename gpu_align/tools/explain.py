@@ -22,7 +22,7 @@ from ..ops.choose import (
 from ..ops.choose.reference import worth
 from ..ops.choose.survival import SurvivalTables
 from ..ops.compose.reference import write_draft
-from ..ops.host import Entry, c
+from ..ops.host import Entry, choose, compose, layout
 from ..ops.index.reference import load_bucket
 from ..ops.layout import (
     FIRST_GAP,
@@ -142,7 +142,10 @@ def _look(
         view.recipe[r] = choice.row if choice.lane < 0 else -1
         for i_c in range(NUM_CANDIDATES):
             if found.remaining[i_c] > 0:
-                row = found.class_id[i_c] + c.unpack_rules(request.prediction.rules).limits * c.NUM_CLASSES
+                row = (
+                    found.class_id[i_c]
+                    + layout.unpack_rules(request.prediction.rules).limits * choose.NUM_CLASSES
+                )
                 view.num[r, i_c], view.expected[r, i_c] = worth(
                     found.matched[i_c], row, tables, settings.length_quarters
                 )
@@ -291,6 +294,6 @@ def _last(matched: int) -> str:
 def _wraps_around(view: View, lane: int) -> bool:
     """Whether drafts of a candidate go on with what the output repeats."""
     found = view.candidates
-    return bool(found.source[0, lane] == TEXT_CONTEXT) and c.wraps_around(
+    return bool(found.source[0, lane] == TEXT_CONTEXT) and compose.wraps_around(
         int(found.matched[0, lane]), int(found.remaining[0, lane])
     )

@@ -15,8 +15,8 @@ from gpu_align import Drafter, DrafterConfig, Recipes
 from gpu_align.ops import layout as c
 from gpu_align.ops.align import NO_EDIT, WINDOW
 from gpu_align.ops.choose import NUM_CLASSES, SURVIVAL_ONE
-from gpu_align.ops.compose import LINE_END, NUM_RUNS
 from gpu_align.ops.layout import SEEN, WAYS
+from gpu_align.ops.recipes import LINE_END, NUM_RUNS
 from gpu_align.ops.step import StepLaunch
 from tests.gpu_align.engine import BACKENDS, device_of, edited, flat_curves, poison, use_curves
 from tests.gpu_align.step_oracle import Oracle

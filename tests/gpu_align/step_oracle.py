@@ -14,10 +14,11 @@ from gpu_align.ops.align import (
     MATCH_WEIGHT,
     MAX_EDIT_LEN,
     MAX_EDITS_AT_ONCE,
+    NEAREST,
     WINDOW,
 )
 from gpu_align.ops.compose import MAX_REPLAYS
-from gpu_align.ops.layout import HASH, MAX_EDITS, NEAREST, PAGE, WAYS, context_index_bits, index_bits
+from gpu_align.ops.layout import HASH, MAX_EDITS, PAGE, WAYS, context_index_bits, index_bits
 
 MAX_MATCH, COMMON_WINDOW = 64, 7
 LENGTH_EDGES = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, 49, 64)

@@ -1,5 +1,6 @@
 """Find the place of a request in its prediction. README.md has the loop; here are its numbers."""
 
+from .. import lcs
 from ..layout import Alignment
 from ..rules import rule
 
@@ -7,6 +8,8 @@ from ..rules import rule
 #: after it, or, checked at every `GLOBAL_EVERY`-th output token, its last `GLOBAL_MATCH` tokens end anywhere.
 LOCAL_MATCH = 4
 GLOBAL_EVERY, GLOBAL_MATCH = 8, 8
+#: Positions of the prediction's index that are compared for that, those around the anchor.
+NEAREST = 32
 #: Tokens after the anchor that the LCS row covers: with `LOCAL_MATCH` before it, a word of 32 bits.
 WINDOW = 28
 #: What a matching token adds to the cursor's score; a skipped token of the prediction costs 1.
@@ -15,12 +18,6 @@ MATCH_WEIGHT = 4
 MAX_EDIT_LEN, MAX_EDITS_AT_ONCE = 16, 8
 #: `EDIT_AT` of an entry without an edit.
 NO_EDIT = -1
-
-
-@rule
-def starts_over(total: int, seen: int) -> bool:
-    """Whether nothing is known of a request: it is new, or tokens of it were taken back."""
-    return (seen <= 0) | (total < seen)
 
 
 @rule
@@ -42,28 +39,6 @@ def at_cursor(a: Alignment, cursor: int, row: int) -> Alignment:
 
 
 @rule
-def extend_row(row: int, matches: int) -> int:
-    """The LCS row after one more output token (Hyyrö 2004).
-
-    Bit j of a row is 0 where the LCS of the output since it diverged and the first j + 1 tokens after the anchor
-    is longer than that with the first j, else 1. matches: bit j is 1 where token j after the anchor is the new.
-    """
-    taken = row & matches
-    # One addition: a carry runs through the run of ones up to the next 0.
-    return (row + taken) | (row - taken)
-
-
-@rule
-def count_ones(word: int) -> int:
-    """The bits of an int32 that are 1: neighbouring fields of 1, 2, 4, … bits, each a count, become one."""
-    word = (word & 0x55555555) + ((word >> 1) & 0x55555555)
-    word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
-    word = (word + (word >> 4)) & 0x0F0F0F0F
-    word = word + (word >> 8)
-    return (word + (word >> 16)) & 0x3F
-
-
-@rule
 def score_at(row: int, j: int) -> int:
     """Of the position j after the anchor, ``0 <= j <= WINDOW``: `MATCH_WEIGHT` for each common token, less j."""
-    return count_ones(~row & (((j * 0 + 1) << j) - 1)) * MATCH_WEIGHT - j
+    return lcs.count_ones(~row & (((j * 0 + 1) << j) - 1)) * MATCH_WEIGHT - j

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from ..device import c
+from ..device import align, layout, lcs, match
 from ..index.kernel import load_bucket, load_each, nearest
 from ..layout import Alignment
 
@@ -20,19 +20,19 @@ TURN = tl.constexpr(4)
 def cursor_of(row, prediction, anchor):
     o_j = tl.arange(0, LANES)
     # The smallest of the lanes with the largest score: one key.
-    b_key = c.score_at(row, tl.minimum(o_j, c.WINDOW)) * LANES + (-o_j + (LANES - 1))
-    key = tl.max(tl.where(o_j <= tl.minimum(prediction.length - anchor, c.WINDOW), b_key, 0), axis=0)
+    b_key = align.score_at(row, tl.minimum(o_j, align.WINDOW)) * LANES + (-o_j + (LANES - 1))
+    key = tl.max(tl.where(o_j <= tl.minimum(prediction.length - anchor, align.WINDOW), b_key, 0), axis=0)
     return anchor + (-(key % LANES) + (LANES - 1))
 
 
 class Edits(NamedTuple):
-    """The edits: tokens of the prediction and those in their place; edit number i is in lane i % c.MAX_EDITS.
+    """The edits: tokens of the prediction and those in their place; edit number i is in lane i % layout.MAX_EDITS.
 
     All but the first field and the last are columns of ``edits``.
     """
 
     count: Any  # edits recorded
-    b_at: Any  # [c.MAX_EDITS] int32: token at its position; c.NO_EDIT in an empty lane
+    b_at: Any  # [layout.MAX_EDITS] int32: token at its position; align.NO_EDIT in an empty lane
     b_after: Any  # ... and after that
     b_start: Any  # output position of its first new token
     b_old: Any  # old tokens
@@ -43,7 +43,7 @@ class Edits(NamedTuple):
 
 @triton.jit
 def have_keys(prediction, edits, o_position, m_position):
-    """Whether each position has the key of each edit, [positions, c.MAX_EDITS]."""
+    """Whether each position has the key of each edit, [positions, layout.MAX_EDITS]."""
     m_position = m_position & (o_position + 1 < prediction.length)
     b_at = tl.load(prediction.tokens + o_position, mask=m_position, other=0)
     b_after = tl.load(prediction.tokens + o_position + 1, mask=m_position, other=0)
@@ -54,11 +54,11 @@ def have_keys(prediction, edits, o_position, m_position):
 @triton.jit
 def _run_length(prediction, cursor, p_output, done, num_output):
     """How many of the next `MAX_MATCH` tokens of output and prediction agree."""
-    o_i = tl.arange(0, c.MAX_MATCH)
+    o_i = tl.arange(0, match.MAX_MATCH)
     m_i = o_i < tl.minimum(num_output - done, prediction.length - cursor)
     b_output = tl.load(p_output + done + o_i, mask=m_i, other=0)
     b_prediction = tl.load(prediction.tokens + cursor + o_i, mask=m_i, other=0)
-    return tl.min(tl.where(m_i & (b_output == b_prediction), c.MAX_MATCH, o_i), axis=0)
+    return tl.min(tl.where(m_i & (b_output == b_prediction), match.MAX_MATCH, o_i), axis=0)
 
 
 @triton.jit
@@ -68,7 +68,7 @@ def _invalidate_edits(edits, prediction, cursor, run):
     for i in range(0, run, LANES):
         o_i = i + tl.arange(0, LANES)
         m_edit = have_keys(prediction, edits, cursor + o_i, o_i < run)
-        b_at = tl.where(tl.max(m_edit.to(tl.int32), axis=0) > 0, c.NO_EDIT, b_at)
+        b_at = tl.where(tl.max(m_edit.to(tl.int32), axis=0) > 0, align.NO_EDIT, b_at)
     is_changed = edits.is_changed | tl.max((b_at != edits.b_at).to(tl.int32), axis=0)
     return Edits(
         edits.count, b_at, edits.b_after, edits.b_start, edits.b_old, edits.b_new, edits.b_seen_before,
@@ -92,23 +92,25 @@ def _global_looks(prediction, anchor, p_output, o_done):
     o_done: [looks, 1], the output's tokens at each. No load has a mask, see `match_length`.
     """
     p_last = p_output + o_done - 1
-    begin, end = nearest(prediction, load_bucket(prediction, tl.load(p_last)), anchor, c.NEAREST)
-    o_entry = begin + tl.arange(0, c.NEAREST)[None, :]
+    begin, end = nearest(prediction, load_bucket(prediction, tl.load(p_last)), anchor, align.NEAREST)
+    o_entry = begin + tl.arange(0, align.NEAREST)[None, :]
     m_entry = o_entry < end
     o_position = tl.load(prediction.index.positions + tl.where(m_entry, o_entry, 0))
-    m_entry &= o_position >= c.GLOBAL_MATCH
+    m_entry &= o_position >= align.GLOBAL_MATCH
     # Most differ in their last tokens.
-    p_text = prediction.tokens + tl.where(m_entry, o_position, c.GLOBAL_MATCH) - 1
+    p_text = prediction.tokens + tl.where(m_entry, o_position, align.GLOBAL_MATCH) - 1
     m_entry &= _agree(p_text, p_last, 0, 2)
-    looked = tl.full([], c.NOWHERE, tl.int32)
+    looked = tl.full([], layout.NOWHERE, tl.int32)
     position = looked
     if tl.max(m_entry.to(tl.int32)) > 0:
         # Lanes that are done load one token all together: each place in memory takes a load longer.
-        p_text = prediction.tokens + tl.where(m_entry, o_position, c.GLOBAL_MATCH) - 1
-        m_same = m_entry & _agree(p_text, p_last, 2, c.GLOBAL_MATCH)
-        b_rank = tl.min(tl.where(m_same, c.rank_of(o_position, anchor), c.NOWHERE), axis=1, keep_dims=True)
-        looked = tl.min(tl.where(b_rank < c.NOWHERE, o_done, c.NOWHERE))
-        position = c.position_of(tl.min(tl.where(o_done == looked, b_rank, c.NOWHERE)), anchor)
+        p_text = prediction.tokens + tl.where(m_entry, o_position, align.GLOBAL_MATCH) - 1
+        m_same = m_entry & _agree(p_text, p_last, 2, align.GLOBAL_MATCH)
+        b_rank = tl.min(
+            tl.where(m_same, layout.rank_of(o_position, anchor), layout.NOWHERE), axis=1, keep_dims=True
+        )
+        looked = tl.min(tl.where(b_rank < layout.NOWHERE, o_done, layout.NOWHERE))
+        position = layout.position_of(tl.min(tl.where(o_done == looked, b_rank, layout.NOWHERE)), anchor)
     return looked, position
 
 
@@ -126,17 +128,17 @@ def _resync(prediction, a, p_output, done, num_output):
     A word has a bit for each token around the anchor: `LOCAL_MATCH` before it, `WINDOW` after it.
     """
     o_lane = tl.arange(0, LANES)
-    o_window = a.anchor - c.LOCAL_MATCH + o_lane
+    o_window = a.anchor - align.LOCAL_MATCH + o_lane
     m_window = (o_window >= 0) & (o_window < prediction.length)
     b_window = tl.load(prediction.tokens + o_window, mask=m_window, other=0)
     b_bit = tl.where(m_window, tl.full([LANES], 1, tl.int32) << o_lane, 0)
     words = ()  # of the tokens before, the latest first
-    for k in tl.static_range(1, c.LOCAL_MATCH):
+    for k in tl.static_range(1, align.LOCAL_MATCH):
         token = tl.load(p_output + tl.maximum(done - k, 0))
         words = words + (tl.where(done >= k, _word_of(b_window, b_bit, token), 0),)
     row = a.row
-    position = tl.full([], c.NOWHERE, tl.int32)
-    while (position == c.NOWHERE) & (done < num_output):
+    position = tl.full([], layout.NOWHERE, tl.int32)
+    while (position == layout.NOWHERE) & (done < num_output):
         end = tl.minimum(done + LANES, num_output)
         # No token of a prediction is below 0.
         b_tokens = tl.load(p_output + done + o_lane, mask=done + o_lane < end, other=-1)
@@ -147,22 +149,22 @@ def _resync(prediction, a, p_output, done, num_output):
             for k in tl.static_range(TURN):
                 b_token = tl.gather(b_tokens, o_lane * 0 + (i - done + k), axis=0)
                 word = _word_of(b_window, b_bit, b_token)
-                matches = word.to(tl.uint32, bitcast=True) >> c.LOCAL_MATCH
-                row = c.extend_row(row, matches.to(tl.int32, bitcast=True))
+                matches = word.to(tl.uint32, bitcast=True) >> align.LOCAL_MATCH
+                row = lcs.extend_row(row, matches.to(tl.int32, bitcast=True))
                 here = word
-                for j in tl.static_range(c.LOCAL_MATCH - 1):
+                for j in tl.static_range(align.LOCAL_MATCH - 1):
                     here &= words[j] << (j + 1)
-                words = (word,) + words[: c.LOCAL_MATCH - 2]
+                words = (word,) + words[: align.LOCAL_MATCH - 2]
                 first = tl.where((ends == 0) & (here != 0), i + k + 1, first)
                 ends = tl.where(ends == 0, here, ends)
             i += TURN
         if ends != 0:
             lane = tl.min(tl.where((ends & b_bit) != 0, o_lane, LANES), axis=0)
-            position = a.anchor + lane - (c.LOCAL_MATCH - 1)
-        look = (done // c.GLOBAL_EVERY + 1) * c.GLOBAL_EVERY
+            position = a.anchor + lane - (align.LOCAL_MATCH - 1)
+        look = (done // align.GLOBAL_EVERY + 1) * align.GLOBAL_EVERY
         last_look = tl.minimum(end, first - 1)
         if look <= last_look:
-            o_done = look + tl.arange(0, LANES // c.GLOBAL_EVERY)[:, None] * c.GLOBAL_EVERY
+            o_done = look + tl.arange(0, LANES // align.GLOBAL_EVERY)[:, None] * align.GLOBAL_EVERY
             # Another first look stands for one that is not due.
             o_done = tl.where(o_done <= last_look, o_done, look)
             looked, found = _global_looks(prediction, a.anchor, p_output, o_done)
@@ -174,24 +176,24 @@ def _resync(prediction, a, p_output, done, num_output):
 
 @triton.jit
 def common_end(prediction, alignment, position, p_output, done):
-    o_k = tl.arange(0, c.MAX_MATCH)
+    o_k = tl.arange(0, match.MAX_MATCH)
     m_k = o_k < tl.minimum(position - alignment.anchor, done - alignment.diverged_at)
     b_prediction = tl.load(prediction.tokens + position - 1 - o_k, mask=m_k, other=0)
     b_output = tl.load(p_output + done - 1 - o_k, mask=m_k, other=0)
-    return tl.min(tl.where(m_k & (b_prediction == b_output), c.MAX_MATCH, o_k), axis=0)
+    return tl.min(tl.where(m_k & (b_prediction == b_output), match.MAX_MATCH, o_k), axis=0)
 
 
 @triton.jit
 def _record_edit(edits, prediction, position, p_output, done, old, new):
     """The edits with one more."""
     m_key = position + 1 < prediction.length
-    if m_key & (old <= c.MAX_EDIT_LEN) & (new <= c.MAX_EDIT_LEN):
+    if m_key & (old <= align.MAX_EDIT_LEN) & (new <= align.MAX_EDIT_LEN):
         at, after = tl.load(prediction.tokens + position), tl.load(prediction.tokens + position + 1)
         m_same = (edits.b_at == at) & (edits.b_after == after) & (edits.b_old == old) & (edits.b_new == new)
         b_first = tl.load(p_output + edits.b_start, mask=m_same & (edits.b_new > 0), other=0)
         first = tl.load(p_output + done, mask=new > 0, other=0)
         seen_before = tl.max((m_same & (b_first == first)).to(tl.int32), axis=0)
-        m_way = tl.arange(0, c.MAX_EDITS) == edits.count % c.MAX_EDITS
+        m_way = tl.arange(0, layout.MAX_EDITS) == edits.count % layout.MAX_EDITS
         edits = Edits(
             edits.count + 1,
             tl.where(m_way, at, edits.b_at),
@@ -208,23 +210,23 @@ def _record_edit(edits, prediction, position, p_output, done, old, new):
 @triton.jit
 def _last_common(prediction, alignment, position, p_output, done):
     """``(old, new)``: tokens after the last one that what was edited has before and after, or all."""
-    o_back = tl.arange(0, c.MAX_EDIT_LEN)
+    o_back = tl.arange(0, align.MAX_EDIT_LEN)
     m_old = o_back < position - alignment.anchor
     m_new = o_back < done - alignment.diverged_at
     b_old = tl.load(prediction.tokens + position - 1 - o_back, mask=m_old, other=0)
     b_new = tl.load(p_output + done - 1 - o_back, mask=m_new, other=0)
     m_same = (b_old[:, None] == b_new[None, :]) & m_old[:, None] & m_new[None, :]
-    b_key = (o_back[:, None] + o_back[None, :]) * c.MAX_EDIT_LEN + o_back[:, None]
-    key = tl.min(tl.min(tl.where(m_same, b_key, c.NOWHERE), axis=0), axis=0)
-    old = tl.where(key < c.NOWHERE, key % c.MAX_EDIT_LEN, position - alignment.anchor)
-    return old, tl.where(key < c.NOWHERE, key // c.MAX_EDIT_LEN - old, done - alignment.diverged_at)
+    b_key = (o_back[:, None] + o_back[None, :]) * align.MAX_EDIT_LEN + o_back[:, None]
+    key = tl.min(tl.min(tl.where(m_same, b_key, layout.NOWHERE), axis=0), axis=0)
+    old = tl.where(key < layout.NOWHERE, key % align.MAX_EDIT_LEN, position - alignment.anchor)
+    return old, tl.where(key < layout.NOWHERE, key // align.MAX_EDIT_LEN - old, done - alignment.diverged_at)
 
 
 @triton.jit
 def record_edits(edits, prediction, alignment, position, p_output, done):
     """The edits with those that made ``output[diverged_at:done]`` of ``prediction[anchor:position]``."""
     num = 0
-    while (num < c.MAX_EDITS_AT_ONCE) & ((position > alignment.anchor) | (done > alignment.diverged_at)):
+    while (num < align.MAX_EDITS_AT_ONCE) & ((position > alignment.anchor) | (done > alignment.diverged_at)):
         num += 1
         common = common_end(prediction, alignment, position, p_output, done)
         position -= common
@@ -247,29 +249,29 @@ def _process_tokens(request, p_output, done, num_output, a, edits):
             if edits.count > 0:
                 edits = _invalidate_edits(edits, prediction, a.cursor, run)
             done += run
-            common = tl.minimum(a.num_common + run, c.MAX_MATCH)
-            a = c.in_sync_at(a, a.cursor + run, a.num_in_sync + run, common)
-            if (run < c.MAX_MATCH) & (done < num_output):
-                a = c.diverge(a, done)
+            common = tl.minimum(a.num_common + run, match.MAX_MATCH)
+            a = align.in_sync_at(a, a.cursor + run, a.num_in_sync + run, common)
+            if (run < match.MAX_MATCH) & (done < num_output):
+                a = align.diverge(a, done)
         if a.in_sync == 0:
             done, position, row = _resync(prediction, a, p_output, done, num_output)
-            if position == c.NOWHERE:
-                a = c.at_cursor(a, cursor_of(row, prediction, a.anchor), row)
+            if position == layout.NOWHERE:
+                a = align.at_cursor(a, cursor_of(row, prediction, a.anchor), row)
             else:
                 common = common_end(prediction, a, position, p_output, done)
                 if position >= a.anchor:
                     edits = record_edits(edits, prediction, a, position, p_output, done)
-                a = c.in_sync_at(a, position, a.num_in_sync + common, common)
+                a = align.in_sync_at(a, position, a.num_in_sync + common, common)
     return a, edits
 
 
 @triton.jit
 def load_state(request):
     p_align = request.align_state
-    p_edits = request.edits + tl.arange(0, c.MAX_EDITS) * c.EDIT
-    alignment = Alignment(*load_each(p_align + c.IN_SYNC, c.ALIGN_STATE - c.IN_SYNC))
-    edits = Edits(tl.load(p_align + c.NUM_EDITS), *load_each(p_edits, c.EDIT), 0)
-    return tl.load(p_align + c.SEEN), alignment, edits
+    p_edits = request.edits + tl.arange(0, layout.MAX_EDITS) * layout.EDIT
+    alignment = Alignment(*load_each(p_align + layout.IN_SYNC, layout.ALIGN_STATE - layout.IN_SYNC))
+    edits = Edits(tl.load(p_align + layout.NUM_EDITS), *load_each(p_edits, layout.EDIT), 0)
+    return tl.load(p_align + layout.SEEN), alignment, edits
 
 
 @triton.jit
@@ -281,7 +283,7 @@ def _start_over(is_fresh, a, edits):
         tl.where(is_fresh, 0, a.num_common), tl.where(is_fresh, -1, a.row),
     )  # fmt: skip
     return alignment, Edits(
-        tl.where(is_fresh, 0, edits.count), tl.where(is_fresh, c.NO_EDIT, edits.b_at), edits.b_after,
+        tl.where(is_fresh, 0, edits.count), tl.where(is_fresh, align.NO_EDIT, edits.b_at), edits.b_after,
         edits.b_start, edits.b_old, edits.b_new, edits.b_seen_before, edits.is_changed,
     )  # fmt: skip
 
@@ -290,14 +292,14 @@ def _start_over(is_fresh, a, edits):
 def _store_registers(request, a, edits, is_fresh):
     """Write back what `load_state` loads; the edits where there is something new in them."""
     p_align = request.align_state
-    tl.store(p_align + c.SEEN, request.total)
-    tl.store(p_align + c.NUM_EDITS, edits.count)
-    for i in tl.static_range(c.ALIGN_STATE - c.IN_SYNC):
-        tl.store(p_align + c.IN_SYNC + i, a[i])
+    tl.store(p_align + layout.SEEN, request.total)
+    tl.store(p_align + layout.NUM_EDITS, edits.count)
+    for i in tl.static_range(layout.ALIGN_STATE - layout.IN_SYNC):
+        tl.store(p_align + layout.IN_SYNC + i, a[i])
     # Carrying `is_fresh` in `is_changed` took 96 → 102 registers in a step with recipes for sm_90.
     if is_fresh | (edits.is_changed > 0):
-        p_edits = request.edits + tl.arange(0, c.MAX_EDITS) * c.EDIT
-        for i in tl.static_range(c.EDIT):
+        p_edits = request.edits + tl.arange(0, layout.MAX_EDITS) * layout.EDIT
+        for i in tl.static_range(layout.EDIT):
             tl.store(p_edits + i, edits[i + 1])
 
 
@@ -309,7 +311,7 @@ def realign(request, state):
     """
     prediction = request.prediction
     seen, a, edits = state
-    is_fresh = c.starts_over(request.total, seen)
+    is_fresh = layout.starts_over(request.total, seen)
     a, edits = _start_over(is_fresh, a, edits)
     # An output is neither in sync with an empty prediction nor diverged from it.
     num_output = tl.where(prediction.length > 0, request.total - request.output_start, 0)

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from .. import match
 from ..layout import Alignment
-from ..match import MAX_MATCH
 from ..rules import int32, rule, where
 
 #: Matched length -> bucket: the first length of each bucket; bucket 0 is "nothing matched".
@@ -64,4 +64,4 @@ def is_exact_prefix(alignment: Alignment, num_output: int) -> Any:
     With an adherence prior in `num_output` it never is: the beginning of a memory says nothing.
     """
     is_all = (alignment.cursor == num_output) & (alignment.num_in_sync == num_output)
-    return (alignment.in_sync > 0) & is_all & (num_output <= MAX_MATCH)
+    return (alignment.in_sync > 0) & is_all & (num_output <= match.MAX_MATCH)

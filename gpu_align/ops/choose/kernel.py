@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ..device import c
+from ..device import align, choose, layout, match
 from ..layout import Choice
 from ..match.kernel import LANES
 
@@ -19,7 +19,7 @@ def margins(found, adherence):
     """[LANES] int32."""
     o_c = tl.arange(0, LANES)
     m_live = found.position >= 0
-    m_considered = m_live & ((found.source == c.TEXT_CONTEXT) | (adherence != c.ADHERENCE_LOST))
+    m_considered = m_live & ((found.source == layout.TEXT_CONTEXT) | (adherence != choose.ADHERENCE_LOST))
     b_reach = tl.where(m_considered, found.strength, -1)
     reach = tl.max(b_reach, axis=0)
     leader = tl.min(tl.where(b_reach == reach, o_c, LANES), axis=0)
@@ -33,13 +33,13 @@ def margins(found, adherence):
 @triton.jit
 def score_deficit(position, alignment):
     """[LANES] int32."""
-    b_deficit = c.deficit_of(position - alignment.cursor)
+    b_deficit = choose.deficit_of(position - alignment.cursor)
     if alignment.in_sync == 0:
         o_j = position - alignment.anchor
-        m_window = (o_j >= 0) & (o_j <= c.WINDOW)
-        top = c.score_at(alignment.row, alignment.cursor - alignment.anchor)
-        b_score = c.score_at(alignment.row, tl.where(m_window, o_j, 0))
-        b_deficit = tl.where(m_window, top - b_score, c.CLOSE_DEFICIT + 1)
+        m_window = (o_j >= 0) & (o_j <= align.WINDOW)
+        top = align.score_at(alignment.row, alignment.cursor - alignment.anchor)
+        b_score = align.score_at(alignment.row, tl.where(m_window, o_j, 0))
+        b_deficit = tl.where(m_window, top - b_score, choose.CLOSE_DEFICIT + 1)
     return b_deficit
 
 
@@ -55,37 +55,37 @@ def _bucket_number(b_value, EDGES: tl.constexpr, NUM: tl.constexpr):
 @triton.jit
 def classes(found, alignment, num_output):
     """Class of every candidate, [LANES] int32. num_output: with the adherence prior."""
-    adherence = c.adherence_of(alignment.num_in_sync, num_output)
+    adherence = choose.adherence_of(alignment.num_in_sync, num_output)
     b_deficit = score_deficit(found.position, alignment)
     b_margin = margins(found, adherence)
-    b_bucket = c.alignment_bucket(found.position - alignment.cursor, b_deficit)
-    b_bucket = tl.where(found.source == c.TEXT_CONTEXT, c.ALIGNMENT_CONTEXT, b_bucket)
-    b_length = _bucket_number(found.strength, c.LENGTH_EDGES, c.NUM_LENGTHS)
-    return c.pack_class(
-        b_length, _bucket_number(b_margin, c.MARGIN_EDGES, c.NUM_MARGINS), b_bucket, adherence
+    b_bucket = choose.alignment_bucket(found.position - alignment.cursor, b_deficit)
+    b_bucket = tl.where(found.source == layout.TEXT_CONTEXT, choose.ALIGNMENT_CONTEXT, b_bucket)
+    b_length = _bucket_number(found.strength, choose.LENGTH_EDGES, choose.NUM_LENGTHS)
+    return choose.pack_class(
+        b_length, _bucket_number(b_margin, choose.MARGIN_EDGES, choose.NUM_MARGINS), b_bucket, adherence
     )
 
 
 @triton.jit
-def choose(request, found, alignment, tables, settings, K: tl.constexpr):
+def choose_candidate(request, found, alignment, tables, settings, K: tl.constexpr):
     """Expected drafts are at most ``K * 2**16``, K at most 256: with the lane they are a key of 31 bits."""
     o_c = tl.arange(0, LANES)
-    rules = c.unpack_rules(request.prediction.rules)
+    rules = layout.unpack_rules(request.prediction.rules)
     num_output = tl.maximum(request.total - request.output_start, 0) + rules.prior
     b_class = classes(found, alignment, num_output)
-    b_row, m_live = b_class + rules.limits * c.NUM_CLASSES, found.position >= 0
+    b_row, m_live = b_class + rules.limits * choose.NUM_CLASSES, found.position >= 0
     b_num = tl.minimum(settings.length_quarters * (found.matched + 1) // 4, K)
-    b_num = tl.where(found.matched >= c.MAX_MATCH, K, b_num)
+    b_num = tl.where(found.matched >= match.MAX_MATCH, K, b_num)
     # Expected drafts are a table of both limits: its load waits for no other.
     b_expected = tl.load(tables.expected_accepted + b_row * (K + 1) + b_num, mask=m_live, other=0)
     b_num = tl.minimum(b_num, tl.load(tables.max_draft_len + b_row, mask=m_live, other=0))
-    m_exact = (o_c == c.AT_CURSOR) & c.is_exact_prefix(alignment, num_output)
+    m_exact = (o_c == match.AT_CURSOR) & choose.is_exact_prefix(alignment, num_output)
     b_num = tl.where(m_exact, K, b_num)
-    b_expected = tl.where(m_exact, c.EXACT_PREFIX, b_expected)
+    b_expected = tl.where(m_exact, choose.EXACT_PREFIX, b_expected)
     top = tl.max(tl.where(m_live, b_expected * LANES + (-o_c + (LANES - 1)), 0), axis=0)
     lane = -(top % LANES) + (LANES - 1)
     num = tl.where(top >= LANES, _at_lane(b_num, lane), 0)
     return Choice(
         lane, _at_lane(found.source, lane), _at_lane(found.position, lane), _at_lane(found.matched, lane),
-        _at_lane(b_class, lane) + tl.load(request.meta + c.IS_HOT) * c.NUM_CLASSES, num, top // LANES,
+        _at_lane(b_class, lane) + tl.load(request.meta + layout.IS_HOT) * choose.NUM_CLASSES, num, top // LANES,
     )  # fmt: skip

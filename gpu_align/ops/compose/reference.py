@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..align.reference import EditRows, has_key
-from ..host import c, njit
+from ..host import align, compose, layout, match, njit, recipes
 from ..layout import Choice, IntArray, Request, SourceText
 from ..recipes.table import RecipeTable
 
@@ -16,12 +16,14 @@ def _latest_edit(prediction: SourceText, edits: EditRows, position: int) -> int:
     """
     balance = 0
     for edit in edits.rows[: edits.count]:
-        balance += -1 if edit[c.EDIT_AT] == c.NO_EDIT else int(edit[c.EDIT_SEEN_BEFORE])
-    for number in range(edits.count - 1, max(edits.count - c.MAX_EDITS, 0) - 1, -1):
-        edit = edits.rows[number % c.MAX_EDITS]
-        is_there = has_key(prediction, edit, position) and position + edit[c.EDIT_OLD] <= prediction.length
-        if is_there and (balance >= 0 or edit[c.EDIT_SEEN_BEFORE] > 0):
-            return int(number % c.MAX_EDITS)
+        balance += -1 if edit[layout.EDIT_AT] == align.NO_EDIT else int(edit[layout.EDIT_SEEN_BEFORE])
+    for number in range(edits.count - 1, max(edits.count - layout.MAX_EDITS, 0) - 1, -1):
+        edit = edits.rows[number % layout.MAX_EDITS]
+        is_there = (
+            has_key(prediction, edit, position) and position + edit[layout.EDIT_OLD] <= prediction.length
+        )
+        if is_there and (balance >= 0 or edit[layout.EDIT_SEEN_BEFORE] > 0):
+            return int(number % layout.MAX_EDITS)
     return -1
 
 
@@ -32,7 +34,7 @@ def _compose(
     position: int,
     num: int,
     shift: int,
-    recipes: RecipeTable,
+    table: RecipeTable,
     draft: IntArray,
 ) -> tuple[int, int]:
     """Write `num` tokens of the prediction, those indented by `shift` more, and earlier edits as they were made.
@@ -42,66 +44,68 @@ def _compose(
     prediction, output = request.prediction, request.tokens[request.output_start :]
     length, replays = 0, 0
     while length < num and position < prediction.length:
-        i = _latest_edit(prediction, edits, position) if replays < c.MAX_REPLAYS else -1
+        i = _latest_edit(prediction, edits, position) if replays < compose.MAX_REPLAYS else -1
         if i >= 0:
             replays += 1
             edit = edits.rows[i]
-            for k in range(edit[c.EDIT_NEW]):
+            for k in range(edit[layout.EDIT_NEW]):
                 if length < num:
-                    draft[length] = output[edit[c.EDIT_START] + k]
+                    draft[length] = output[edit[layout.EDIT_START] + k]
                     length += 1
-            position += int(edit[c.EDIT_OLD])
+            position += int(edit[layout.EDIT_OLD])
         # The token behind an edit is copied as it is.
         if length < num and position < prediction.length:
-            draft[length] = _shifted(prediction.tokens, position, shift, recipes)
+            draft[length] = _shifted(prediction.tokens, position, shift, table)
             length += 1
         position += 1
     return length, replays
 
 
 @njit
-def line_layout(recipes: RecipeTable, token: int) -> int:
+def line_layout(table: RecipeTable, token: int) -> int:
     """A token's effect on a line: `LINE_END`, the number of a run, or 0. The table must not be empty."""
-    return int(recipes.indents[c.NUM_RUNS + min(max(token, 0), len(recipes.indents) - c.NUM_RUNS - 1)])
+    return int(
+        table.indents[recipes.NUM_RUNS + min(max(token, 0), len(table.indents) - recipes.NUM_RUNS - 1)]
+    )
 
 
 @njit
-def indentation_shift(request: Request, recipes: RecipeTable, choice: Choice) -> int:
+def indentation_shift(request: Request, table: RecipeTable, choice: Choice) -> int:
     """How much further than the text the output is indented, in numbers of runs; 0 where nothing says so.
 
     The match before the position stopped at two runs of one character, each after a line end.
     """
     tokens, matched = request.tokens, choice.matched
     i, j = choice.position - matched - 1, request.total - matched - 1
-    if choice.source == c.TEXT_RECIPE or not len(recipes.indents) or matched >= c.MAX_MATCH:
+    if choice.source == layout.TEXT_RECIPE or not len(table.indents) or matched >= match.MAX_MATCH:
         return 0
     if i < 1 or j <= request.output_start:
         return 0
-    text = tokens if choice.source == c.TEXT_CONTEXT else request.prediction.tokens
+    text = tokens if choice.source == layout.TEXT_CONTEXT else request.prediction.tokens
     for here, before in ((text[i], text[i - 1]), (tokens[j], tokens[j - 1])):
-        if line_layout(recipes, here) <= 0 or line_layout(recipes, before) != c.LINE_END:
+        if line_layout(table, here) <= 0 or line_layout(table, before) != recipes.LINE_END:
             return 0
-    shift = line_layout(recipes, tokens[j]) - line_layout(recipes, text[i])
+    shift = line_layout(table, tokens[j]) - line_layout(table, text[i])
     return shift if shift % 2 == 0 else 0
 
 
 @njit
-def _shifted(text: IntArray, position: int, shift: int, recipes: RecipeTable) -> int:
+def _shifted(text: IntArray, position: int, shift: int, table: RecipeTable) -> int:
     """The token at a position; if it is leading whitespace, the token widened by the shift, or -1 without one."""
     token = int(text[position])
-    if shift == 0 or position == 0 or line_layout(recipes, text[position - 1]) != c.LINE_END:
+    if shift == 0 or position == 0 or line_layout(table, text[position - 1]) != recipes.LINE_END:
         return token
-    run = line_layout(recipes, token)
+    run = line_layout(table, token)
     if run <= 0:
         return token
-    return int(recipes.indents[run + shift]) if 2 <= run + shift < c.NUM_RUNS else -1
+    return int(table.indents[run + shift]) if 2 <= run + shift < recipes.NUM_RUNS else -1
 
 
 @njit
 def write_draft(
     request: Request,
     edits: EditRows,
-    recipes: RecipeTable,
+    table: RecipeTable,
     choice: Choice,
     max_context_len: int,
     draft: IntArray,
@@ -112,18 +116,18 @@ def write_draft(
     of spaces that there is no token for, and where the engine's row ends.
     """
     position, length, replays = choice.position, choice.num, 0
-    shift = indentation_shift(request, recipes, choice)
-    if choice.source == c.TEXT_RECIPE:
+    shift = indentation_shift(request, table, choice)
+    if choice.source == layout.TEXT_RECIPE:
         for k in range(length):
-            draft[k] = recipes.token_ids[position * c.MAX_TOKENS + k]
-    elif choice.source == c.TEXT_CONTEXT:
+            draft[k] = table.token_ids[position * recipes.MAX_TOKENS + k]
+    elif choice.source == layout.TEXT_CONTEXT:
         period = request.total - position
-        if not c.wraps_around(choice.matched, period):
+        if not compose.wraps_around(choice.matched, period):
             length = min(length, period)
         for k in range(length):
-            draft[k] = _shifted(request.tokens, position + k % period, shift, recipes)
+            draft[k] = _shifted(request.tokens, position + k % period, shift, table)
     else:
-        length, replays = _compose(request, edits, position, length, shift, recipes, draft)
+        length, replays = _compose(request, edits, position, length, shift, table, draft)
     length = max(min(length, max_context_len - request.total), 0)
     for k in range(length):
         if draft[k] < 0:

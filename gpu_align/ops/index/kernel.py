@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ..device import c
+from ..device import layout
 
 #: Positions of a context that are entered at once.
 INSERT_LANES = tl.constexpr(128)
@@ -13,7 +13,7 @@ INSERT_LANES = tl.constexpr(128)
 def load_bucket(prediction, token):
     """``(begin, end)`` of each token in the prediction, one or [buckets, 1]."""
     m_index = token * 0 + prediction.length > 1  # without positions there may be no index
-    p_bucket = prediction.index.offsets + c.bucket_of(token, prediction.index.shift)
+    p_bucket = prediction.index.offsets + layout.bucket_of(token, prediction.index.shift)
     return tl.load(p_bucket, mask=m_index, other=0), tl.load(p_bucket + 1, mask=m_index, other=0)
 
 
@@ -64,7 +64,7 @@ def load_back_clamped(p_last, most, BACK: tl.constexpr):
 
 @triton.jit
 def insert_context(context, seen):
-    is_fresh = (context.length > 0) & c.starts_over(context.length, seen)
+    is_fresh = (context.length > 0) & layout.starts_over(context.length, seen)
     i_position = tl.where(is_fresh, 1, tl.maximum(seen, 1))
     o_position = i_position + tl.arange(0, INSERT_LANES)
     # Loaded a turn ahead.
@@ -72,7 +72,7 @@ def insert_context(context, seen):
     if is_fresh:
         # Two entries at a time: buckets have an even number of ways.
         p_pairs = context.index.ways.to(tl.pointer_type(tl.int64))
-        num_pairs = c.num_ways(context.index.shift) // 2
+        num_pairs = layout.num_ways(context.index.shift) // 2
         o_pair = tl.arange(0, 512)
         for i_pair in range(0, num_pairs, 512):
             tl.store(
@@ -81,7 +81,11 @@ def insert_context(context, seen):
         tl.debug_barrier()  # other threads insert in what these have cleared
     while i_position < context.length:
         b_token, m_position = b_next, o_position < context.length
-        p_way = context.index.ways + c.bucket_of(b_token, context.index.shift) * c.WAYS + o_position % c.WAYS
+        p_way = (
+            context.index.ways
+            + layout.bucket_of(b_token, context.index.shift) * layout.WAYS
+            + o_position % layout.WAYS
+        )
         # Two positions of a turn may have the same way: the later one stays, in whatever order they come. No
         # thread reads them before a barrier.
         tl.atomic_max(p_way, o_position, mask=m_position, sem="relaxed", scope="cta")
@@ -106,7 +110,7 @@ def index_keys_kernel(
     o_key = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m_key = o_key < num_keys
     b_token = tl.load(prediction_tokens_ptr + base + o_key, mask=m_key, other=0)
-    tl.store(keys_ptr + o_key, c.bucket_of(b_token, shift).to(keys_ptr.dtype.element_ty), mask=m_key)
+    tl.store(keys_ptr + o_key, layout.bucket_of(b_token, shift).to(keys_ptr.dtype.element_ty), mask=m_key)
 
 
 @triton.jit(

@@ -10,7 +10,7 @@ Lanes are one flat dimension: with two, Triton lays a row out for the gather, th
 import triton
 import triton.language as tl
 
-from ..device import c
+from ..device import layout, lcs
 
 
 @triton.jit
@@ -95,7 +95,7 @@ def lcs_code_kernel(
         b_code = i_n + o_t
         m_open = b_code < b_n
         b_token = tl.load(p_prediction + b_code, mask=m_open, other=0)
-        b_slot = c.bucket_of(b_token, 31 - PLANES)  # at which its search begins
+        b_slot = layout.bucket_of(b_token, 31 - PLANES)  # at which its search begins
         b_asks = b_code
         while tl.max(m_open.to(tl.int32), axis=0) > 0:
             tl.atomic_min(p_table + b_slot, claim + b_asks, mask=m_open, sem="relaxed")
@@ -119,7 +119,7 @@ def lcs_code_kernel(
     for i_t in range(0, tl.max(b_m, axis=0), BLOCK_T):
         m_open = i_t + o_t < b_m
         b_token = tl.load(context_ptr + o_b * stride_context_b + i_t + o_t, mask=m_open, other=0)
-        b_slot = c.bucket_of(b_token, 31 - PLANES)
+        b_slot = layout.bucket_of(b_token, 31 - PLANES)
         b_code = tl.full([BLOCK_B * BLOCK_T], -1, tl.int32)
         while tl.max(m_open.to(tl.int32), axis=0) > 0:
             b_has = tl.load(p_table + b_slot, mask=m_open, other=EMPTY)
@@ -229,7 +229,7 @@ def lcs_wavefront_kernel(
             tl.debug_barrier()  # the next panel reads, in other threads, the carries written here
         b_end = tl.minimum(tl.maximum(b_n - o_word * 64, 0), 64).to(tl.int64)
         b_v |= tl.where(b_end < 64, b_ones << (b_end & 63), 0)
-        b_count = c.count_ones(c.int32(~b_v)) + c.count_ones(c.int32(~b_v >> 32))
+        b_count = lcs.count_ones((~b_v).to(tl.int32)) + lcs.count_ones((~b_v >> 32).to(tl.int32))
         b_counts = tl.reshape(b_count, [BLOCK_B, BLOCK_W])
         if row_ptr is not None:
             b_row = b_length + tl.reshape(tl.cumsum(b_counts, axis=1), [BLOCK_B * BLOCK_W]) - b_count

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..layout import Alignment
-from ..rules import rule, where
+from ..rules import rule
 
 #: A longer match counts as this long.
 MAX_MATCH = 64
@@ -18,18 +18,6 @@ TIE, COMMON_TIE = 1 << 25, 1 << 22
 NUM_MATCHES = AT_CURSOR = 4
 FIRST_CONTEXT = AT_CURSOR + 2
 NUM_CANDIDATES = FIRST_CONTEXT + NUM_MATCHES
-
-
-@rule
-def rank_of(position: int, anchor: int) -> int:
-    """Ties: the position nearest to the anchor has the lowest rank; at the same distance the one ahead of it."""
-    return where(position >= anchor, 2 * (position - anchor), 2 * (anchor - position) + 1)
-
-
-@rule
-def position_of(rank: int, anchor: int) -> int:
-    """The position that has this rank."""
-    return anchor + where(rank % 2 == 0, rank // 2, -(rank // 2))
 
 
 @rule

@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..host import c, njit
+from ..host import layout, lcs, match, njit
 from ..index.reference import nearest
 from ..layout import Alignment, IntArray, Request, StepSettings
 
 
 class CandidateArrays(NamedTuple):
-    """The positions to read the next tokens from, in the order that ties prefer; int64 [c.NUM_CANDIDATES] each."""
+    """The positions to read the next tokens from, in the order that ties prefer; int64 [NUM_CANDIDATES] each."""
 
     source: IntArray  # of the text
     position: IntArray  # -1 where there is no candidate
@@ -28,7 +28,9 @@ class CandidateArrays(NamedTuple):
 
 def allocate_candidates(*batch: int) -> CandidateArrays:
     """Space for the candidates of one request, or of a batch of them."""
-    return CandidateArrays(*(np.zeros((*batch, c.NUM_CANDIDATES), np.int64) for _ in CandidateArrays._fields))
+    return CandidateArrays(
+        *(np.zeros((*batch, match.NUM_CANDIDATES), np.int64) for _ in CandidateArrays._fields)
+    )
 
 
 @njit
@@ -45,12 +47,12 @@ def match_length(text: IntArray, position: int, last: IntArray, most: int) -> in
 def _common_before(text: IntArray, position: int, last: IntArray) -> int:
     """The LCS of the `COMMON_WINDOW` tokens before a position of a text and those at the end of `last`."""
     row = -1
-    for b in range(min(c.COMMON_WINDOW, len(last))):
+    for b in range(min(match.COMMON_WINDOW, len(last))):
         matches = 0
-        for a in range(min(c.COMMON_WINDOW, position)):
+        for a in range(min(match.COMMON_WINDOW, position)):
             matches |= int(text[position - 1 - a] == last[len(last) - 1 - b]) << a
-        row = c.extend_row(row, matches)
-    return int(c.count_ones(~row))
+        row = lcs.extend_row(row, matches)
+    return int(lcs.count_ones(~row))
 
 
 @njit
@@ -63,36 +65,36 @@ def _match_keys(
     """
     prediction, context = request.prediction, request.context
     tokens, total, cursor = request.tokens, request.total, alignment.cursor
-    output, settled = tokens[min(request.output_start, total) :], c.is_settled(alignment)
+    output, settled = tokens[min(request.output_start, total) :], match.is_settled(alignment)
     keys[:] = -1
-    begin, end = nearest(prediction, bucket, cursor, c.WAYS)
+    begin, end = nearest(prediction, bucket, cursor, layout.WAYS)
     for i in range(begin, end):
         position = int(prediction.index.positions[i])
-        tie = c.COMMON_TIE - 1 - c.rank_of(position, cursor)
+        tie = match.COMMON_TIE - 1 - layout.rank_of(position, cursor)
         _enter(keys, 0, _match_key(prediction.tokens, position, output, tie, settled, settings.min_match))
     if context.length > 0:
-        bucket_id = c.bucket_of(request.last, context.index.shift)
-        for way in range(c.WAYS):
+        bucket_id = layout.bucket_of(request.last, context.index.shift)
+        for way in range(layout.WAYS):
             position = int(context.index.ways[bucket_id, way])
             if 0 < position < total:
                 key = _match_key(tokens, position, tokens, position, settled, settings.min_match)
-                _enter(keys, c.FIRST_CONTEXT, key)
+                _enter(keys, match.FIRST_CONTEXT, key)
 
 
 @njit
 def _match_key(text: IntArray, position: int, last: IntArray, tie: int, settled: bool, least: int) -> int:
     """The key of a position of a text that `last` may end like; -1 where fewer than `least` tokens match."""
-    matched = match_length(text, position, last, min(len(last), c.MAX_MATCH))
+    matched = match_length(text, position, last, min(len(last), match.MAX_MATCH))
     if matched < least:
         return -1
     common = 0 if settled else _common_before(text, position - matched, last[: len(last) - matched])
-    return int(c.key_of(matched, common, tie))
+    return int(match.key_of(matched, common, tie))
 
 
 @njit
 def _enter(keys: IntArray, first: int, key: int) -> None:
     """Put a key in its place among the `NUM_MATCHES` lanes from `first` on, if it is among the largest."""
-    lane = first + c.NUM_MATCHES - 1
+    lane = first + match.NUM_MATCHES - 1
     if key < 0 or keys[lane] > key:
         return
     while lane > first and keys[lane - 1] < key:
@@ -116,17 +118,19 @@ def candidates(
     prediction, cursor = request.prediction, alignment.cursor
     tokens, total, length = request.tokens, request.total, request.prediction.length
     _match_keys(request, bucket, alignment, settings, found.key)
-    most = min(max(total - request.output_start, 0), c.MAX_MATCH)
-    for lane in range(c.NUM_CANDIDATES):
-        in_context, key = lane >= c.FIRST_CONTEXT, int(found.key[lane])
-        found.source[lane] = c.TEXT_CONTEXT if in_context else c.unpack_rules(prediction.rules).source
+    most = min(max(total - request.output_start, 0), match.MAX_MATCH)
+    for lane in range(match.NUM_CANDIDATES):
+        in_context, key = lane >= match.FIRST_CONTEXT, int(found.key[lane])
+        found.source[lane] = (
+            layout.TEXT_CONTEXT if in_context else layout.unpack_rules(prediction.rules).source
+        )
         position, matched, common = -1, 0, 0
         if key >= 0:
-            tie = key % c.COMMON_TIE
-            position = tie if in_context else c.position_of(c.COMMON_TIE - 1 - tie, cursor)
-            matched, common = key // c.TIE + 1, key % c.TIE // c.COMMON_TIE
-        elif c.NUM_MATCHES <= lane < c.FIRST_CONTEXT:
-            near = cursor + lane - c.AT_CURSOR
+            tie = key % match.COMMON_TIE
+            position = tie if in_context else layout.position_of(match.COMMON_TIE - 1 - tie, cursor)
+            matched, common = key // match.TIE + 1, key % match.TIE // match.COMMON_TIE
+        elif match.NUM_MATCHES <= lane < match.FIRST_CONTEXT:
+            near = cursor + lane - match.AT_CURSOR
             if 0 <= near < length:
                 position, matched = near, match_length(prediction.tokens, near, tokens, most)
         found.position[lane], found.matched[lane], found.remaining[lane] = position, matched, 0

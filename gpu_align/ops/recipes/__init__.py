@@ -16,3 +16,6 @@ SHAPE_IDENTIFIER, SHAPE_NUMBER, SHAPE_SPACE, SHAPE_STRING, SHAPE_START = -2, -3,
 KEY_SEED = 0x5BD1E995
 #: In place of `HASH` in the key of a shape: 31 bits, so that it is an int32.
 SHAPE_HASH = 0x4F1BBCDD
+#: What a token does to a line, in ``indents``: it ends it, it is a run of n spaces (2 n) or of n tabs (2 n + 1),
+#: below `NUM_RUNS`, or neither (0). In front of that stands the token of each run, -1 where there is none.
+LINE_END, NUM_RUNS = -1, 256

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ..device import c
+from ..device import layout, recipes
 from ..index.kernel import load_each
 from ..layout import Choice
 
@@ -13,38 +13,40 @@ def _pack_of(b_held, b_key, packs):
     """The first of the packs for which a way holds the key, as a bit; `ALL_PACKS` is none."""
     b_packs = b_held.to(tl.int32) & packs
     m_found = ((b_held >> 32).to(tl.int32) == b_key) & (b_packs != 0)
-    return tl.where(m_found, b_packs & -b_packs, c.ALL_PACKS)
+    return tl.where(m_found, b_packs & -b_packs, recipes.ALL_PACKS)
 
 
 @triton.jit
-def _find_literal(recipes, request):
-    """``(way, pack)``; way -1 if no pack has one. A lane a way of each of the last 1 to c.MAX_CONTEXT tokens."""
-    o_lane = tl.arange(0, c.MAX_CONTEXT * c.RECIPE_WAYS)
-    o_last = o_lane // c.RECIPE_WAYS
-    b_key = tl.zeros([c.MAX_CONTEXT * c.RECIPE_WAYS], tl.int32)
-    key = tl.full([], c.KEY_SEED, tl.int64)
-    for i in tl.static_range(c.MAX_CONTEXT):
+def _find_literal(table, request):
+    """``(way, pack)``; way -1 if no pack has one. A lane a way of each of the last 1 to MAX_CONTEXT tokens."""
+    o_lane = tl.arange(0, recipes.MAX_CONTEXT * recipes.RECIPE_WAYS)
+    o_last = o_lane // recipes.RECIPE_WAYS
+    b_key = tl.zeros([recipes.MAX_CONTEXT * recipes.RECIPE_WAYS], tl.int32)
+    key = tl.full([], recipes.KEY_SEED, tl.int64)
+    for i in tl.static_range(recipes.MAX_CONTEXT):
         token = tl.load(request.tokens + request.total - 1 - i, mask=request.total > i, other=0)
-        key = ((key ^ token.to(tl.int64)) * c.HASH) & 0x7FFFFFFF
+        key = ((key ^ token.to(tl.int64)) * layout.HASH) & 0x7FFFFFFF
         b_key = tl.where(o_last == i, key.to(tl.int32), b_key)
     # In each bucket the last way comes first: of what is found, the largest lane is the longest context, and in it
     # the way of the first pack.
-    o_way = (b_key >> recipes.shift) * c.RECIPE_WAYS + (c.RECIPE_WAYS - 1 - o_lane % c.RECIPE_WAYS)
-    b_pack = _pack_of(tl.load(recipes.keys + o_way), b_key, request.packs)
-    b_pack = tl.where(o_last < request.total, b_pack, c.ALL_PACKS)
+    o_way = (b_key >> table.shift) * recipes.RECIPE_WAYS + (
+        recipes.RECIPE_WAYS - 1 - o_lane % recipes.RECIPE_WAYS
+    )
+    b_pack = _pack_of(tl.load(table.keys + o_way), b_key, request.packs)
+    b_pack = tl.where(o_last < request.total, b_pack, recipes.ALL_PACKS)
     pack = tl.min(b_pack, axis=0)
-    m_found = (b_pack == pack) & (b_pack != c.ALL_PACKS)
+    m_found = (b_pack == pack) & (b_pack != recipes.ALL_PACKS)
     longest = tl.max(tl.where(m_found, o_lane, -1), axis=0)
     return tl.max(tl.where(m_found & (o_lane == longest), o_way, -1), axis=0), pack
 
 
 @triton.jit
-def _shape_items(recipes, p_token, o_last, num_output):
+def _shape_items(table, p_token, o_last, num_output):
     """The item of a shape that each token is, the one `o_last` before the last; at the beginning `SHAPE_START`."""
     m_token = (o_last >= 0) & (o_last < num_output)
     b_token = tl.load(p_token, mask=m_token, other=0)
-    b_token = tl.minimum(tl.maximum(b_token, 0), recipes.num_shapes - 1)
-    return tl.load(recipes.shape_of + b_token, mask=m_token, other=c.SHAPE_START)
+    b_token = tl.minimum(tl.maximum(b_token, 0), table.num_shapes - 1)
+    return tl.load(table.shape_of + b_token, mask=m_token, other=recipes.SHAPE_START)
 
 
 @triton.jit
@@ -54,47 +56,47 @@ def _then(factor, key, next_factor, next_key):
 
 
 @triton.jit
-def _shape_keys(recipes, request):
-    """The key of the shape from the last output token to each, [c.SHAPE_WINDOW] int32."""
-    o_last = tl.arange(0, c.SHAPE_WINDOW)
+def _shape_keys(table, request):
+    """The key of the shape from the last output token to each, [recipes.SHAPE_WINDOW] int32."""
+    o_last = tl.arange(0, recipes.SHAPE_WINDOW)
     num_output = tl.maximum(request.total - request.output_start, 0)
     p_last = request.tokens + request.total - 1 - o_last
-    b_item = _shape_items(recipes, p_last, o_last, num_output)
-    b_later = _shape_items(recipes, p_last + 1, o_last - 1, num_output)
+    b_item = _shape_items(table, p_last, o_last, num_output)
+    b_later = _shape_items(table, p_last + 1, o_last - 1, num_output)
     m_same = (b_item < 0) & (o_last < num_output) & (b_later < 0) & (o_last > 0)
     m_same = m_same | (o_last > num_output)
-    b_factor = tl.where(m_same, 1, c.SHAPE_HASH)
-    b_key = tl.where(m_same, 0, (b_item + c.KEY_SEED) * c.SHAPE_HASH)
+    b_factor = tl.where(m_same, 1, recipes.SHAPE_HASH)
+    b_key = tl.where(m_same, 0, (b_item + recipes.KEY_SEED) * recipes.SHAPE_HASH)
     _, b_key = tl.associative_scan((b_factor, b_key), 0, _then)
     return (b_key >> 1) & 0x7FFFFFFF
 
 
 @triton.jit
-def _find_shape(recipes, request):
+def _find_shape(table, request):
     """``(way, pack)``; way -1 if no pack has one."""
-    b_key = _shape_keys(recipes, request)
-    o_bucket = (b_key >> recipes.shift) * c.RECIPE_WAYS
-    o_last = tl.arange(0, c.SHAPE_WINDOW)
-    b_order = tl.full([c.SHAPE_WINDOW], -1, tl.int32)
-    b_pack = tl.full([c.SHAPE_WINDOW], c.ALL_PACKS, tl.int32)
-    for way in tl.static_range(c.RECIPE_WAYS - 1, -1, -1):
-        b_own = _pack_of(tl.load(recipes.keys + o_bucket + way), b_key, request.packs)
-        m_found = (b_own != c.ALL_PACKS) & (b_own <= b_pack)
-        b_order = tl.where(m_found, o_last * c.RECIPE_WAYS + way, b_order)
+    b_key = _shape_keys(table, request)
+    o_bucket = (b_key >> table.shift) * recipes.RECIPE_WAYS
+    o_last = tl.arange(0, recipes.SHAPE_WINDOW)
+    b_order = tl.full([recipes.SHAPE_WINDOW], -1, tl.int32)
+    b_pack = tl.full([recipes.SHAPE_WINDOW], recipes.ALL_PACKS, tl.int32)
+    for way in tl.static_range(recipes.RECIPE_WAYS - 1, -1, -1):
+        b_own = _pack_of(tl.load(table.keys + o_bucket + way), b_key, request.packs)
+        m_found = (b_own != recipes.ALL_PACKS) & (b_own <= b_pack)
+        b_order = tl.where(m_found, o_last * recipes.RECIPE_WAYS + way, b_order)
         b_pack = tl.where(m_found, b_own, b_pack)
     pack = tl.min(b_pack, axis=0)
     longest = tl.max(tl.where(b_pack == pack, b_order, -1), axis=0)
     m_longest = (b_order == longest) & (b_order >= 0)
-    return tl.max(tl.where(m_longest, o_bucket + b_order % c.RECIPE_WAYS, -1), axis=0), pack
+    return tl.max(tl.where(m_longest, o_bucket + b_order % recipes.RECIPE_WAYS, -1), axis=0), pack
 
 
 @triton.jit
-def find_recipe(recipes, request, HAS_SHAPES: tl.constexpr):
-    way, pack = _find_literal(recipes, request)
+def find_recipe(table, request, HAS_SHAPES: tl.constexpr):
+    way, pack = _find_literal(table, request)
     if HAS_SHAPES:
-        shape_way, shape_pack = _find_shape(recipes, request)
+        shape_way, shape_pack = _find_shape(table, request)
         way = tl.where(shape_pack < pack, shape_way, way)
-    row, num, expected = load_each(recipes.ways + tl.maximum(way, 0) * c.RECIPE_COLUMNS, 3)
+    row, num, expected = load_each(table.ways + tl.maximum(way, 0) * recipes.RECIPE_COLUMNS, 3)
     m_way = way >= 0
     row = tl.where(m_way, row, 0)
-    return Choice(-1, c.TEXT_RECIPE, row, 0, row, tl.where(m_way, num, 0), tl.where(m_way, expected, 0))
+    return Choice(-1, layout.TEXT_RECIPE, row, 0, row, tl.where(m_way, num, 0), tl.where(m_way, expected, 0))

@@ -15,13 +15,13 @@ import torch
 from ...files import expect
 from ..choose import SURVIVAL_ONE
 from ..choose.survival import survival_units
-from ..compose import NUM_RUNS
 from ..layout import HASH
 from . import (
     ALL_PACKS,
     KEY_SEED,
     MAX_CONTEXT,
     MAX_TOKENS,
+    NUM_RUNS,
     RECIPE_WAYS,
     SHAPE_HASH,
     SHAPE_IDENTIFIER,

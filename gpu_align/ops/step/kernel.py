@@ -4,9 +4,9 @@ import triton
 import triton.language as tl
 
 from ..align.kernel import load_state, realign
-from ..choose.kernel import choose
+from ..choose.kernel import choose_candidate
 from ..compose.kernel import write_draft
-from ..device import c
+from ..device import layout, recipes
 from ..index.kernel import insert_context, load_bucket, load_each
 from ..layout import ContextIndex, PredictionIndex, Request, SourceText, StepSettings
 from ..match.kernel import candidates
@@ -16,10 +16,10 @@ from ..recipes.table import RecipeTable
 
 @triton.jit
 def load_request(state, settings, slot, p_tokens, total):
-    p_meta = state.slot_meta + slot * c.SLOT_META
-    base, length, shift, output_start, uses_context, packs, rules = load_each(p_meta, c.IS_HOT)
+    p_meta = state.slot_meta + slot * layout.SLOT_META
+    base, length, shift, output_start, uses_context, packs, rules = load_each(p_meta, layout.IS_HOT)
     index = PredictionIndex(state.positions + base, state.offsets + base, shift)
-    p_ways = state.context_index + slot * c.num_ways(settings.context_shift)
+    p_ways = state.context_index + slot * layout.num_ways(settings.context_shift)
     context_index = ContextIndex(p_ways, settings.context_shift)
     return Request(
         p_tokens,
@@ -27,11 +27,11 @@ def load_request(state, settings, slot, p_tokens, total):
         tl.load(p_tokens + total - 1, mask=total > 0, other=0),
         output_start,
         SourceText(state.prediction_tokens + base, length, index, rules),
-        SourceText(p_tokens, total * uses_context, context_index, c.TEXT_CONTEXT),
+        SourceText(p_tokens, total * uses_context, context_index, layout.TEXT_CONTEXT),
         packs,
         p_meta,
-        state.align_state + slot * c.ALIGN_STATE,
-        state.edits + slot * (c.MAX_EDITS * c.EDIT),
+        state.align_state + slot * layout.ALIGN_STATE,
+        state.edits + slot * (layout.MAX_EDITS * layout.EDIT),
     )
 
 
@@ -46,23 +46,23 @@ def update_state(request, state):
 @triton.jit
 def choose_draft(request, bucket, recipe, alignment, tables, settings, K: tl.constexpr):
     found = candidates(request, bucket, alignment, settings)
-    return c.better(choose(request, found, alignment, tables, settings, K), recipe)
+    return layout.better(choose_candidate(request, found, alignment, tables, settings, K), recipe)
 
 
 @triton.jit
 def _end_of(b_tokens, length, p_meta, vocab_size, o_k, BLOCK_K: tl.constexpr):
     b_end = tl.full([BLOCK_K], BLOCK_K, tl.int32)
-    for i in tl.static_range(c.MAX_END_TOKENS):
-        b_end = tl.where(b_tokens == tl.load(p_meta + c.END_TOKENS + i), o_k + 1, b_end)
+    for i in tl.static_range(layout.MAX_END_TOKENS):
+        b_end = tl.where(b_tokens == tl.load(p_meta + layout.END_TOKENS + i), o_k + 1, b_end)
     b_end = tl.where((b_tokens < 0) | (b_tokens >= vocab_size), o_k, b_end)
     return tl.minimum(length, tl.min(b_end, axis=0))
 
 
 @triton.jit
-def _read_confidence(tables, recipes, choice, o_k, K: tl.constexpr):
+def _read_confidence(tables, recipe_table, choice, o_k, K: tl.constexpr):
     """[BLOCK_K] float32: of all drafts of a choice. How many are left of them is not waited for."""
-    p_recipe = recipes.confidence + choice.row * c.MAX_TOKENS
-    p_row = tl.where(choice.source == c.TEXT_RECIPE, p_recipe, tables.confidence + choice.row * K)
+    p_recipe = recipe_table.confidence + choice.row * recipes.MAX_TOKENS
+    p_row = tl.where(choice.source == layout.TEXT_RECIPE, p_recipe, tables.confidence + choice.row * K)
     return tl.load(p_row + o_k, mask=o_k < choice.num, other=0.0)
 
 
@@ -101,7 +101,7 @@ def step_kernel(
     i_b = tl.program_id(0)
     i_slot = tl.load(slots_ptr + i_b)
     settings = StepSettings(length_quarters, min_match, vocab_size, context_shift)
-    recipes = RecipeTable(*recipe_tensors, recipe_shift, num_shapes, num_indents)  # type: ignore[call-arg]
+    recipe_table = RecipeTable(*recipe_tensors, recipe_shift, num_shapes, num_indents)  # type: ignore[call-arg]
     # On a GPU `total_len` is not validated: no row is read beyond its end.
     total = tl.minimum(tl.maximum(tl.load(total_len_ptr + i_slot), 0), max_context_len)
     p_tokens = token_ids_ptr + i_slot * stride_token_ids_s
@@ -113,13 +113,13 @@ def step_kernel(
     b_confidence = tl.zeros([BLOCK_K], tl.float32)
     length = 0
     source = tl.full([], 0, tl.int32)
-    if (tl.load(num_sampled_ptr + i_b) > 0) & (request.output_start != c.NOWHERE):
+    if (tl.load(num_sampled_ptr + i_b) > 0) & (request.output_start != layout.NOWHERE):
         bucket = load_bucket(request.prediction, request.last)
-        recipe = find_recipe(recipes, request, HAS_SHAPES)
+        recipe = find_recipe(recipe_table, request, HAS_SHAPES)
         alignment, edits = update_state(request, stored)
         choice = choose_draft(request, bucket, recipe, alignment, tables, settings, K)
-        b_confidence = _read_confidence(tables, recipes, choice, o_k, K)
-        b_tokens, length = write_draft(request, edits, recipes, choice, max_context_len, o_k, BLOCK_K)
+        b_confidence = _read_confidence(tables, recipe_table, choice, o_k, K)
+        b_tokens, length = write_draft(request, edits, recipe_table, choice, max_context_len, o_k, BLOCK_K)
         length = _end_of(b_tokens, length, request.meta, settings.vocab_size, o_k, BLOCK_K)
         source = tl.where(length > 0, choice.source, 0)
     last = tl.where((request.last >= 0) & (request.last < settings.vocab_size), request.last, 0)

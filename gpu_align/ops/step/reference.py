@@ -10,10 +10,10 @@ import torch
 
 from ..align.reference import EditRows, load_state, realign
 from ..backend import check_batch
-from ..choose.reference import choose
+from ..choose.reference import choose_candidate
 from ..choose.survival import SurvivalTables
 from ..compose.reference import write_draft
-from ..host import Entry, c, njit, to_int
+from ..host import Entry, layout, njit, to_int
 from ..index.reference import insert_context, load_bucket
 from ..layout import (
     Alignment,
@@ -69,17 +69,19 @@ def load_request(
 ) -> Request:
     """The request in a slot, of whose `tokens` the first `total` are there."""
     meta, tokens = state.slot_meta[slot], tokens[:total]
-    base, length = int(meta[c.PREDICTION_BASE]), int(meta[c.PREDICTION_LEN])
-    index = PredictionIndex(state.positions[base:], state.offsets[base:], int(meta[c.PREDICTION_SHIFT]))
+    base, length = int(meta[layout.PREDICTION_BASE]), int(meta[layout.PREDICTION_LEN])
+    index = PredictionIndex(state.positions[base:], state.offsets[base:], int(meta[layout.PREDICTION_SHIFT]))
     context_index = ContextIndex(state.context_index[slot], settings.context_shift)
     return Request(
         tokens,
         total,
         int(tokens[total - 1]) if total > 0 else 0,
-        int(meta[c.OUTPUT_START]),
-        SourceText(state.prediction_tokens[base : base + length], length, index, to_int(meta[c.TEXT_RULES])),
-        SourceText(tokens, total * int(meta[c.USES_CONTEXT]), context_index, c.TEXT_CONTEXT),
-        to_int(meta[c.RECIPE_PACKS]),
+        int(meta[layout.OUTPUT_START]),
+        SourceText(
+            state.prediction_tokens[base : base + length], length, index, to_int(meta[layout.TEXT_RULES])
+        ),
+        SourceText(tokens, total * int(meta[layout.USES_CONTEXT]), context_index, layout.TEXT_CONTEXT),
+        to_int(meta[layout.RECIPE_PACKS]),
         meta,
         state.align_state[slot],
         state.edits[slot],
@@ -111,7 +113,7 @@ def choose_draft(
     bucket: of the last token. recipe: of `find_recipe`.
     """
     candidates(request, bucket, alignment, settings, found)
-    choice: Choice = c.better(choose(request, found, alignment, tables, settings), recipe)
+    choice: Choice = layout.better(choose_candidate(request, found, alignment, tables, settings), recipe)
     return choice
 
 
@@ -139,7 +141,7 @@ def _end_of(tokens: IntArray, length: int, meta: IntArray, vocab_size: int) -> i
     for k in range(length):
         if not 0 <= tokens[k] < vocab_size:
             return k
-        for end in meta[c.END_TOKENS :]:
+        for end in meta[layout.END_TOKENS :]:
             if tokens[k] == end:
                 return k + 1
     return length
@@ -149,7 +151,7 @@ def _end_of(tokens: IntArray, length: int, meta: IntArray, vocab_size: int) -> i
 def step_reference(
     state: StepState,
     tables: SurvivalTables,
-    recipes: RecipeTable,
+    recipe_table: RecipeTable,
     out: Any,
     settings: StepSettings,
     found: CandidateArrays,
@@ -168,14 +170,14 @@ def step_reference(
         request = load_request(state, settings, slot, token_ids[slot], total)
         length, source = 0, 0
         out.confidence[b] = 0
-        if num_sampled[b] > 0 and request.output_start != c.NOWHERE:
+        if num_sampled[b] > 0 and request.output_start != layout.NOWHERE:
             alignment, edits = update_state(request, load_state(request))
-            bucket, recipe = load_bucket(request.prediction, request.last), find_recipe(recipes, request)
+            bucket, recipe = load_bucket(request.prediction, request.last), find_recipe(recipe_table, request)
             choice = choose_draft(request, bucket, recipe, alignment, tables, settings, found)
-            length, _ = write_draft(request, edits, recipes, choice, width, draft)
+            length, _ = write_draft(request, edits, recipe_table, choice, width, draft)
             length = _end_of(draft, length, request.meta, settings.vocab_size)
             source = choice.source if length > 0 else 0
-            confidence = recipes.confidence if choice.source == c.TEXT_RECIPE else tables.confidence
+            confidence = recipe_table.confidence if choice.source == layout.TEXT_RECIPE else tables.confidence
             for k in range(length):
                 out.confidence[b, k] = confidence[choice.row, k]
         draft[length:] = request.last if 0 <= request.last < settings.vocab_size else 0

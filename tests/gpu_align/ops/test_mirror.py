@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.modules import python
+
 OPS = Path(__file__).parents[3] / "gpu_align" / "ops"
 FOLDERS = sorted(path.parent.name for path in OPS.glob("*/kernel.py"))
 
@@ -77,3 +79,19 @@ def test_no_number_stands_for_two_things() -> None:
                 part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)
             ]:
                 assert owners.setdefault(name, str(path)) == str(path), name
+
+
+def test_a_changed_number_makes_another_binary() -> None:
+    """Of a kernel, of a device function of another operation, and of a rule that names a lower operation's."""
+    code = """
+import importlib, sys
+def key(operation, **numbers):
+    for name in [name for name in sys.modules if name.startswith("gpu_align.ops")]:
+        del sys.modules[name]
+    vars(importlib.import_module(f"gpu_align.ops.{operation}")).update(numbers)
+    return importlib.import_module("gpu_align.ops.step.kernel").step_kernel.cache_key
+unchanged = key("match")
+changed = {key("layout", MAX_EDITS=8), key("align", WINDOW=14), key("match", MAX_MATCH=32)}
+print(unchanged == key("match"), len({*changed, unchanged}))
+"""
+    assert python(code, TRITON_INTERPRET="0")[0] == "True 4"

@@ -13,9 +13,8 @@ import pytest
 
 from gpu_align import DrafterConfig, RecipePack, Recipes, Source
 from gpu_align.ops.choose import SURVIVAL_ONE
-from gpu_align.ops.compose import LINE_END, NUM_RUNS
 from gpu_align.ops.layout import Request, as_arrays
-from gpu_align.ops.recipes import ALL_PACKS, RECIPE_WAYS
+from gpu_align.ops.recipes import ALL_PACKS, LINE_END, NUM_RUNS, RECIPE_WAYS
 from gpu_align.ops.recipes import SHAPE_IDENTIFIER as IDENTIFIER
 from gpu_align.ops.recipes import SHAPE_SPACE as SPACE
 from gpu_align.ops.recipes import SHAPE_START as START

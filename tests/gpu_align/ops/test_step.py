@@ -12,7 +12,7 @@ import pytest
 
 from gpu_align import DrafterConfig, Source
 from gpu_align.ops.choose import NUM_CLASSES, SURVIVAL_ONE
-from gpu_align.ops.compose import LINE_END, NUM_RUNS
+from gpu_align.ops.recipes import LINE_END, NUM_RUNS
 from tests.gpu_align.engine import BACKENDS, INTERPRETED, distinct, drafted, flat_curves
 from tests.gpu_align.step_batch import Known, Running, StepBatch, StepRow, random_curves
 
