@@ -26,8 +26,10 @@ from .ops.backend import (
     check_type,
     resolve_backend,
 )
+from .ops.choose import MAX_DRAFT_TOKENS
 from .ops.choose.survival import HIGH_TEMPERATURE, SurvivalTables
 from .ops.layout import Draft, allocate_draft, allocate_state
+from .ops.match import MAX_CONTEXT_LEN
 from .ops.recipes.table import Recipes
 from .ops.slots import occupy_slot, store_prediction, vacate_slot
 from .ops.step import StepLaunch, make_step
@@ -36,9 +38,9 @@ from .steps import CapturedStep, Preparation
 #: What the kernel can count: lanes of a draft, positions as parts of 32-bit keys, and the rest in 32 bits.
 _MOST = {
     "max_slots": 2**31 - 1,
-    "max_context_len": 2**22 - 1,
+    "max_context_len": MAX_CONTEXT_LEN,
     "max_prediction_len": MAX_PREDICTION_LEN,
-    "num_draft_tokens": 256,
+    "num_draft_tokens": MAX_DRAFT_TOKENS,
     "vocab_size": c.FIRST_GAP,
     "max_prediction_tokens": MAX_TOKENS // c.PAGE * c.PAGE,
 }

@@ -31,6 +31,8 @@ class DraftForward:
     Tokens that the cache holds are not fed again, and `keep` makes it forget those that were refuted. `steps`
     counts passes; `failure` says why no draft can be verified, or is None.
 
+    A cache that holds the whole prompt forgets its last token, which is read again for its logits.
+
     ValueError, by the first pass at the latest: inputs other than token ids, or a model that is fed other tokens
     than the sequence, computes fewer logits than it is asked for, or has no cache that holds the sequence.
     """
@@ -57,7 +59,12 @@ class DraftForward:
         self.failure = None if self.cache is None else _why_not_forgetting(self.cache)
         #: Tokens whose keys and values the cache holds.
         self._cached = 0 if self.cache is None else int(self.cache.get_seq_length())
-        if self._cached >= (num_tokens := input_ids.shape[1]):
+        num_tokens, windows = input_ids.shape[1], [x for x in self._layers if type(x) is _WINDOW]
+        full = any(layer.cumulative_length >= layer.sliding_window for layer in windows)
+        if self._cached == num_tokens and self.failure is None and not full:
+            self.cache.crop(-1)
+            self._cached -= 1
+        if self._cached >= num_tokens:
             expected = f"more tokens than the {self._cached} of {CACHE_NAME}"
             raise ValueError(f"input_ids: expected {expected}, found {num_tokens}")
         self._end = self._cached
@@ -135,6 +142,10 @@ class DraftForward:
         counting = counting or ([] if cache is None else [cache])
         if max((int(layer.get_seq_length()) for layer in counting), default=0) >= self._end:
             self.cache, self.failure = cache, _why_not_forgetting(cache)
+            if self.steps == 1 and self.failure is None:  # will it be fed a draft, too?
+                self._cached, cached = self._end, self._cached
+                self._inputs(torch.cat([tokens, tokens[:, -1:], tokens[:, -1:]], dim=1))
+                self._cached = cached
         elif self.steps > 1:
             self.cache, self.failure = cache, f"{self._name} dropped its cache"
         else:

@@ -95,7 +95,7 @@ def generate(
         raise ValueError(f"model: expected a decoder-only model, found {name}, an encoder-decoder")
     if getattr(model, "_is_stateful", False):
         raise ValueError(f"model: expected a model with a KV cache, found {name}, whose state cannot go back")
-    own = inspect.signature(type(model).generate).parameters
+    own = inspect.signature(model.generate).parameters
     if "custom_generate" not in own and all(p.kind is not p.VAR_POSITIONAL for p in own.values()):
         raise ValueError(f"model: expected transformers' generate, found {name} with its own")
     _refuse(generate_kwargs.get)

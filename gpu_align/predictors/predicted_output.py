@@ -11,13 +11,15 @@ import torch
 from ..config import DrafterConfig
 from ..drafter import Drafter
 from ..ops.backend import check_integers
+from ..ops.choose import MAX_DRAFT_TOKENS
 from ..ops.layout import FIRST_GAP, Draft
 from ..ops.recipes.table import Recipes
 from .base import PredictorOptions, TokenPredictor
 
 
 class PredictedOutputTokenPredictor(TokenPredictor):
-    """Aligns a prediction with the output and drafts from it, from the sequence itself, and from recipes.
+    """Aligns a prediction with the output and drafts from it, from the sequence itself, and from recipes; at most
+    256 tokens a step.
 
     One slot of a `Drafter`, whose docstring says how drafts are chosen. They are a function of the prediction and
     the tokens so far, and the same on the CPU and on a GPU. An engine with a batch uses `Drafter` itself.
@@ -109,7 +111,7 @@ class PredictedOutputTokenPredictor(TokenPredictor):
             "max_context_len": max(max_len, self._sizes["max_context_len"]),
             "max_prediction_len": max(len(self._ids), self._sizes["max_prediction_len"]),
             "vocab_size": self.options.vocab_size or self._vocab_size,
-            "num_draft_tokens": self.options.num_draft_tokens,
+            "num_draft_tokens": min(self.options.num_draft_tokens, MAX_DRAFT_TOKENS),
         }
         if self._drafter is None or sizes != self._sizes:
             self._drafter = Drafter(max_slots=1, **sizes, **self._settings)

@@ -286,6 +286,87 @@ def test_a_model_without_a_cache_is_fed_all_tokens() -> None:
         assert ours(model, PROMPT[0].tolist(), prediction, max_new_tokens=24).sequences.equal(expected)
 
 
+def prefixed(peft: Any = None) -> Any:
+    """A model after prefix tuning, by `peft` or as it: the cache begins with tokens that are not in the prompt, and
+    no pass after the first is fed more than one token."""
+    model = untrained("llama", 0)
+    if peft is not None:
+        torch.manual_seed(1)
+        config = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5)
+        return peft.get_peft_model(model, config).eval()
+    prepare = model.prepare_inputs_for_generation
+
+    def with_prefix(*args: Any, **kwargs: Any) -> Any:
+        inputs = prepare(*args, **kwargs)
+        cache = inputs.get("past_key_values")
+        if cache is None or not cache.get_seq_length():
+            inputs["past_key_values"] = transformers.DynamicCache()
+            model(PROMPT[:, :5], past_key_values=inputs["past_key_values"], use_cache=True)
+        elif cache.get_seq_length() >= inputs["input_ids"].shape[1]:
+            inputs["input_ids"] = inputs["input_ids"][:, -1:]
+        return {
+            k: v for k, v in inputs.items() if k not in ("position_ids", "attention_mask")
+        }  # of all tokens
+
+    model.prepare_inputs_for_generation = with_prefix
+    return model
+
+
+@pytest.mark.parametrize("by", ["itself", "peft"])
+def test_prefix_tuning_is_refused_before_the_first_token(by: str) -> None:
+    model = prefixed(pytest.importorskip("peft") if by == "peft" else None)
+    options = {"attention_mask": ONES, "max_new_tokens": 24, "do_sample": False}
+    expected = model.generate(input_ids=PROMPT, **options)[0, 9:]
+    assert len(expected) == 24
+    for prediction in (expected, [7] * 24, None):
+        streamer = Calls(-1)
+        with pytest.raises(ValueError, match="LlamaForCausalLM, which is fed other inputs"):
+            hf.generate(model, PROMPT, prediction=prediction, streamer=streamer, **options)
+        assert streamer.calls == [PROMPT[0].tolist()]
+
+
+def test_a_compiled_model_and_more_drafts_than_are_made() -> None:
+    """`model.generate` of a compiled model is that of the model in it. 256 drafts a pass are the most."""
+    model, prompt = trained("llama"), text(random.Random(3), 9)
+    expected = reference(model, prompt, max_new_tokens=300)
+    for k in (256, 257, 1000):
+        found = ours(torch.compile(model), prompt, expected[0, 9:], max_new_tokens=300, num_draft_tokens=k)
+        assert found.sequences.equal(expected)
+        assert (found.predicted_outputs.steps, found.predicted_outputs.rejected) == (2, 0)
+
+
+#: A cache that holds all nine tokens of the prompt: the model, the cache, and why it is refused.
+WHOLE: dict[str, tuple[str, Callable[[Any], Any], str]] = {
+    "dynamic": ("llama", lambda m: cached(m, tokens=9), ""),
+    "a class of one's own": ("llama", lambda m: cached(m, Noted, tokens=9), ""),
+    "a window that is not full": ("mistral", lambda m: cached(m, tokens=9, config=m.config), ""),
+    "a full window": (
+        "tiny window",
+        lambda m: cached(m, tokens=9, config=m.config),
+        "more tokens than the 9",
+    ),
+    "state beside the layers": ("llama", lambda m: cached(m, Beside, tokens=9), "more tokens than the 9"),
+}
+
+
+@pytest.mark.parametrize("what", WHOLE)
+def test_a_cache_of_the_whole_prompt_gives_its_last_token_back(what: str) -> None:
+    """The text is that without a cache. (`model.generate` of transformers 4 fails, that of 5 reads the prompt
+    twice.)"""
+    kind, cache, why = WHOLE[what]
+    model = tiny("MistralForCausalLM", {"sliding_window": 6}) if kind == "tiny window" else trained(kind)
+    expected = reference(model, PROMPT[0].tolist(), max_new_tokens=24)
+    for prediction in (expected[0, 9:], [7] * 24):
+        options = {"max_new_tokens": 24, "past_key_values": cache(model)}
+        if why:
+            with pytest.raises(ValueError, match=why):
+                ours(model, PROMPT[0].tolist(), prediction, **options)
+            continue
+        found = ours(model, PROMPT[0].tolist(), prediction, **options)
+        assert found.sequences.equal(expected)
+        assert int(found.past_key_values.get_seq_length()) == 9 + 23
+
+
 _FACTORS = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "factor": 4.0}
 ROPES: dict[str, tuple[dict[str, Any], list[int | None]]] = {
     "longrope": ({"original_max_position_embeddings": 16, **_FACTORS}, [7, 0, 0]),

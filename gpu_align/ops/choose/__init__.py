@@ -20,6 +20,8 @@ ADHERENCE_LOST, NUM_ADHERENCES = 0, 3
 NUM_CLASSES = NUM_LENGTHS * NUM_MARGINS * NUM_ALIGNMENTS * NUM_ADHERENCES
 #: Probabilities are integers over this, so that kernel and reference add them up to the same bits.
 SURVIVAL_ONE = 1 << 16
+#: K at most: expected drafts, ``K * SURVIVAL_ONE`` of them at most, are below `EXACT_PREFIX`.
+MAX_DRAFT_TOKENS = 256
 #: More than any candidate is expected to get accepted, and small enough to be part of a key of 31 bits.
 EXACT_PREFIX = (1 << 26) - 1
 

@@ -12,6 +12,8 @@ COMMON_WINDOW = 7
 #: The order of matches is one key of 31 bits: ``(length - 1) * TIE``, ``common * COMMON_TIE``, and the tie order,
 #: which is below `COMMON_TIE`.
 TIE, COMMON_TIE = 1 << 25, 1 << 22
+#: Tokens of a context at most: the distance of two of its positions is below `COMMON_TIE`.
+MAX_CONTEXT_LEN = COMMON_TIE - 1
 
 #: Candidates: the best matches in the prediction, then the cursor and the position after it, then the best matches
 #: in the context.
