@@ -37,7 +37,7 @@ ENGINES: dict[str, tuple[dict[str, Any], int, int, str]] = {
     "V2": (
         {
             "asynchronous": True,
-            "delay_counts": 1,
+            "delay_counts": True,
             "environment": {**DRAFTED_FROM, "GPU_ALIGN_MAX_PREDICTION_TOKENS": "64"},
         },
         10,

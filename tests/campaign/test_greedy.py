@@ -258,7 +258,7 @@ class Stage:
         )
 
 
-LATE = {"asynchronous": True, "delay_counts": 1}
+LATE = {"asynchronous": True, "delay_counts": True}
 #: Those of `make test`, and those that `--campaign-count` adds.
 STAGES = [Stage("V1", 16, _TIGHT), Stage("V2", 7, _TIGHT, requests=34)]
 MORE_STAGES = [

@@ -62,16 +62,13 @@ def fork_workers() -> None:
     after_the_platforms_check(lambda _: os.environ.update(VLLM_WORKER_MULTIPROC_METHOD="fork"))
 
 
-def delay_counts(steps: int) -> None:
-    """Draft lengths arrive `steps` steps late, as they do from a GPU; here they would be there at once."""
-    from vllm_integration.worker.draft_reporter import DraftReporter
+def delay_counts() -> None:
+    """The copies of a step's drafts arrive no sooner than the reporter waits for them, as from the slowest GPU: with
+    the next step, or, where the device trims drafts, with their own. Here they would be there at once."""
+    from vllm_integration.worker.draft_reporter import StepCopies
 
-    attach = DraftReporter.attach
-
-    def late(self: Any, output: Any, step: int, refused: Any = None) -> None:
-        attach(self, output, step - steps, refused)
-
-    DraftReporter.attach = late
+    StepCopies.wait = lambda self: setattr(self, "waited_for", self.step)
+    StepCopies.arrived = lambda self: getattr(self, "waited_for", 0) == self.step
 
 
 def take_integers_as_masks() -> None:
@@ -182,8 +179,8 @@ class Engine:
         if settings.pop("asynchronous", False):
             allow_asynchronous_scheduling()
             settings["async_scheduling"] = True
-        if delay := settings.pop("delay_counts", 0):
-            delay_counts(delay)
+        if settings.pop("delay_counts", False):
+            delay_counts()
         from vllm import LLM
 
         self.llm = LLM(**settings)

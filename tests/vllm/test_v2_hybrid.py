@@ -86,7 +86,7 @@ def start(family: str, hybrid: Path, tmp_path_factory: pytest.TempPathFactory) -
     a few requests, so that others are preempted."""
 
     def start(environment: Mapping[str, str] = {}, **settings: Any) -> V2Engine:
-        defaults = {"asynchronous": True, "delay_counts": 1, "enable_prefix_caching": True}
+        defaults = {"asynchronous": True, "delay_counts": True, "enable_prefix_caching": True}
         return V2Engine(
             hybrid,
             tmp_path_factory.mktemp("engine"),
@@ -144,6 +144,6 @@ def test_a_step_without_drafts_goes_on_from_the_states_after_those_with_them(
 ) -> None:
     """Where nothing else copies states after a step: without prefix caching, in synchronous scheduling."""
     packed = {"VLLM_ENABLE_FLA_PACKED_RECURRENT_DECODE": "0"}  # by a kernel that can be interpreted
-    with start(packed, enable_prefix_caching=False, asynchronous=False, delay_counts=0) as engine:
+    with start(packed, enable_prefix_caching=False, asynchronous=False, delay_counts=False) as engine:
         others, _ = wrong(engine, greedy)
     assert others == []

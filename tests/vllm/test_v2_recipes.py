@@ -42,7 +42,7 @@ def engine(outputs: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -
         directory,
         num_draft_tokens=4,
         asynchronous=True,
-        delay_counts=1,
+        delay_counts=True,
         step_log=True,
         num_gpu_blocks_override=9,
         before="from vllm_integration.worker import speculator\nspeculator.PREPARED_LEN = 1",
