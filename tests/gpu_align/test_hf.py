@@ -287,8 +287,8 @@ def test_a_model_without_a_cache_is_fed_all_tokens() -> None:
 
 
 def prefixed(peft: Any = None) -> Any:
-    """A model after prefix tuning, by `peft` or as it: the cache begins with tokens that are not in the prompt, and
-    no pass after the first is fed more than one token."""
+    """A model after prefix tuning, by `peft` or as it: the cache begins with tokens that are not in the prompt,
+    and no pass after the first is fed more than one token."""
     model = untrained("llama", 0)
     if peft is not None:
         torch.manual_seed(1)

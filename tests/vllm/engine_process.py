@@ -63,8 +63,8 @@ def fork_workers() -> None:
 
 
 def delay_counts() -> None:
-    """The copies of a step's drafts arrive no sooner than the reporter waits for them, as from the slowest GPU: with
-    the next step, or, where the device trims drafts, with their own. Here they would be there at once."""
+    """The copies of a step's drafts arrive no sooner than the reporter waits for them, as from the slowest GPU:
+    with the next step, or, where the device trims drafts, with their own. Here they would be there at once."""
     from vllm_integration.worker.draft_reporter import StepCopies
 
     StepCopies.wait = lambda self: setattr(self, "waited_for", self.step)
