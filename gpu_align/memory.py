@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import islice
@@ -18,6 +19,8 @@ Sketch = npt.NDArray[np.uint32]
 
 #: Tokens of a prompt that count, its last ones; and those that say what is asked: the order of related answers.
 PROMPT_TOKENS, TAIL_TOKENS = 2048, 32
+#: Prompts of fewer tokens say nothing of an answer.
+LEAST_PROMPT = 2
 #: Bins of a sketch; `_EMPTY` is a bin without a pair of tokens, and no pair of the tail.
 BINS, _EMPTY = 128, np.iinfo(np.uint32).max
 #: Requests are alike where their sketches agree on this share of the bins.
@@ -49,7 +52,7 @@ class ResponseMemory:
     What is recalled is a text to draft from, chosen once, when the request begins. No answer is ever recalled for
     another tenant. An answer that a tenant gave before is held once, as its newest. All methods take time in
     proportion to the tokens that they are given or give; `recall_for` also compares the prompt with those of the
-    latest `MOST_COMPARED` answers, in constant time each. Not thread-safe.
+    latest `MOST_COMPARED` answers, in constant time each, if none was to the same one. Not thread-safe.
 
     max_tokens: of all answers together, at least 1: 4 bytes each on the host. TypeError, ValueError otherwise.
     """
@@ -58,8 +61,10 @@ class ResponseMemory:
         self.max_tokens = check_int("max_tokens", max_tokens, 1, 2**31 - 1)
         #: Every answer, the oldest first: its tenant, and its tokens as the bytes of int32.
         self._ages: OrderedDict[tuple[Hashable, bytes], None] = OrderedDict()
-        #: The same by tenant, the oldest first, with the sketch of each answer's prompt.
-        self._answers: dict[Hashable, OrderedDict[bytes, Sketch]] = {}
+        #: The same by tenant, the oldest first, with the sketch and the key of each answer's prompt.
+        self._answers: dict[Hashable, OrderedDict[bytes, tuple[Sketch, bytes]]] = {}
+        #: The same by tenant and key of the prompt, the oldest first.
+        self._same: dict[tuple[Hashable, bytes], OrderedDict[bytes, None]] = {}
         self.num_tokens = 0  # of all answers
 
     def __repr__(self) -> str:
@@ -79,7 +84,7 @@ class ResponseMemory:
         """
         hash(tenant)
         tokens = check_token_ids("token_ids", check_integers("token_ids", token_ids), 2**31).astype(np.int32)
-        sketch = sketch_of(prompt)
+        about = sketch_of(prompt), _key_of(prompt)
         if not 0 < len(tokens) <= self.max_tokens:
             return False
         key = tokens.tobytes()
@@ -88,7 +93,8 @@ class ResponseMemory:
         while self.num_tokens + len(tokens) > self.max_tokens:
             self._forget(*next(iter(self._ages)))
         self._ages[tenant, key] = None
-        self._answers.setdefault(tenant, OrderedDict())[key] = sketch
+        self._answers.setdefault(tenant, OrderedDict())[key] = about
+        self._same.setdefault((tenant, about[1]), OrderedDict())[key] = None
         self.num_tokens += len(tokens)
         return True
 
@@ -100,7 +106,8 @@ class ResponseMemory:
         return _text(reversed(self._answers.get(tenant, OrderedDict())), max_tokens)
 
     def recall_for(self, tenant: Hashable, prompt: Integers, max_tokens: int) -> Recalled:
-        """The text for a request with this prompt: answers to prompts like it if there are any, else `recall`.
+        """The text for a request with this prompt: answers to the same prompt, if it has `LEAST_PROMPT` tokens and
+        there are any, the newest first; else answers to prompts like it; else `recall`.
 
         ::
 
@@ -109,13 +116,20 @@ class ResponseMemory:
                     J = |pairs(prompt) ∩ pairs(other)| / |pairs(prompt) ∪ pairs(other)|, estimated in `BINS` bins
             the order: pairs in common of the prompts' last `TAIL_TOKENS` tokens, most first; then the newest first
         """
-        sketch, answers = sketch_of(prompt), self._answers.get(tenant)
-        if answers and (chosen := _related(sketch, dict(islice(reversed(answers.items()), MOST_COMPARED)))):
+        if len(prompt) >= LEAST_PROMPT and (same := self._same.get((tenant, _key_of(prompt)))):
+            return Recalled(_text(reversed(same), max_tokens), related=True)
+        sketch, answers = sketch_of(prompt), self._answers.get(tenant, OrderedDict())
+        latest = {key: about[0] for key, about in islice(reversed(answers.items()), MOST_COMPARED)}
+        if latest and (chosen := _related(sketch, latest)):
             return Recalled(_text(chosen, max_tokens), related=True)
         return Recalled(self.recall(tenant, max_tokens), related=False)
 
     def _forget(self, tenant: Hashable, key: bytes) -> None:
-        del self._ages[tenant, key], self._answers[tenant][key]
+        del self._ages[tenant, key]
+        _, prompt = self._answers[tenant].pop(key)
+        del self._same[tenant, prompt][key]
+        if not self._same[tenant, prompt]:
+            del self._same[tenant, prompt]
         self.num_tokens -= len(key) // _TOKEN_BYTES
         if not self._answers[tenant]:
             del self._answers[tenant]
@@ -138,6 +152,12 @@ def sketch_of(prompt: Integers) -> Sketch:
     tail = np.unique(value[-TAIL_TOKENS + 1 :])
     sketch[BINS : BINS + len(tail)] = tail
     return sketch
+
+
+def _key_of(prompt: Integers) -> bytes:
+    """Equal for prompts of one length whose tokens that count are the same."""
+    counted = np.asarray([len(prompt), *prompt[-PROMPT_TOKENS:]], dtype=np.int64)
+    return hashlib.blake2b(counted.tobytes(), digest_size=16).digest()
 
 
 def _related(sketch: Sketch, answers: dict[bytes, Sketch]) -> list[bytes]:

@@ -14,7 +14,7 @@ from transformers import StoppingCriteriaList, StopStringCriteria
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.configuration_utils import GenerationMode
 
-from ..ops.backend import check_token_ids
+from ..ops.backend import check_int, check_token_ids
 from ..predictors.base import TokenPredictor
 from ..predictors.loop import PredictorLoop
 from ..predictors.predicted_output import PredictedOutputTokenPredictor, encode_prediction
@@ -46,6 +46,7 @@ def generate(
     predictor: TokenPredictor | None = None,
     tokenizer: Any = None,
     num_draft_tokens: int = 16,
+    seed: int | None = None,
     strict: bool = False,
     **generate_kwargs: Any,
 ) -> Any:
@@ -62,8 +63,9 @@ def generate(
                 stop here where the token is not the draft's, or the generation has finished
 
     The tokens are those of ``model.generate``, but where rounding decides between two: a pass over several tokens
-    may round otherwise. Sampling draws once for each token, in order, so that the distribution is the same, and
-    with the same seed usually the text. The first pass verifies a draft together with the prompt.
+    may round otherwise. Sampling draws once for each token, in order, and accepts a draft token if that is drawn:
+    the distribution is the model's, and a seed's text is the same with any prediction. The first pass verifies a
+    draft together with the prompt.
 
     Args:
         model: a decoder-only model of transformers with a KV cache.
@@ -75,6 +77,8 @@ def generate(
             gets the prediction in its options.
         tokenizer: for text, for ``stop_strings`` and for predictors that compare vocabularies.
         num_draft_tokens: K, the most draft tokens a pass; ``>= 1``.
+        seed: of 64 bits, for sampling: the text is that of ``model.generate`` after ``torch.manual_seed(seed)``,
+            and PyTorch's own generators stay as they are. None: these are used, as ``model.generate`` does.
         strict: raise what a predictor raises. By default a predictor that fails costs its drafts and no more, as
             `PredictorLoop` describes.
         generate_kwargs: as for ``model.generate``, here or in a ``GenerationConfig``: greedy or sampling, one
@@ -99,6 +103,8 @@ def generate(
     if "custom_generate" not in own and all(p.kind is not p.VAR_POSITIONAL for p in own.values()):
         raise ValueError(f"model: expected transformers' generate, found {name} with its own")
     _refuse(generate_kwargs.get)
+    if seed is not None:
+        check_int("seed", seed, -(2**63), 2**63 - 1, "64 bits")
     arguments = {**_encoding(input_ids, tokenizer, model.device), **generate_kwargs}
     ids = arguments.pop("input_ids")
     for key in GROWING:
@@ -113,7 +119,8 @@ def generate(
     drafting = predictor if predictor is not None else PredictedOutputTokenPredictor()
     loop = PredictorLoop(drafting, num_draft_tokens=num_draft_tokens, vocab_size=vocab_size, strict=strict)
     # transformers 5 does not hand the streamer on, and its own criterion for stop strings gets no tokenizer.
-    decode = functools.partial(_decode, loop, predicted, tokenizer, arguments.get("streamer"))
+    noise = None if seed is None else torch.Generator(ids.device).manual_seed(seed)
+    decode = functools.partial(_decode, loop, predicted, tokenizer, arguments.get("streamer"), noise)
     configs = arguments, vars(arguments.get("generation_config") or model), vars(model.generation_config)
     if strings := next(filter(None, (config.get("stop_strings") for config in configs)), None):
         if tokenizer is None:
@@ -133,6 +140,7 @@ def _decode(
     prediction: list[int],
     tokenizer: Any,
     given_streamer: Any,
+    noise: torch.Generator | None,
     model: Any,
     input_ids: torch.Tensor,
     *,
@@ -179,7 +187,8 @@ def _decode(
             scores = logits_processor(ids, raw)
             # [1], by the operations of `model.generate`, which keeps the random draws the same.
             if config.do_sample:
-                token = torch.multinomial(scores.softmax(dim=-1), num_samples=1).squeeze(1)
+                probs = scores.softmax(dim=-1)
+                token = torch.multinomial(probs, num_samples=1, generator=noise).squeeze(1)
             else:
                 token = scores.argmax(dim=-1)
             ids = torch.cat([ids, token[:, None]], dim=1)

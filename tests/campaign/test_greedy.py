@@ -1,9 +1,11 @@
-"""Greedy text beside that of the engine without the plugin, whatever is predicted and whatever is asked for.
+"""Text beside that of the engine without the plugin, whatever is predicted and whatever is asked for: greedy, and
+sampled with a seed on V2, where drafts are verified by the draw that is made without them.
 
 engine without plugin    prompts alone ──▶ probes ──▶ cases (a feature, a prompt) ──▶ their answers
 engine with plugin, K    case + kind of prediction, made from that answer ──▶ the same answer?
 
-An answer may part from the other's where the likeliest tokens nearly tie, as an engine without the plugin tells.
+A greedy answer may part from the other's where the likeliest tokens nearly tie, as an engine without the plugin
+tells.
 `slot_audit` compares the drafter's slots with the requests that hold them, after each step.
 """
 
@@ -57,13 +59,14 @@ _SCHEMA = {
 class Probe:
     """A prompt and what the engine without the plugin makes of it.
 
-    leads: by how much each token's log probability exceeds the next one's.
+    leads: by how much each token's log probability exceeds the next one's. sampling: temperature and seed.
     """
 
     prompt: Tokens
     output: Tokens
     text: str
     leads: list[float]
+    sampling: dict[str, Any]
 
     @property
     def calm(self) -> int:
@@ -107,7 +110,7 @@ def _min_tokens(probe: Probe, beyond: int) -> dict[str, Any]:
 _JSON = {"structured_outputs": {"json": _SCHEMA}, "ignore_eos": False, "max_tokens": 48}
 _REGEX = {"structured_outputs": {"regex": "(a[0-9]{1,2}[02468]){6}"}, "ignore_eos": False, "max_tokens": 32}
 
-#: Feature → sampling parameters beside temperature 0.
+#: Feature → sampling parameters beside those of `Probe.sampling`.
 FEATURES: dict[str, Callable[[Probe], dict[str, Any]]] = {
     "nothing": lambda probe: {},
     "stop string": lambda probe: {"stop": [_stop_text(probe, 0.5)]},
@@ -139,6 +142,24 @@ FEATURES: dict[str, Callable[[Probe], dict[str, Any]]] = {
     "bad words, allowed tokens": lambda probe: {"allowed_token_ids": list(range(60, 400))},
 }
 
+
+#: More for sampled answers.
+SAMPLED: dict[str, Callable[[Probe], dict[str, Any]]] = {
+    "n = 2": lambda probe: {"n": 4},
+    "top_k": lambda probe: {"top_k": 7},
+    "top_p": lambda probe: {"top_p": 0.8},
+    "top_k, top_p, all penalties, min_p, logprobs": lambda probe: {
+        "top_k": 40,
+        "top_p": 0.95,
+        "min_p": 0.02,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.7,
+        "repetition_penalty": 1.4,
+        "logprobs": 1,
+    },
+    "bad words": lambda probe: {"bad_words": ["a", " th", "in"]},
+}
+TEMPERATURES = 0.5, 1.0, 1.5
 
 #: Those that vLLM refuses on V1 beside any drafter.
 ON_V2 = ("min_p", "logit_bias")
@@ -237,6 +258,7 @@ class Stage:
     settings: dict[str, Any]
     mix: str = "recipes, earlier answers"
     requests: int = 120
+    sampled: bool = False
 
     @property
     def not_cached(self) -> int:
@@ -260,7 +282,11 @@ class Stage:
 
 LATE = {"asynchronous": True, "delay_counts": True}
 #: Those of `make test`, and those that `--campaign-count` adds.
-STAGES = [Stage("V1", 16, _TIGHT), Stage("V2", 7, _TIGHT, requests=34)]
+STAGES = [
+    Stage("V1", 16, _TIGHT),
+    Stage("V2", 7, _TIGHT, requests=34),
+    Stage("V2", 7, {**_TIGHT, **LATE}, requests=34, sampled=True),
+]
 MORE_STAGES = [
     *(Stage("V1", k, _ROOMY, mix) for k, mix in zip((1, 64, 128), MIX, strict=True)),
     *(Stage("V1", k, _CACHED, mix) for k, mix in zip((7, 16, 128), MIX, strict=True)),
@@ -268,13 +294,15 @@ MORE_STAGES = [
     *(Stage("V2", k, _ROOMY, mix, 34) for k, mix in zip((1, 64, 128), MIX, strict=True)),
     *(Stage("V2", k, _WIDE, mix, 34) for k, mix in zip((7, 16, 128), MIX, strict=True)),
     *(Stage("V2", k, {**_WIDE, **LATE}, "defaults", 34) for k in (7, 64)),
+    *(Stage("V2", k, {**_WIDE, **LATE}, mix, 34, True) for k, mix in zip((16, 64, 1), MIX, strict=True)),
 ]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     more = MORE_STAGES if metafunc.config.getoption("--campaign-count") > 1 else []
     stages = {
-        f"{each.runner}, K {each.num_draft_tokens}, {n}": each for n, each in enumerate([*STAGES, *more])
+        f"{each.runner}{', sampled' * each.sampled}, K {each.num_draft_tokens}, {n}": each
+        for n, each in enumerate([*STAGES, *more])
     }
     metafunc.parametrize("stage", stages.values(), ids=stages)
 
@@ -296,15 +324,15 @@ class Asked(NamedTuple):
     request: Request
 
 
-def cases_of(probes: Sequence[Probe], num_tokens: int, runner: str) -> list[Case]:
-    """Each feature with each prompt; two choices only where one token leads by far."""
+def cases_of(probes: Sequence[Probe], num_tokens: int, stage: Stage) -> list[Case]:
+    """Each feature with each prompt; two greedy choices only where one token leads by far."""
     calmest = max(probes, key=lambda probe: probe.calm)
     cases = []
-    for feature, params_of in FEATURES.items():
-        if runner == "V1" and feature in ON_V2:
+    for feature, params_of in {**FEATURES, **(SAMPLED if stage.sampled else {})}.items():
+        if stage.runner == "V1" and feature in ON_V2:
             continue
-        for probe in [calmest] if feature == "n = 2" else probes:
-            params = params_of(probe)
+        for probe in [calmest] if feature == "n = 2" and not stage.sampled else probes:
+            params = {**probe.sampling, **params_of(probe)}
             length = int(params.pop("max_tokens", num_tokens))
             cases.append(Case(feature, Request(probe.prompt, None, length, params=params)))
     return cases
@@ -366,21 +394,31 @@ class Expected:
 
 
 def without_plugin(stage: Stage, model: Path, directory: Path, draw: random.Random) -> Expected:
-    num_tokens = 30 if stage.settings is _TIGHT else 20
+    num_tokens = 30 if stage.settings["num_gpu_blocks_override"] == 10 else 20
     with stage.engine(model, directory, ours=False) as engine:
         assert "PredictedOutputs" not in str(engine.facts)
         talk = list(conversations(engine, draw, stage.requests // 3))
-        alone = [Request(prompt_of(draw), None, num_tokens, params={"logprobs": 2}) for _ in range(5)]
+        alone = [
+            Request(prompt_of(draw), None, num_tokens, params={**sampling_of(stage, draw), "logprobs": 2})
+            for _ in range(5)
+        ]
         probes = []
         for request, answer in zip(alone, engine.run(alone).answers, strict=True):
             pairs = (list(p.values())[:2] for p in answer["logprobs"])
             leads = [abs(first - second) for first, second in pairs]
-            probes.append(Probe(request.prompt, answer["token_ids"], answer["text"], leads))
-        cases = cases_of(probes, num_tokens, stage.runner)
+            sampling = {key: value for key, value in request.params.items() if key != "logprobs"}
+            probes.append(Probe(request.prompt, answer["token_ids"], answer["text"], leads, sampling))
+        cases = cases_of(probes, num_tokens, stage)
         run = engine.run(arriving([case.request for case in cases], draw), 600)
         for case, answer in zip(cases, run.answers, strict=True):
             case.answer = answer
     return Expected(cases, talk)
+
+
+def sampling_of(stage: Stage, draw: random.Random) -> dict[str, Any]:
+    if not stage.sampled:
+        return {}
+    return {"temperature": draw.choice(TEMPERATURES), "seed": draw.getrandbits(40)}
 
 
 def looked_up(engine: V2Engine, request: Request) -> tuple[Tokens, tuple[int, int]]:
@@ -433,7 +471,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_bytes(tmp_path_factory.mktemp("bytes"))
 
 
-def test_greedy_answers_are_those_of_the_engine_without_the_plugin(
+def test_answers_are_those_of_the_engine_without_the_plugin(
     stage: Stage, model: Path, tmp_path: Path, count: Callable[[int], int], rng: random.Random
 ) -> None:
     """And so is what each request finds in the prefix cache, but for vLLM 0.32's last step; each slot holds its
@@ -452,11 +490,12 @@ def test_greedy_answers_are_those_of_the_engine_without_the_plugin(
         audited = engine.ask("audited")
     both = zip(asked, run.answers, strict=True)
     if parted := [(one, ours) for one, ours in both if difference(ours, one.case.answer)]:
+        assert not stage.sampled, (difference(parted[0][1], parted[0][0].case.answer), parted[0])
         leads = leads_where_they_part(stage, model, tmp_path / "judge", parted[:5])
         assert max(leads) <= NEAR_TIE, parted[leads.index(max(leads))]
     assert len(parted) <= len(asked) // 20, "many near ties"
     assert run.accepted > len(asked)
-    assert stage.settings is not _TIGHT or run.preemptions
+    assert stage.settings["num_gpu_blocks_override"] > 10 or run.preemptions
     assert audited["wrong"] == []
     assert audited["slots"] > len(asked)
     if "MEMORY" in str(MIX[stage.mix]):

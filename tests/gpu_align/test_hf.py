@@ -82,6 +82,23 @@ def test_options_have_the_effect_that_they_have_without_predictions(what: str) -
             assert ours(model, prompt, prediction, **options).sequences.equal(expected)
 
 
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
+def test_a_seed_gives_one_text_whatever_is_predicted(temperature: float) -> None:
+    """That of `model.generate` with this seed; the generators of the caller stay as they are."""
+    rng = random.Random(8)
+    model, prompt = trained("llama"), text(rng, 9)
+    options = {"max_new_tokens": 40, **SAMPLED, "temperature": temperature}
+    for seed in (-7, 2**40):
+        torch.manual_seed(seed)
+        expected, state = reference(model, prompt, **options), torch.get_rng_state()
+        for prediction in predictions(expected[0, 9:].tolist(), rng).values():
+            found = ours(model, prompt, prediction, seed=seed, **options)
+            assert found.sequences.equal(expected)
+            assert torch.get_rng_state().equal(state)
+    with pytest.raises(ValueError, match="seed: expected 64 bits"):
+        ours(model, prompt, None, seed=2**63)
+
+
 class Calls(transformers.StoppingCriteria):
     """What a streamer and a stopping criterion were given; as a criterion it stops at a token."""
 

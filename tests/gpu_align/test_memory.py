@@ -82,11 +82,32 @@ def test_answers_to_like_prompts_come_alone_and_the_closest_first():
     memory.remember("a", [4], prompt_of(2, 7))
     memory.remember("b", [5], prompt_of(1, 7))
     memory.remember("a", [6])
-    found = memory.recall_for("a", prompt_of(1, 8), 100)
+    like = [*prompt_of(1, 8)[:-1], 9]
+    found = memory.recall_for("a", like, 100)
     assert found.related
-    assert found.token_ids.tolist() == [2, 2, 3, 1, 1]  # the same prompt, then the newest first
-    assert memory.recall_for("a", prompt_of(1, 8), 3).token_ids.tolist() == [2, 2, 3]
-    assert memory.recall_for("b", prompt_of(1, 8), 9).token_ids.tolist() == [5]
+    assert found.token_ids.tolist() == [2, 2, 3, 1, 1]  # nearly the same prompt, then the newest first
+    assert memory.recall_for("a", like, 3).token_ids.tolist() == [2, 2, 3]
+    assert memory.recall_for("b", like, 9).token_ids.tolist() == [5]
+
+
+def test_answers_to_the_same_prompt_come_alone_however_many_there_are():
+    """128 prompts that share a system prompt, eight answers each, in two epochs: each prompt gets its own, the
+    newest first, as long as they are remembered. An answer that comes again belongs to the newest prompt."""
+    rng, shared = random.Random(5), list(range(500, 900))
+    prompts = [[*shared, *(rng.randrange(400) for _ in range(20))] for _ in range(128)]
+    memory, given = ResponseMemory(128 * 8 * 4), {}
+    for epoch in range(2):
+        for number, prompt in enumerate(prompts):
+            found = memory.recall_for("a", prompt, 100)
+            assert (found.token_ids.tolist(), found.related) == (given.get(number, []), True) or not epoch
+            answers = [[2000 * epoch + 8 * number + i] * 4 for i in range(8)]
+            for answer in answers:
+                memory.remember("a", answer, prompt)
+            given[number] = [token for answer in reversed(answers) for token in answer]
+    memory.remember("a", [2000] * 4, prompts[1])
+    assert memory.recall_for("a", prompts[0], 100).token_ids.tolist() == given[0][:-4]
+    assert memory.recall_for("a", prompts[1], 4).token_ids.tolist() == [2000] * 4
+    assert len(memory.recall_for("b", prompts[0], 100).token_ids) == 0
 
 
 @pytest.mark.parametrize("prompt", [prompt_of(3), [], [5]])

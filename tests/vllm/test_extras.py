@@ -67,6 +67,8 @@ STEPS = (
           runner="V1"),
     Fault("draft reports", f"{WORKER}.draft_reporter:DraftReporter.attach", "draft reports", NO_REPORT,
           drafts=False, runner="V2"),
+    Fault("own draws", f"{WORKER}.own_draw:accept", "own draws",
+          ("verifies no drafts by the request's own draw any more",), runner="V2"),
     Fault("draft slots", f"{DRAFTED}:DraftBudget.grant", "draft slots", NO_SLOTS, drafts=False, runner="V2"),
     Fault("draft slots, in one step", f"{DRAFTED}:DraftedRequests.take", "", NO_SLOTS[:1], 1, None, "V2"),
 )  # fmt: skip
@@ -245,7 +247,7 @@ def test_parts_that_fail_at_the_start_cost_themselves_alone(runner: str, bench: 
 MISSING = {
     "": ("usage", "step_log", "memory", "dump", "parameters", "recipes"),
     "V1": ("usage_v1", "seeds"),
-    "V2": ("graphs",),
+    "V2": ("graphs", "draws"),
 }
 #: Installed in a server that is asked for it, or with another drafter.
 NOT_HERE = {"skeletons", "streams", "adaptive", "inner"}

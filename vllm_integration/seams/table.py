@@ -99,6 +99,11 @@ GROUPS: dict[str, Group] = {
         "leaves min_p and logit_bias to vLLM, which refuses them", _PROCESSOR, "frontend.inputs"
     ),
     "seeds": Group("leaves seeds beside long prompts to vLLM", "", "worker.proposer_v1"),
+    "draws": Group(
+        "verifies no drafts by the request's own draw, so that a seed's answers depend on them",
+        "",
+        "worker.own_draw",
+    ),
     "graphs": Group("leaves CUDA graphs to vLLM", "", "worker.graphs"),
     "adaptive": Group("schedules draft slots without adaptive verification"),
     "inner": Group("drafts without GPU_ALIGN_DRAFTER"),
@@ -245,6 +250,16 @@ v2 vllm.v1.worker.gpu.input_batch:InputBatch
   field req_ids,idx_mapping,idx_mapping_np row → request, and the rows on device and host ⇒ propose
 step_log vllm.v1.worker.gpu.input_batch:InputBatch
   field num_draft_tokens_per_req drafts that this step verified ⇒ propose
+
+# Drafts at a temperature.
+draws vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler
+  wrap _verify(self,logits,draft_logits,draft_sampled,pos,cu_num_logits,idx_mapping,idx_mapping_np,\
+expanded_idx_mapping,expanded_local_pos,seq_lens_upper_bound_np,verify_draft_sampled) verify them by the own draw
+  field sampler,num_speculative_steps the sampler of steps without drafts; K
+draws vllm.v1.worker.gpu.sample.sampler:Sampler
+  call sample(self,logits,expanded_idx_mapping,idx_mapping,idx_mapping_np,pos,input_ids,expanded_local_pos,\
+seq_lens_upper_bound_np) the draw of a step without drafts
+  field req_states which runner samples
 
 # vLLM's own drafter beside ours.
 inner vllm.config.speculative:SpeculativeConfig

@@ -23,6 +23,7 @@ from ..seams.install import install, seam
 from ..wire.reports import DRAFT_MODEL, INNER_DRAFTER
 from ..wire.request import RequestContent
 from .draft_reporter import DraftReporter
+from .own_draw import verify_by_own_draw
 from .request_drafter import RequestDrafter, attach_faults, ours
 from .requests import take_refusals
 from .startup import compiling
@@ -44,7 +45,7 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
     """
 
     supports_mm_inputs = False
-    draft_logits = None  # drafts are certain: the rejection sampler accepts with the target's probability
+    draft_logits = None  # no model samples drafts: see `own_draw`
 
     def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
         max_slots, max_context_len = req_states.all_token_ids.gpu.shape
@@ -301,6 +302,7 @@ def make_speculator(
     `original` makes, with ours inside."""
     install("v2")  # where that fails the engine, which is configured for drafts, gets empty ones
     install("graphs")
+    verify_by_own_draw(vllm_config, device, req_states)
     if vllm_config.speculative_config.enable_adaptive_verification and (reason := install("adaptive")):
         engine_config.do_without(vllm_config, reason)
     if not inner_tokens(vllm_config) or original is None:
