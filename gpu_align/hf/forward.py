@@ -61,7 +61,7 @@ class DraftForward:
         self._cached = 0 if self.cache is None else int(self.cache.get_seq_length())
         num_tokens, windows = input_ids.shape[1], [x for x in self._layers if type(x) is _WINDOW]
         full = any(layer.cumulative_length >= layer.sliding_window for layer in windows)
-        if self._cached == num_tokens and self.failure is None and not full:
+        if self.cache is not None and self._cached == num_tokens and self.failure is None and not full:
             self.cache.crop(-1)
             self._cached -= 1
         if self._cached >= num_tokens:
