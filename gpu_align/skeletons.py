@@ -234,17 +234,19 @@ class Calls:
         whole = self._render([*self._asked, answer], False)
         return whole[_common(self._start, whole) :].rstrip()
 
-    def _make_frame(self, name: str, shape: str) -> _Frame:
-        """`text` of arguments that are marks, which tools of one shape share. shape: the arguments, as JSON."""
+    def _make_frame(self, name: str, shape: str, tenant: str) -> _Frame:
+        """`text` of arguments that are marks, which a tenant's tools of one shape share. shape: the arguments, as
+        JSON."""
         try:
             return _Frame.of(self.text(name, json.loads(shape)))
         except Exception:  # of the template, whatever it is
             raise SkeletonError("template") from None
 
-    def of_tools(self, tools: Sequence[Any], deadline: float = float("inf")) -> list[str]:
+    def of_tools(self, tools: Sequence[Any], deadline: float = float("inf"), tenant: str = "") -> list[str]:
         """The pieces of calls of these tools; a piece up to the name comes first where there are several.
 
-        tools: as in a request. deadline: of `time.thread_time`. Raises `SkeletonError`.
+        tools: as in a request. deadline: of `time.thread_time`. tenant: whose shapes save time. Raises
+        `SkeletonError`.
         """
         if len(tools) > MAX_TOOLS:
             raise SkeletonError("size")
@@ -257,7 +259,7 @@ class Calls:
             document = _Document(schema, self._truth)
             document.mark(_STRING)  # the call's id
             called, made = document.name(name), document.of(schema)
-            frame = self._frame(called, json.dumps(made if isinstance(made, dict) else {}))
+            frame = self._frame(called, json.dumps(made if isinstance(made, dict) else {}), tenant)
             # Of names that begin alike, only one is right: no more than the name is drafted.
             found += frame.pieces(document.words, _NAME if num_alike[word] > 1 else None)
         return [self._head, *found] if len(tools) > 1 and self._head else found
@@ -290,13 +292,13 @@ def of_request(
     if tools and "none" not in (choice, choice.get("type") if isinstance(choice, dict) else None):
         if (known := calls()) is None:  # the first time, this compiles a template
             raise SkeletonError("template")
-        found += known.of_tools(tools, thread_time() + seconds)
+        found += known.of_tools(tools, thread_time() + seconds, str(request.get("cache_salt")))
     return found
 
 
 def style_of(text: Any) -> Style | None:
-    """The style of an answer in JSON; None for another text, or for JSON without a name."""
-    if not isinstance(text, str) or text[:1] not in ("{", "[") or '":' not in text:
+    """The style of an answer in JSON; None for another text, or for JSON without a name and what follows it."""
+    if not isinstance(text, str) or text[:1] not in ("{", "[") or '":' not in text[:-1]:
         return None
     return LINES if "\n" in text else SPACED if '": ' in text else COMPACT
 

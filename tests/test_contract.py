@@ -86,10 +86,8 @@ def test_a_header_or_field_decides_what_it_is_documented_for(name: str) -> None:
 
 @pytest.fixture
 def plugin_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm_integration.config import settings
     from vllm_integration.seams import install
 
-    monkeypatch.setattr(settings, "_here", None)
     monkeypatch.setattr(install, "_off_reason", None)
 
 

@@ -219,16 +219,16 @@ class Engine:
 
     def _record_usage(self) -> None:
         """What the front end has counted of a request when it ends."""
-        from vllm_integration.frontend.usage import collector
+        from vllm_integration.frontend.usage import Collector
 
-        end = collector.end
+        end = Collector.end
 
-        def recording(req_id: str, aborted: bool = False) -> None:
+        def recording(collector: Any, req_id: str, aborted: bool = False) -> None:
             if req_id in collector.requests:
                 self.usage[req_id.rsplit("-", 1)[0]] = collector.requests[req_id].as_dict()
-            end(req_id, aborted)
+            end(collector, req_id, aborted)
 
-        collector.end = recording
+        Collector.end = recording
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -392,7 +392,7 @@ class Engine:
 
     def held(self) -> dict[str, int]:
         """Resources that requests hold: slots and rows, tokens of predictions, counts, blocks of the KV cache."""
-        from vllm_integration.frontend.usage import collector
+        from vllm_integration.frontend.usage import collectors
 
         if speculator := getattr(self.runner, "speculator", None):
             ours = getattr(speculator, "predicted", speculator)
@@ -405,7 +405,8 @@ class Engine:
             "slots": slots,
             "rows": len(rows),
             "known": len(getattr(self.scheduler, "drafted_requests", ())),
-            "counted": len(getattr(self.scheduler, "ledger", ())) + len(collector.requests),
+            "counted": len(getattr(self.scheduler, "ledger", ()))
+            + sum(len(each.requests) for each in collectors.values()),
             "predictions": ours.drafter.prediction_stats.used_tokens,
             "blocks": pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(),  # one is never given
         }

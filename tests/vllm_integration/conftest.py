@@ -19,7 +19,7 @@ import pytest
 
 from tests.vllm.engines import Server, serve
 from tests.vllm.tiny_llama import build_bytes
-from vllm_integration.config import settings
+from vllm_integration.config import in_use
 from vllm_integration.frontend import prediction, streams
 from vllm_integration.seams import guard
 from vllm_integration.seams import install as compat
@@ -35,7 +35,7 @@ def _as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
     monkeypatch.setenv("GPU_ALIGN_RECIPES", "off")
     monkeypatch.delenv(guard._TOLD, raising=False)
-    monkeypatch.setattr(settings, "_here", None)
+    in_use.engine_of_request.set(None)
     monkeypatch.setattr(compat, "_off_reason", None)
     monkeypatch.setattr(guard, "_faults", {})
     for each in (prediction.reading, prediction.counting, streams._guard):

@@ -182,15 +182,21 @@ def make_app(serving: Serving | None = None) -> Any:
 
 
 def taken(
-    engine: Engine, document: Any, path: str = "/v1/chat/completions", switch: str | None = None
+    engine: Engine,
+    document: Any,
+    path: str = "/v1/chat/completions",
+    switch: str | None = None,
+    answer_of_vllm: Any = None,
 ) -> tuple[Any, HttpRequest | None]:
     """What vLLM gets of a request behind our middleware, and what the request's tasks know; or the error."""
     got: list[Any] = []
 
     async def vllm(scope: Any, receive: Any, send: Any) -> None:
         got.append((json.loads((await receive())["body"]), http_request.get()))
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body"})
+        headers = [] if answer_of_vllm is None else [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        body = json.dumps(answer_of_vllm, separators=(",", ":")).encode() if headers else b""
+        await send({"type": "http.response.body", "body": body})
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         scope["app"] = SimpleNamespace(state=SimpleNamespace(engine_client=engine))

@@ -218,10 +218,8 @@ class FrontEnd:
 
 @pytest.fixture
 def front(monkeypatch: pytest.MonkeyPatch) -> FrontEnd:
-    monkeypatch.setattr(frontend, "collector", frontend.Collector())
     monkeypatch.setattr(in_use, "_engine", config())
     monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
-    monkeypatch.setattr(frontend, "_settings", Settings)
     return FrontEnd()
 
 
@@ -313,11 +311,9 @@ RESPONSES: dict[str, tuple[bytes, list[str], int | None]] = {
 
 @pytest.mark.parametrize("more", [False, True])
 @pytest.mark.parametrize("name", RESPONSES)
-def test_the_last_usage_of_a_response_is_completed(
-    name: str, more: bool, http: frontend.HttpRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_usage_of_a_response_is_completed(name: str, more: bool, http: frontend.HttpRequest) -> None:
     """Nothing else of it is changed; a stream's headers go at once, as they are. more: what can be asked for."""
-    monkeypatch.setattr(frontend, "_settings", lambda: Settings(usage_details=more, bill_rejected=more))
+    http.settings = Settings(usage_details=more, bill_rejected=more)
     content_type, chunks, place = copy.deepcopy(RESPONSES[name])
     got, length = sent(http, content_type, *chunks)
     whole = str(len(got[0].encode())).encode() if len(got) == 1 else None

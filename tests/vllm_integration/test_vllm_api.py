@@ -252,7 +252,7 @@ def test_misspelt_fields_and_an_engine_that_does_not_draft_are_told_once(plugin_
         (limits, "_prediction"),
         (middleware, "drafts_predictions"),
         (middleware, "take"),
-        (middleware.Settings, "here"),
+        (middleware.Settings, "of"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -15,6 +15,7 @@ from vllm.sampling_params import SamplingParams
 from gpu_align import RecipePack
 from gpu_align.recipes import Recipe
 from tests.vllm_integration.fakes import Engine, config, refused
+from vllm_integration.config import in_use
 from vllm_integration.config import settings as packs
 from vllm_integration.config.settings import Settings
 from vllm_integration.frontend import inputs
@@ -223,4 +224,4 @@ def test_parameters_that_vllm_refuses_are_served_where_drafts_are_verified_by_th
     with nullcontext() if served else refused:
         process_inputs(original, SimpleNamespace(vllm_config=vllm_config), "r", "prompt", params)
     assert (params.min_p, params.logit_bias) == (given.get("min_p", 0.0), given.get("logit_bias"))
-    assert inputs.engine_of_request.get() is None
+    assert in_use.engine_here() is (None if off or settings.get("method") else vllm_config)

@@ -125,7 +125,6 @@ def test_settings_travel_with_the_configuration_of_an_engine(monkeypatch: pytest
     sent = pickle.loads(pickle.dumps(made.speculative_config))
     monkeypatch.setenv("GPU_ALIGN_FILL_TOKENS", "9")  # on another machine, or none there
     assert Settings.of(SimpleNamespace(speculative_config=sent)).fill_tokens == 7
-    assert Settings.here().fill_tokens == 7
     engine_config.post_init(lambda _: None, made)  # a copy of the configuration, made by a worker
     assert Settings.of(made).fill_tokens == 7
     assert Settings.of(config()).fill_tokens == 9

@@ -31,8 +31,7 @@ def forms(text: str, *, in_json: bool = False) -> str:
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
-    monkeypatch.setattr(conversation, "kept", conversation.Views())
+def engine() -> Engine:
     return Engine(limit=20_000)
 
 
@@ -152,7 +151,7 @@ def test_bad_messages_are_left_as_they_are_and_keep_nobody_waiting(name: str) ->
     engine.renderer.encode = tokenize  # type: ignore[method-assign]
     limits = conversation.Limits.of(engine.vllm_config)
     for tools in (None, TOOLS):
-        conversation.kept = conversation.Views()
+        conversation._views.clear()
         document = {"messages": [{"role": "tool", "content": text}], "tools": tools}
         sizes.clear()
         begun, begun_in_loop = time.process_time(), time.thread_time()
@@ -226,12 +225,12 @@ async def with_others(step: Any, *args: Any) -> Any:
 
 
 def test_ten_thousand_requests_and_none_drafts_from_another_tenants_conversation(
-    engine: Any, monkeypatch: pytest.MonkeyPatch
+    engine: Any,
 ) -> None:
     """Few texts, so that nearly each is one that another tenant has sent; more of them than are kept."""
     rng = random.Random(0)
-    monkeypatch.setattr(conversation, "kept", kept := conversation.Views(max_bytes=50_000))
     engine.renderer = MarkingRenderer()
+    conversation._views[engine.renderer] = kept = conversation.Views(max_bytes=50_000)
     texts = [f"1: a{number}\n2: b\n3: c\n" for number in range(20)]
 
     async def wrong_of_one() -> int:

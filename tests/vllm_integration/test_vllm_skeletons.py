@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from gpu_align.ops.layout import FIRST_GAP
-from gpu_align.skeletons import SPACED, Calls
+from gpu_align.skeletons import Calls
 from tests.vllm.clients import events_of, moved, scrape, written
 from tests.vllm.engines import Server
 from tests.vllm_integration.fakes import Engine, Renderer, taken
@@ -42,8 +42,6 @@ class Tokenizer(Renderer):
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
-    monkeypatch.setattr(conversation, "kept", conversation.Views())
-    monkeypatch.setattr(skeletons, "_likely", [SPACED])
     monkeypatch.setenv("GPU_ALIGN_CONVERSATION", "1")
     engine = Engine(limit=2000)
     engine.renderer = Tokenizer()
@@ -55,7 +53,8 @@ def text_of(token_ids: bytes) -> str:
 
 
 def skeleton_of(engine: Engine, document: dict[str, Any], template: Template) -> bytes:
-    return skeletons.skeleton_of(document, engine.vllm_config, engine.renderer, template, conversation.kept)
+    kept = conversation.views_of(engine.renderer)
+    return skeletons.skeleton_of(document, engine.vllm_config, engine.renderer, template, kept)
 
 
 def drafted_from(engine: Engine, document: dict[str, Any]) -> tuple[str, Any]:
@@ -146,16 +145,30 @@ def test_nothing_is_forced_after_a_prediction(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "expected"),
-    [('{"b":1}', COMPACT_FIRST), ('{\n"b": 1}', LINES_FIRST), ("prose", JSON), ("{}", JSON)],
+    ("answer", "more", "expected"),
+    [
+        ('{"b":1}', {}, COMPACT_FIRST),
+        ('{\n"b": 1}', {}, LINES_FIRST),
+        ("prose", {}, JSON),
+        ("{}", {}, JSON),
+        # Of an answer that is cut nothing is known, and none is another tenant's or another model's.
+        ('{"b":', {}, JSON),
+        *(('{"b":1}', {"finish_reason": reason}, JSON) for reason in ("length", "abort", "error", None)),
+        ('{"b":1}', {"cache_salt": "b"}, JSON),
+        ('{"b":1}', {"model": "an adapter"}, JSON),
+    ],
 )
-def test_the_servers_last_answer_says_which_spelling_is_likely(
-    engine: Engine, answer: str, expected: str
+def test_the_last_answer_to_a_tenant_says_which_spelling_is_likely(
+    engine: Engine, answer: str, more: dict[str, Any], expected: str
 ) -> None:
-    for choice in ({"message": {"role": "assistant", "content": answer}}, {"text": answer}):
-        skeletons._likely[0] = SPACED
-        skeletons.learn_style({"choices": [choice]})
-        assert drafted_from(engine, {"messages": ASKED, "response_format": FORMAT}) == (expected, RELATED)
+    document = {"model": "m", "messages": ASKED, "response_format": FORMAT, "cache_salt": "a"}
+    end = {"finish_reason": more.get("finish_reason", "stop")}
+    asked = {**document, **{key: value for key, value in more.items() if key in document}}
+    for choice in ({"message": {"role": "assistant", "content": answer}, **end}, {"text": answer, **end}):
+        engine.renderer = Tokenizer()
+        document_of_vllm = {"choices": [choice], "usage": {"completion_tokens": 3}}
+        taken(engine, asked, answer_of_vllm=document_of_vllm)
+        assert drafted_from(engine, document) == (expected, RELATED)
 
 
 def test_json_by_a_schema_uses_no_recipes_of_code_and_prose(

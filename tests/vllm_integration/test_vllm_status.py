@@ -10,7 +10,7 @@ from argparse import Namespace
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import prometheus_client
 import pytest
@@ -19,7 +19,6 @@ import gpu_align
 from tests.vllm.clients import moved, samples_of
 from tests.vllm_integration.fakes import Step, config, message
 from vllm_integration.config import in_use
-from vllm_integration.config.settings import Settings
 from vllm_integration.frontend import metrics, prediction, status, usage
 from vllm_integration.frontend.usage import Collector
 from vllm_integration.seams import install as compat
@@ -118,12 +117,9 @@ def test_the_dashboard_shows_every_metric_and_no_other() -> None:
 
 
 @pytest.mark.parametrize(("level", "lines"), [(0, 0), (1, 2), (2, 6)])
-def test_a_line_for_each_request_or_step_by_level(
-    info_log: list[str], monkeypatch: pytest.MonkeyPatch, level: int, lines: int
-) -> None:
+def test_a_line_for_each_request_or_step_by_level(info_log: list[str], level: int, lines: int) -> None:
     """GPU_ALIGN_VERBOSE: ids, escaped, and counts."""
-    monkeypatch.setattr(usage, "_settings", lambda: Settings(verbose=level))
-    collector = Collector()
+    collector = Collector(verbose=level)
     collector.follow("a", wire.Prediction(token_ids=b"\1\0\0\0" * 30))
     steps = [Step(0, 0, 0, 0), Step(1, 16, 16, 13), Step(1, 4, 0, 0), Step(2, 2, 2, 1)]
     # Three of them come with one output.
@@ -169,7 +165,8 @@ def app_with(keys: list[str] | None = None, plugins: str = "gpu_align") -> Any:
         patch.setattr(envs, "VLLM_PLUGINS", [plugins], raising=False)
         interface.attach_endpoint_plugins(app, ("generate",))
     ours(lambda *given: init_entrypoints_middleware(*given, ()), args, app)
-    asyncio.run(interface.init_endpoint_plugins_state(None, app.state, args))
+    client: Any = SimpleNamespace(vllm_config=in_use._engine)
+    asyncio.run(interface.init_endpoint_plugins_state(client, app.state, args))
     return app
 
 
@@ -216,17 +213,25 @@ def test_the_status_has_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (off["on"], off["off_reason"]) == (False, "a seam is missing")
 
 
+class Processor:
+    """Of the outputs of one request."""
+
+    request_states: ClassVar = {"r": None}
+
+
 def test_a_worker_that_has_turned_drafting_off_is_in_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And why, also of an extra. It comes with any request's output, and is on `/metrics` too."""
-    app = app_with()
-    monkeypatch.setattr(usage, "collector", Collector())
-    request, processor = SimpleNamespace(request_id="r"), SimpleNamespace(request_states={"r": None})
+    """And why, also of an extra. It comes with any request's output, and is on `/metrics` too. What another engine
+    of this process tells takes nothing of it away."""
+    app, other = app_with(), Processor()
+    request, processor = SimpleNamespace(request_id="r"), Processor()
     told = []
     why = "RuntimeError at drafter.py:1 propose"
     for faults in ({}, {"drafting": why}, {"step log": why}, {}):
         header = {HEADER: message([Step(0, 0, 0, 0)]), FAULTS: json.dumps(faults)}
         output = SimpleNamespace(**vars(request), trace_headers=header, new_token_ids=[1], finished=False)
         usage.process_outputs(lambda self, outputs: None, processor, [output])
+        output_of_other = SimpleNamespace(**{**vars(output), "trace_headers": {FAULTS: "{}"}})
+        usage.process_outputs(lambda self, outputs: None, other, [output_of_other])
         found = get(app).json()
         gauge = prometheus_client.REGISTRY.get_sample_value("gpu_align_enabled")
         assert output.trace_headers is None

@@ -11,6 +11,7 @@ import functools
 import json
 import logging
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Literal
@@ -36,6 +37,8 @@ def do_without(vllm_config: Any, reason: object) -> None:
     )
 
 
+#: Held while a name of vLLM's is replaced: another thread may configure an engine, too.
+_replacing = threading.RLock()
 #: Recurrent layers that drafts were run with, and architectures that have them.
 RUN = "Mamba-2 and Qwen's GDN on the V2 model runner"
 _RUN = ("FalconH1", "GraniteMoeHybrid", "Mamba2", "NemotronH", "Qwen3Next", "Qwen3_5", "Zamba2")
@@ -89,12 +92,13 @@ def post_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
         room = max(1, self.scheduler_config.max_num_batched_tokens - 1)
         _cap_draft_tokens(self, room, "the most that fit into max_num_batched_tokens")
         module: Any = sys.modules[CONFIG]
-        on_device = module.NgramGPUTypes
-        module.NgramGPUTypes = Literal["ngram_gpu", "custom_class"]
-        try:
-            result = original(self, *args, **kwargs)
-        finally:
-            module.NgramGPUTypes = on_device
+        with _replacing:
+            on_device = module.NgramGPUTypes
+            module.NgramGPUTypes = Literal["ngram_gpu", "custom_class"]
+            try:
+                result = original(self, *args, **kwargs)
+            finally:
+                module.NgramGPUTypes = on_device
         mode = "Async" if self.scheduler_config.async_scheduling else ""
         _use_our_scheduler(self.scheduler_config, f"{_OURS}{mode}Scheduler")
     else:

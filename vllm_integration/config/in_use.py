@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Any
 
 from ..seams.install import off_reason
@@ -14,7 +15,8 @@ OUR_CLASSES = frozenset(
 #: Attribute of a `SpeculativeConfig` of vLLM's own drafter, beside which ours drafts: how many tokens that drafts.
 INNER = "gpu_align_inner_tokens"
 
-
+#: The configuration of the engine to which this task or thread sent its last request; False if it is not ours.
+engine_of_request: ContextVar[Any] = ContextVar("engine_of_request", default=None)
 _engine: Any = None
 
 
@@ -45,5 +47,5 @@ def note_engine(vllm_config: Any) -> None:
 
 
 def engine_here() -> Any:
-    """The facts of the last `note_engine` in this process, or None."""
-    return _engine
+    """That of `engine_of_request`, or None; without a request that of the last `note_engine` in this process."""
+    return _engine if (engine := engine_of_request.get()) is None else engine or None

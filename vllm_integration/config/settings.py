@@ -46,7 +46,6 @@ MAX_PACKS = 31
 #: Attribute of a `SpeculativeConfig`: the settings. `additional_config`, vLLM's place for such, is part of the key
 #: of its compiled models: another log directory would have them compiled again.
 _ATTRIBUTE = "gpu_align_settings"
-_here: Settings | None = None
 
 _FALSE = ("0", "false", "no", "off")
 _MAX_SHOWN = 60
@@ -115,16 +114,9 @@ class Settings(BaseModel):
         speculative = getattr(vllm_config, "speculative_config", None)
         return getattr(speculative, _ATTRIBUTE, None) or cls.from_env()
 
-    @classmethod
-    def here(cls) -> Settings:
-        """Those of the engine whose configuration was made last in this process; else its variables."""
-        return _here or cls.from_env()
-
     def travel_with(self, vllm_config: Any) -> None:
         """Be the settings of the engine of this configuration."""
-        global _here
         setattr(vllm_config.speculative_config, _ATTRIBUTE, self)
-        _here = self
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -163,12 +155,14 @@ class Settings(BaseModel):
         return min(max(wanted, capacity), tokens_for_all(max_slots, capacity))
 
 
-def drafts_without_prediction(recipes: Sequence[str] | None = None, memory: bool | None = None) -> bool:
+def drafts_without_prediction(
+    settings: Settings, recipes: Sequence[str] | None = None, memory: bool | None = None
+) -> bool:
     """Whether a request is drafted for that brings no prediction. An invalid pack does not count.
 
-    recipes: the packs that it names itself, or None. memory: False where it takes no part in the memory.
+    settings: of its engine. recipes: the packs that it names itself, or None. memory: False where it takes no part
+    in the memory.
     """
-    settings = Settings.here()
     if settings.draft_without_prediction or (settings.memory_tokens and memory is not False):
         return True
     if recipes is not None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -23,7 +25,7 @@ from ..wire import request as wire
 from .prediction import CONVERSATION, Limits, Taken, expects_json, ids_of
 from .skeletons import Template, skeleton_of
 
-#: Bytes of token ids, with all that holds them, that this process keeps of earlier turns.
+#: Bytes of token ids, with all that holds them, that a front end keeps of earlier turns.
 _KEPT_BYTES = 64 * 2**20
 #: Of an entry besides its key and its ids, in a dictionary that is half full.
 _ENTRY_BYTES = 110
@@ -33,31 +35,41 @@ _AT_ONCE = 65536
 
 class Views:
     """Token ids of the views of each message, the latest used; a conversation that grows costs what is new in it.
-    Of one `cache_salt` nothing is found by another."""
+    Of one `cache_salt` nothing is found by another. Any thread may call: the event loop reads, and threads write.
+    """
 
     def __init__(self, max_bytes: int = _KEPT_BYTES) -> None:
         self._max_bytes, self.num_bytes = max_bytes, 0
         self._kept: OrderedDict[bytes, bytes] = OrderedDict()
+        self._lock = threading.Lock()
 
     def get(self, key: bytes) -> bytes | None:
-        if key in self._kept:
-            self._kept.move_to_end(key)
-        return self._kept.get(key)
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+            return self._kept.get(key)
 
     def put(self, key: bytes, token_ids: bytes) -> None:
-        if key not in self._kept:
+        with self._lock:
+            if (old := self._kept.pop(key, None)) is not None:
+                self.num_bytes -= _size(key, old)
+            self._kept[key] = token_ids
             self.num_bytes += _size(key, token_ids)
-        self._kept[key] = token_ids
-        while self.num_bytes > self._max_bytes:
-            self.num_bytes -= _size(*self._kept.popitem(last=False))
+            while self.num_bytes > self._max_bytes:
+                self.num_bytes -= _size(*self._kept.popitem(last=False))
 
 
 def _size(key: bytes, token_ids: bytes) -> int:
     return sys.getsizeof(key) + sys.getsizeof(token_ids) + _ENTRY_BYTES
 
 
-#: Of this process.
-kept = Views()
+#: By the renderer of their engine, as two engines in a process may have other tokenizers.
+_views: WeakKeyDictionary[Any, Views] = WeakKeyDictionary()
+
+
+def views_of(renderer: Any) -> Views:
+    """The views that an engine's front end keeps."""
+    return _views.setdefault(renderer, Views())
 
 
 async def join(
@@ -74,7 +86,9 @@ async def join(
     skeleton = b""
     given = prediction.token_ids if prediction is not None else None
     if skeletons.announces(document):
-        skeleton = await run(skeleton_of, document, vllm_config, renderer, template, kept, not given)
+        skeleton = await run(
+            skeleton_of, document, vllm_config, renderer, template, views_of(renderer), not given
+        )
     if prediction is not None and given:
         ids = given + skeleton
         fits = skeleton and len(ids) <= 4 * Limits.of(vllm_config).tokens
@@ -106,7 +120,7 @@ async def predict(
     """
     if renderer.tokenizer is None:
         return b""
-    limits, may_be_json = Limits.of(vllm_config), expects_json(document)
+    limits, may_be_json, kept = Limits.of(vllm_config), expects_json(document), views_of(renderer)
     texts = iter(await run(_newest, document, may_be_json, limits.characters))
     parts: list[bytes] = []
     room, size = 4 * limits.tokens - used, 1
@@ -126,7 +140,7 @@ async def predict(
 
 
 class Text(NamedTuple):
-    """A text of a conversation, and the key of its views in `kept`."""
+    """A text of a conversation, and the key of its views."""
 
     text: str
     is_result: bool

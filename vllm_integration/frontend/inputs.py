@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
-from ..config.in_use import drafts_predictions
+from ..config.in_use import drafts_predictions, engine_of_request
 from ..config.settings import Settings, drafts_without_prediction
 from ..seams.guard import shown_id
 from ..seams.install import seam
@@ -28,9 +27,6 @@ from .prediction import (
 )
 from .usage import http_request
 
-#: The configuration of the engine that a request goes to, while it is checked; None where it is not one of ours.
-engine_of_request: ContextVar[Any] = ContextVar("engine_of_request", default=None)
-
 
 @seam("inputs.process_inputs")
 def process_inputs(
@@ -44,7 +40,9 @@ def process_inputs(
 ) -> Any:
     """`InputProcessor.process_inputs`, with what the HTTP request brought in `params.extra_args`, and an empty
     prediction where a request without one is drafted for. The caller's params stay as they are."""
-    if not drafts_predictions(self.vllm_config):
+    is_ours = drafts_predictions(self.vllm_config)
+    engine_of_request.set(is_ours and self.vllm_config)
+    if not is_ours:
         return original(self, request_id, prompt, params, *args, **kwargs)
     try:
         params = _prepared(self, params)
@@ -57,21 +55,18 @@ def process_inputs(
         serve_without_prediction(f"Request {shown_id(request_id)}", error)
         if getattr(params, "extra_args", None):
             params = wire.with_extra_args(params, dict.fromkeys((wire.KEY, *KEYS)))
-    outer = engine_of_request.set(self.vllm_config)
-    try:
-        return original(self, request_id, prompt, params, *args, **kwargs)
-    finally:
-        engine_of_request.reset(outer)
+    return original(self, request_id, prompt, params, *args, **kwargs)
 
 
 def _prepared(processor: Any, params: Any) -> Any:
     """`params` with what the engine shall know; the caller's own where that is nothing."""
     extra_args, http = getattr(params, "extra_args", None) or {}, http_request.get()
+    settings = Settings.of(processor.vllm_config)
     given = wire.Prediction() if http is None else http.prediction
     if wire.KEY in extra_args:
         given = _offline(processor, extra_args[wire.KEY])
     if any(key in extra_args for key in KEYS):
-        given = replace(given, **choices_of(extra_args, Settings.here()))
+        given = replace(given, **choices_of(extra_args, settings))
     if extra_args.get(CONVERSATION):
         message = f"{CONVERSATION}: expected over HTTP; offline the texts can be the prediction"
         raise FieldError(message, "unsupported", parameter=CONVERSATION)
@@ -81,11 +76,11 @@ def _prepared(processor: Any, params: Any) -> Any:
         not given.is_empty
         or (
             (max_tokens is None or max_tokens > 1)
-            and (given.drafts or drafts_without_prediction(given.recipes, given.memory))
+            and (given.drafts or drafts_without_prediction(settings, given.recipes, given.memory))
         )
     )
     kept = given if is_drafted_for and given.drafts is not False else None
-    if given.drafts is False and Settings.here().draft_without_prediction:
+    if given.drafts is False and settings.draft_without_prediction:
         kept = wire.Prediction(drafts=False, memory=False)
     # Where nothing is drafted for a request, its answer may still be one that is not to be remembered.
     apart = kept is None and given.memory is False
@@ -117,7 +112,7 @@ def validate(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any)
     """`SamplingParams._validate_spec_decode`, which on V2 finds neither `min_p` nor `logit_bias`: drafts are
     verified by both there."""
     engine = engine_of_request.get()
-    if engine is not None and engine.use_v2_model_runner and drafts_predictions(engine):
+    if engine and engine.use_v2_model_runner and drafts_predictions(engine):
         self = copy.copy(self)
         self.min_p, self.logit_bias = 0.0, None
     return original(self, *args, **kwargs)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import product
+from threading import RLock
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -90,6 +92,8 @@ SPECS = {
 }
 
 _metrics: dict[str, Any] = {}
+#: Of what the event loop and the threads that read requests both write.
+_lock = RLock()
 
 
 def set_info(**facts: object) -> None:
@@ -98,14 +102,15 @@ def set_info(**facts: object) -> None:
     _get("info").labels(*(facts[name] for name in _INFO)).set(1)
 
 
-#: Parts of the plugin that are off in the engine, as it was told last, and what the metric shows.
-_engine_faults: dict[str, str] = {}
+#: Parts of the plugin that are off, by the output processor of the engine that told so, and what the metric shows.
+_engine_faults: WeakKeyDictionary[Any, Mapping[str, str]] = WeakKeyDictionary()
 _shown_faults: set[tuple[str, str]] = set()
 
 
 def all_faults() -> dict[str, str]:
-    """The parts of the plugin that are off in the engine or in this process, and why."""
-    return {**_engine_faults, **guard.faults()}
+    """The parts of the plugin that are off in an engine or in this process, and why."""
+    told = [*_engine_faults.values()]
+    return {part: reason for faults in (*told, guard.faults()) for part, reason in faults.items()}
 
 
 def off_reason() -> str | None:
@@ -114,17 +119,17 @@ def off_reason() -> str | None:
     return install.off_reason() or next((found[part] for part in DRAFTS if part in found), None)
 
 
-def show_faults(engine: Mapping[str, str] | None = None) -> None:
-    """Show which parts are off. engine: those of the engine, if it has told."""
-    if engine is not None:
-        _engine_faults.clear()
-        _engine_faults.update(engine)
-    _get("enabled").set(int(off_reason() is None))
-    found = set(all_faults().items())
-    for part, reason in found ^ _shown_faults:
-        _get("fault").labels(part, reason).set(int((part, reason) in found))
-    _shown_faults.clear()
-    _shown_faults.update(found)
+def show_faults(engine: Any = None, told: Mapping[str, str] | None = None) -> None:
+    """Show which parts are off. told: those of this engine."""
+    with _lock:
+        if told is not None:
+            _engine_faults[engine] = told
+        _get("enabled").set(int(off_reason() is None))
+        found = set(all_faults().items())
+        for part, reason in found ^ _shown_faults:
+            _get("fault").labels(part, reason).set(int((part, reason) in found))
+        _shown_faults.clear()
+        _shown_faults.update(found)
 
 
 def count_refused(reason: str, action: str) -> None:
@@ -180,17 +185,23 @@ def count_finished(accepted: int, rejected: int) -> None:
 
 
 def _get(name: str) -> Any:
-    create()
+    if name not in _metrics:
+        create()
     return _metrics[name]
 
 
 def create() -> None:
     """Make all metrics, at 0. Again is harmless."""
-    if _metrics:
-        return
+    with _lock:
+        if not _metrics:
+            _metrics.update(_made())
+
+
+def _made() -> dict[str, Any]:
     # Late: prometheus_client decides when it is imported whether this process is one of several.
     import prometheus_client
 
+    made: dict[str, Any] = {}
     for name, spec in SPECS.items():
         more: dict[str, Any] = {"buckets": spec.buckets} if spec.buckets else {}
         if spec.kind == "Gauge":
@@ -199,9 +210,10 @@ def create() -> None:
         metric = getattr(prometheus_client, spec.kind)(
             spec.name, spec.help, labelnames=tuple(spec.labels), **more
         )
-        _metrics[name] = metric
+        made[name] = metric
         for values in product(*spec.labels.values()) if spec.labels else ():
             metric.labels(*values)
     for refused in REFUSED:
-        _metrics["predictions_refused"].labels(*refused)
-    _metrics["enabled"].set(1)
+        made["predictions_refused"].labels(*refused)
+    made["enabled"].set(1)
+    return made

@@ -29,7 +29,7 @@ from .prediction import (
     take,
     tell_once,
 )
-from .skeletons import Template, learn_style
+from .skeletons import Template, learn_style, style_key
 from .usage import HttpRequest, http_request
 
 if TYPE_CHECKING:
@@ -116,7 +116,13 @@ def _to_be_read(scope: Scope) -> _Body | None:
     if not endpoint or engine_client is None or not drafts_predictions(engine_client.vllm_config):
         return None
     switch = dict(scope["headers"]).get(HEADER)
-    return _Body(Settings.here(), endpoint, engine_client, switch, Template.of(scope["app"].state))
+    return _Body(
+        Settings.of(engine_client.vllm_config),
+        endpoint,
+        engine_client,
+        switch,
+        Template.of(scope["app"].state),
+    )
 
 
 #: Keys that bring a prediction.
@@ -177,18 +183,24 @@ class _Body:
             raise FieldError(message, "bytes", code=413)
         always = settings.conversation or settings.draft_without_prediction
         is_asked = self._is_limited and (self._switch is not None or always)
-        prediction = rest = None
+        prediction = rest = document = None
         if may_be_ours or is_asked:
             taken = await run(take, body, self.endpoint, self._switch, vllm_config, renderer)
-            prediction, rest = taken.prediction, taken.body
+            prediction, rest, document = taken.prediction, taken.body, taken.document
             try:
                 prediction = await conversation.join(run, taken, vllm_config, renderer, self._template)
             except Exception as error:
                 count_refused("conversation", "dropped")
                 serve_without_prediction("A conversation", error)
-        if prediction is None and settings.usage_details and drafts_without_prediction():
+        if prediction is None and settings.usage_details and drafts_without_prediction(settings):
             prediction = wire.Prediction()
-        return None if prediction is None else HttpRequest(prediction), rest
+        if prediction is None:
+            return None, rest
+        request = HttpRequest(prediction, settings)
+        if document is not None:
+            views = conversation.views_of(renderer)
+            request.answered = functools.partial(learn_style, views, style_key(document))
+        return request, rest
 
 
 def _completing(send: Send, request: HttpRequest) -> Send:
@@ -226,7 +238,7 @@ def _completed(body: bytes, request: HttpRequest) -> bytes | None:
     document = json.loads(body) if b'"usage":{' in body else None
     if document is None:
         return None
-    learn_style(document)
+    request.answered(document)
     if not request.complete(document):
         return None
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()

@@ -341,7 +341,7 @@ def take(body: bytes, endpoint: str, switch: str | None, vllm_config: Any, rende
     rest = json.dumps(document).encode() if ours else None
     if switch is not None:
         ours.setdefault(wire.SWITCH_KEY, switch)
-    settings = Settings.here()
+    settings = Settings.of(vllm_config)
     choices = choices_of(ours, settings)
     converse = flag(CONVERSATION, ours.get(CONVERSATION))
     if converse is None:

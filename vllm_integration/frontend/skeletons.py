@@ -41,15 +41,18 @@ _FORMATS = {
 }
 
 
-#: Of this process: how the last answer that was JSON was written.
-_likely: list[skeletons.Style] = [skeletons.SPACED]
+def style_key(document: dict[str, Any]) -> bytes:
+    """The key under which `Views` have the style of JSON of a request's tenant and model."""
+    named = json.dumps(["style", document.get("cache_salt"), document.get("model")])
+    return hashlib.blake2b(named.encode(), digest_size=32).digest()
 
 
-def learn_style(document: dict[str, Any]) -> None:
-    """Remember how a response that is JSON is written."""
+def learn_style(kept: Any, key: bytes, document: dict[str, Any]) -> None:
+    """Remember how a response that is JSON, and whole, is written. kept: as `Views`."""
     for choice in document.get("choices") or ():
         text = choice["text"] if "text" in choice else (choice.get("message") or {}).get("content")
-        _likely[0] = skeletons.style_of(text) or _likely[0]
+        if choice.get("finish_reason") == "stop" and (style := skeletons.style_of(text)):
+            kept.put(key, bytes([skeletons.STYLES.index(style)]))
 
 
 class Template(NamedTuple):
@@ -101,7 +104,7 @@ def skeleton_of(
     grammar: Any = getattr(vllm_config, "structured_outputs_config", None)
     # A grammar holds from the first token on, but where a model thinks before it answers.
     forced = alone and not document.get("tools") and not getattr(grammar, "reasoning_parser", "")
-    styles = skeletons.styles_of(document, _likely[0])
+    styles = skeletons.styles_of(document, skeletons.STYLES[(kept.get(style_key(document)) or b"\0")[0]])
     if getattr(grammar, "disable_any_whitespace", False):
         styles = (skeletons.COMPACT,)
     try:

@@ -11,7 +11,7 @@ from typing import Any
 
 import gpu_align
 
-from ..config.in_use import engine_here, inner_tokens
+from ..config.in_use import drafts_predictions, engine_here, inner_tokens
 from ..config.settings import SHOWN_HASH, Settings, packs_of
 from ..seams.guard import shown_reason
 from ..seams.install import off_reason
@@ -29,7 +29,7 @@ def server_facts(vllm_config: Any) -> dict[str, Any]:
     defaults."""
     import vllm
 
-    settings, speculative = Settings.here(), vllm_config.speculative_config
+    settings, speculative = Settings.of(vllm_config), vllm_config.speculative_config
     inner = inner_tokens(vllm_config)
     return {
         "version": gpu_align.__version__,
@@ -91,6 +91,7 @@ class StatusEndpoint:
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         """args: of the command line. vLLM checks its keys on some prefixes alone, so it is done here."""
+        self._engine = getattr(engine_client, "vllm_config", None)
         self._keys = [key for key in (args.api_key or [os.environ.get("VLLM_API_KEY")]) if key]
 
     def answer(self, request: Any) -> Any:
@@ -101,8 +102,7 @@ class StatusEndpoint:
         right = [secrets.compare_digest(given.encode(), key.encode()) for key in self._keys]
         if right and not (any(right) and scheme.lower() == "bearer"):
             return JSONResponse({"error": "Unauthorized"}, status_code=401)
-        engine = engine_here()
         reason, off = metrics.off_reason(), metrics.all_faults()
         changing = {"on": reason is None, "off_reason": reason, "faults": off}
-        facts = server_facts(engine) if engine else {}
+        facts = server_facts(self._engine) if drafts_predictions(self._engine, even_if_off=True) else {}
         return JSONResponse({**facts, **changing})

@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -31,8 +32,6 @@ from .metrics import PREDICTION
 from .prediction import counting
 
 logger = logging.getLogger("vllm.gpu_align")
-
-_settings = Settings.here
 
 
 @dataclass
@@ -121,10 +120,12 @@ DETAILS = "gpu_align"
 
 @dataclass(eq=False)
 class HttpRequest:
-    """Data that the tasks of an HTTP request share. prediction: that of its engine requests. usages: of
-    each of these that is drafted for."""
+    """Data that the tasks of an HTTP request share. prediction: that of its engine requests. settings: of its
+    engine. answered: is given the document of its response. usages: of each of these that is drafted for."""
 
     prediction: wire.Prediction
+    settings: Settings = field(default_factory=Settings)
+    answered: Callable[[Any], object] = lambda document: None
     usages: list[RequestUsage] = field(default_factory=list)
 
     def complete(self, document: Any) -> bool:
@@ -134,7 +135,7 @@ class HttpRequest:
         A request without a prediction has neither count, and of `GPU_ALIGN_USAGE_DETAILS` what was drafted for it
         all the same. Nothing is added where the engine reported nothing.
         """
-        shown, settings = (document.get("response") or document).get("usage"), _settings()
+        shown, settings = (document.get("response") or document).get("usage"), self.settings
         predicted = any(each.predicted for each in self.usages)
         reported = any(each.output_tokens or each.steps for each in self.usages)
         if not (isinstance(shown, dict) and reported and (predicted or settings.usage_details)):
@@ -162,9 +163,10 @@ http_request: ContextVar[HttpRequest | None] = ContextVar("gpu_align_http_reques
 
 
 class Collector:
-    """Usage of the engine requests that have not ended."""
+    """Usage of the requests of one engine that have not ended. verbose: of its settings."""
 
-    def __init__(self) -> None:
+    def __init__(self, verbose: int = 0) -> None:
+        self.verbose = verbose
         self.requests: dict[str, RequestUsage] = {}
 
     def follow(self, req_id: str, prediction: Any) -> None:
@@ -205,7 +207,7 @@ class Collector:
             request.output_tokens += tokens
             firsts += count > 0 and not request.steps
             taken = list(islice(steps, count))
-            if _settings().verbose > 1:
+            if self.verbose > 1:
                 request.tell_steps(taken)
             realignments += sum(request.add_step(source, *verified) for source, _, *verified in taken)
         metrics.count_steps(messages.steps, firsts=firsts, realignments=realignments)
@@ -221,27 +223,31 @@ class Collector:
         request = self.requests.pop(req_id, None)
         if request is None:
             return
-        if _settings().verbose:
+        if self.verbose:
             request.tell_end(aborted)
         metrics.count_finished(*request.of_prediction)
 
 
-#: The collector of this process.
-collector = Collector()
+#: By the `OutputProcessor` of their engine: two engines in a process may have requests of one id.
+collectors: WeakKeyDictionary[Any, Collector] = WeakKeyDictionary()
 
 
 @seam("usage.add_request")
 def add_request(original: Callable[..., Any], self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
     """`OutputProcessor.add_request`, after which a request that is drafted for is followed."""
     result = original(self, request, *args, **kwargs)
-    counting.run(_follow, request)
+    counting.run(_follow, self, request)
     return result
 
 
-def _follow(request: Any) -> None:
-    extra_args = getattr(request.sampling_params, "extra_args", None)
-    if extra_args and wire.KEY in extra_args and engine_here() is not None:
-        collector.follow(request.request_id, extra_args[wire.KEY])
+def _follow(processor: Any, request: Any) -> None:
+    extra_args, engine = getattr(request.sampling_params, "extra_args", None), engine_here()
+    if engine is None:
+        return
+    if processor not in collectors:
+        collectors[processor] = Collector(Settings.of(engine).verbose)
+    if extra_args and wire.KEY in extra_args:
+        collectors[processor].follow(request.request_id, extra_args[wire.KEY])
 
 
 @seam("usage.process_outputs")
@@ -254,10 +260,10 @@ def process_outputs(
     when vLLM has looked for stop strings. Nobody reads an output before both are done: the readers are other
     tasks of the same event loop.
     """
-    sent = counting.run(_take_messages, engine_core_outputs)
+    sent = counting.run(_take_messages, self, engine_core_outputs)
     result = original(self, engine_core_outputs, *args, **kwargs)
-    if sent:
-        counting.run(collector.count, sent, self.request_states)
+    if sent and self in collectors:
+        counting.run(collectors[self].count, sent, self.request_states)
     return result
 
 
@@ -267,19 +273,19 @@ def abort_requests(
 ) -> Any:
     """`OutputProcessor.abort_requests`, after which what it aborted is no longer followed."""
     aborted = original(self, request_ids, *args, **kwargs)
-    for req_id in aborted:
-        counting.run(collector.end, req_id, True)
+    for req_id in aborted if self in collectors else ():
+        counting.run(collectors[self].end, req_id, True)
     return aborted
 
 
-def _take_messages(outputs: Sequence[Any]) -> list[tuple[Any, str]]:
+def _take_messages(processor: Any, outputs: Sequence[Any]) -> list[tuple[Any, str]]:
     messages = []
     for output in outputs:
         if not output.trace_headers:
             continue
         headers = dict(output.trace_headers)
         if (told := headers.pop(FAULTS, None)) is not None:
-            metrics.show_faults(json.loads(told))
+            metrics.show_faults(processor, json.loads(told))
         if (steps := headers.pop(HEADER, None)) is not None:
             messages.append((output, steps))
         output.trace_headers = headers or None
