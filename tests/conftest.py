@@ -56,6 +56,7 @@ ENGINES = {
     "hybrid": ["test_v2_hybrid"],
     "upstream": ["test_v2_upstream"],
     "real": ["test_real_model"],
+    "real-edits": ["vllm/test_real_edits"],
     "server": ["test_vllm_request_endpoints", "test_vllm_request_clients"],
     "v2": ["test_v2_output"],
     "v2-server": ["test_v2_server"],

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import SkipTest
 
+from benchmarks.gpu import edits
 from benchmarks.tables import ROOT, command, write_json
 
 PASSED, FAILED, SKIPPED, STARTED, OUT_OF_TIME = "passed", "failed", "skipped", "started", "out of time"
@@ -149,6 +150,10 @@ def rows_of(module: str, function: str = "rows") -> Rows:
     return lambda *args: getattr(importlib.import_module(f"benchmarks.gpu.{module}"), function)(*args)
 
 
+def edits_of(model: str) -> Rows:
+    return lambda *args: edits.rows(model, *args)
+
+
 class Stage(NamedTuple):
     """One stage: `rows`, or the arguments of pytest in `tests`, in a dry run `dry_tests`."""
 
@@ -161,28 +166,29 @@ class Stage(NamedTuple):
 
 
 _ALIGN, _SPECULATOR = "tests/gpu_align", "tests/vllm_integration/test_vllm_speculator.py"
+#: The limits together are `BUDGET`; the last one gets what the others leave. `compile` needs no GPU.
 STAGES = (
-    Stage("compile", 300, compile_rows),
+    *(Stage(model, seconds, edits_of(model), needs=("vllm",)) for model, seconds in edits.SECONDS.items()),
+    Stage("cases", 170, cases_rows),
+    Stage("steps", 40, rows_of("steps")),
+    Stage("serve", 90, rows_of("serve"), needs=("vllm",)),
+    Stage("ngram", 30, rows_of("steps", "ngram_rows")),
+    Stage("speculator", 30, tests=(_SPECULATOR,), dry_tests=(_SPECULATOR, "-k", "launches_nothing"),
+          needs=("vllm",)),
+    Stage("warm_up", 50, tests=(f"{_ALIGN}/test_warm_up.py",),  # where nothing was compiled before
+          dry_tests=(f"{_ALIGN}/test_warm_up.py", "-k", "changes_no_slot")),
     Stage(
-        "kernels", 300,
+        "kernels", 130,
         tests=(f"{_ALIGN}/ops", *(f"{_ALIGN}/test_{name}.py" for name in (
             "drafter", "arena", "step_traffic", "preparation",
         ))),
         dry_tests=(f"{_ALIGN}/test_preparation.py", f"{_ALIGN}/test_arena.py", "-k", "replay or example"),
     ),
-    Stage("warm_up", 90, tests=(f"{_ALIGN}/test_warm_up.py",),  # where nothing was compiled before
-          dry_tests=(f"{_ALIGN}/test_warm_up.py", "-k", "changes_no_slot")),
-    Stage("cases", 180, cases_rows),
-    Stage("speculator", 60, tests=(_SPECULATOR,), dry_tests=(_SPECULATOR, "-k", "launches_nothing"),
-          needs=("vllm",)),
-    Stage("steps", 150, rows_of("steps")),
-    Stage("ngram", 60, rows_of("steps", "ngram_rows")),
-    Stage("sanitizer", 300, sanitizer_rows),
-    Stage("serve", 240, rows_of("serve"), needs=("vllm",)),
-    Stage("throughput", 300, rows_of("serve", "throughput_rows"), needs=("vllm",)),
-    Stage("suite", 120, tests=("benchmarks/alignment", "--benchmark-only"), needs=("pytest_benchmark",),
+    Stage("suite", 60, tests=("benchmarks/alignment", "--benchmark-only"), needs=("pytest_benchmark",),
           dry_tests=("benchmarks/alignment", "--benchmark-only", "-k", "1-64-8 or 1-17")),
+    Stage("sanitizer", 300, sanitizer_rows),
 )  # fmt: skip
+COMPILE = Stage("compile", 300, compile_rows)
 
 
 def append(path: Path, **fields: Any) -> None:
@@ -253,6 +259,7 @@ def _run_process(stage: Stage, path: Path, seconds: float, is_dry: bool) -> int 
     arguments = [sys.executable, "-m", "benchmarks.gpu", "--rows", str(path), stage.name]
     log = None
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    environment["GPU_STAGE_SECONDS"] = f"{seconds:.0f}"
     if stage.name == "compile":
         environment["TRITON_INTERPRET"] = "0"
     elif is_dry:
@@ -323,9 +330,9 @@ def report(results: dict[str, dict[str, dict[str, Any]]]) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    names = {stage.name: stage for stage in STAGES}
+    names = {stage.name: stage for stage in (*STAGES, COMPILE)}
     parser = command("benchmarks.gpu", __doc__)
-    said = f"of {', '.join(names)}; none: all of them"
+    said = f"of {', '.join(names)}; none: all but the last"
     parser.add_argument("stages", nargs="*", metavar="STAGE", help=said)
     said = "folder of the results"
     parser.add_argument("--out", type=Path, default=ROOT / ".cache" / "gpu_check", help=said)
@@ -336,7 +343,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if unknown := [name for name in options.stages if name not in names]:
         parser.error(f"stages: expected of {', '.join(names)}, found {', '.join(unknown)}")
-    chosen = [names[name] for name in options.stages or names]
+    chosen = [names[name] for name in options.stages] or [*STAGES]
     if options.rows:
         assert chosen[0].rows is not None
         rows = chosen[0].rows("cpu" if options.dry_run else "cuda", options.dry_run, options.rows.parent)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.__main__ import STAGES, Stage
+from benchmarks.gpu import edits
+from benchmarks.gpu.__main__ import BUDGET, STAGES, Stage
 
 ROOT = Path(__file__).parents[2]
 #: Module, options, and a pattern of what it prints.
@@ -61,3 +62,29 @@ def test_a_program_runs(name: str, tmp_path: Path) -> None:
 def test_the_check_of_a_gpu_runs_tests_that_exist(stage: Stage) -> None:
     paths = [name for name in (*stage.tests, *stage.dry_tests) if "/" in name]
     assert [name for name in paths if not (ROOT / name).exists()] == []
+
+
+def test_the_stages_of_a_gpu_fit_into_its_time() -> None:
+    assert sum(stage.seconds for stage in STAGES) <= BUDGET
+    assert [stage.name for stage in STAGES[:2]] == ["dense", "experts"]
+
+
+#: Bytes of a GPU's memory, and model: its layers that fit, and how many such engines at a time.
+FITTING = [
+    ("H100", 84e9, "dense", (32, 1)),
+    ("H100", 84e9, "experts", (41, 1)),
+    ("H200", 149.6e9, "dense", (32, 2)),
+    ("H200", 149.6e9, "experts", (48, 1)),
+]
+
+
+@pytest.mark.parametrize(("gpu", "memory", "model", "expected"), FITTING)
+def test_engines_that_fit_on_a_gpu(gpu: str, memory: float, model: str, expected: tuple[int, int]) -> None:
+    assert edits.fitting(edits.SHAPES[model], memory) == expected
+
+
+def test_the_shapes_have_as_many_parameters_as_their_names_say() -> None:
+    for model, billions in (("dense", 8.05), ("experts", 30.5)):
+        rest, layer = edits.bytes_of(edits.SHAPES[model], 0)
+        parameters = (rest + layer * edits.SHAPES[model]["num_hidden_layers"]) / 2e9
+        assert parameters == pytest.approx(billions, rel=0.01)
