@@ -115,7 +115,7 @@ def observe(part: tuple[RecipePack, list[Record]]) -> npt.NDArray[np.float64]:
                 continue
             total = len(record.prompt) + step.start
             request = Request(tokens, total, 0, len(record.prompt), None, None, ALL_PACKS, None, None, None)
-            recipe = find_recipe(counted, request).row
+            recipe = find_recipe(counted, request).table_row
             for k in range(min(step.accepted + 1, len(step.draft))):
                 p = float(counted.confidence[recipe, k])
                 counts[:, min(int(p * NUM_BINS), NUM_BINS - 1)] += 1, p, k < step.accepted

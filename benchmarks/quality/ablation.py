@@ -80,7 +80,7 @@ MECHANISMS: dict[str, Mechanism] = {
     ),
     "local resync": Mechanism(
         "in sync again by the global resync only",
-        _returns("align/reference.py", "_local_resync", "-1"),
+        _returns("align/reference.py", "_local_ends", "0"),
     ),
     "margin": Mechanism(
         "one bucket for all margins",
@@ -105,7 +105,7 @@ MECHANISMS: dict[str, Mechanism] = {
     ),
     "LCS row": Mechanism(
         "after a divergence the cursor stays at the anchor",
-        _returns("align/reference.py", "_extend_rows", "row"),
+        ("align/reference.py", r"row = lcs\.extend_row\(.*\)", "pass"),
     ),
     "LCS window of 28": Mechanism("of 14 tokens", (_RESYNC, "\nWINDOW = 28", "\nWINDOW = 14")),
     "cursor window": Mechanism("the cursor alone", (_MATCH, r"AT_CURSOR \+ 2", "AT_CURSOR + 1")),

@@ -309,7 +309,7 @@ class Alignment(NamedTuple):
     num_in_sync: Any  # output tokens that were in sync
     # Tokens before the cursor that are known to be the last of the output, at most `MAX_MATCH`, while in sync.
     num_common: Any
-    row: Any  # after it diverged: see `extend_row`
+    lcs_row: Any  # after it diverged: see `lcs.extend_row`
 
 
 class Choice(NamedTuple):
@@ -319,7 +319,9 @@ class Choice(NamedTuple):
     source: Any  # of the text
     position: Any  # in the text; of a recipe: which one it is
     matched: Any  # tokens before the position that agree; 0 of a recipe
-    row: Any  # of the confidences: the candidate's class, or which recipe it is
+    table_row: (
+        Any  # of the confidences: the class, `NUM_CLASSES` more of a hot request; or which recipe it is
+    )
     num: Any  # drafts that it is good for; 0 without a candidate
     expected: Any  # how many of them are expected to be accepted, in units of 1/SURVIVAL_ONE
 
@@ -330,6 +332,6 @@ def better(a: Choice, b: Choice) -> Choice:
     is_b = b.expected > a.expected
     return Choice(
         where(is_b, b.lane, a.lane), where(is_b, b.source, a.source), where(is_b, b.position, a.position),
-        where(is_b, b.matched, a.matched), where(is_b, b.row, a.row), where(is_b, b.num, a.num),
+        where(is_b, b.matched, a.matched), where(is_b, b.table_row, a.table_row), where(is_b, b.num, a.num),
         where(is_b, b.expected, a.expected),
     )  # fmt: skip

@@ -40,8 +40,8 @@ from ..ops.layout import (
     text_kind,
     whole_pages,
 )
-from ..ops.match import NUM_CANDIDATES
-from ..ops.match.reference import CandidateArrays, allocate_candidates
+from ..ops.match import NUM_CANDIDATES, Candidates
+from ..ops.match.reference import Workspace, allocate_workspace
 from ..ops.recipes import ALL_PACKS
 from ..ops.recipes.reference import find_recipe
 from ..ops.recipes.table import Recipes, RecipeTable
@@ -53,7 +53,9 @@ class View(NamedTuple):
     """R requests, C candidates each, up to K drafts; int64."""
 
     cursor: IntArray  # [R]: where the output stands in the prediction
-    candidates: CandidateArrays  # [R, C] each
+    candidates: Candidates  # [R, C] each
+    class_id: IntArray  # [R, C]; -1 without a candidate
+    remaining: IntArray  # [R, C]: tokens of a candidate's text from its position on; 0 without one
     num: IntArray  # [R, C]: drafts of a candidate, however many tokens of its text remain; 0 without one
     expected: IntArray  # [R, C]: how many of them are expected to be accepted
     lane: IntArray  # [R]: the candidate that is drafted, -1 of a recipe
@@ -108,11 +110,14 @@ class StepView:
     def look(self, slots: IntArray, totals: IntArray) -> View:
         """Bring requests up to date, and say what there is to draft from. totals: [R], tokens of each so far."""
         num_draft_tokens = self.tables.confidence.shape[1]
-        widths = {"num": [NUM_CANDIDATES], "expected": [NUM_CANDIDATES], "draft": [num_draft_tokens]}
+        widths = {name: [NUM_CANDIDATES] for name in ("class_id", "remaining", "num", "expected")}
+        widths["draft"] = [num_draft_tokens]
         shapes = {name: [len(slots), *widths.get(name, [])] for name in View._fields if name != "candidates"}
         arrays = {name: np.zeros(shape, dtype=np.int64) for name, shape in shapes.items()}
-        view = View(candidates=allocate_candidates(len(slots)), **arrays)
-        _look(self.state, self.tables, self._recipes, view, self._settings, self.token_ids, slots, totals)
+        space = allocate_workspace(len(slots))
+        view = View(candidates=space.found, **arrays)
+        bound = self.state, self.tables, self._recipes, view, space, self._settings
+        _look(*bound, self.token_ids, slots, totals)
         return view
 
 
@@ -122,6 +127,7 @@ def _look(
     tables: SurvivalTables,
     recipes: RecipeTable,
     view: View,
+    space: Workspace,
     settings: StepSettings,
     token_ids: IntArray,
     slots: IntArray,
@@ -129,26 +135,27 @@ def _look(
 ) -> None:
     every = view.candidates
     for r in range(len(slots)):
-        found = CandidateArrays(
-            every.source[r], every.position[r], every.remaining[r], every.matched[r],
-            every.strength[r], every.key[r], every.token[r], every.margin[r], every.class_id[r],
-        )  # fmt: skip
+        found = Candidates(
+            every.source[r], every.position[r], every.matched[r], every.strength[r], every.token[r]
+        )
+        own = Workspace(found, space.key[r], space.margin[r], view.class_id[r])
         request = load_request(state, settings, slots[r], token_ids[slots[r]], totals[r])
         alignment, edits = update_state(request, load_state(request))
         bucket, recipe = load_bucket(request.prediction, request.last), find_recipe(recipes, request)
-        choice = choose_draft(request, bucket, recipe, alignment, tables, settings, found)
+        choice = choose_draft(request, bucket, recipe, alignment, tables, settings, own)
         view.cursor[r], view.lane[r] = alignment.cursor, choice.lane
         view.num_chosen[r], view.expected_chosen[r] = choice.num, choice.expected
-        view.recipe[r] = choice.row if choice.lane < 0 else -1
+        view.recipe[r] = choice.table_row if choice.lane < 0 else -1
         for i_c in range(NUM_CANDIDATES):
-            if found.remaining[i_c] > 0:
-                row = (
-                    found.class_id[i_c]
-                    + layout.unpack_rules(request.prediction.rules).limits * choose.NUM_CLASSES
-                )
+            if found.position[i_c] >= 0:
+                is_context = found.source[i_c] == layout.TEXT_CONTEXT
+                length = totals[r] if is_context else request.prediction.length
+                view.remaining[r, i_c] = length - found.position[i_c]
+                limits = layout.unpack_rules(request.prediction.rules).limits
                 view.num[r, i_c], view.expected[r, i_c] = worth(
-                    found.matched[i_c], row, tables, settings.length_quarters
-                )
+                    found.matched[i_c], own.class_id[i_c] + limits * choose.NUM_CLASSES, tables,
+                    settings.length_quarters,
+                )  # fmt: skip
         view.length[r], view.edits[r] = write_draft(request, edits, recipes, choice, NOWHERE, view.draft[r])
 
 
@@ -246,7 +253,7 @@ class Explainer:
 
     def _describe(self, view: View, lane: int, num: int, num_output: int, edits: int = 0) -> Explained:
         found = view.candidates
-        class_id, remaining = int(found.class_id[0, lane]), int(found.remaining[0, lane])
+        class_id, remaining = int(view.class_id[0, lane]), int(view.remaining[0, lane])
         if not _wraps_around(view, lane):
             num = min(num, remaining)
         source, why = (
@@ -261,11 +268,11 @@ class Explainer:
     def _why(self, view: View, lane: int, num_output: int, edits: int) -> Iterator[str]:
         found = view.candidates
         position, cursor = int(found.position[0, lane]), int(view.cursor[0])
-        matched, class_id = int(found.matched[0, lane]), int(found.class_id[0, lane])
+        matched, class_id = int(found.matched[0, lane]), int(view.class_id[0, lane])
         if found.source[0, lane] == TEXT_CONTEXT:
             yield f"{_last(matched)} occurred before, in the prompt or the output"
             if _wraps_around(view, lane):
-                yield f"they repeat themselves with period {int(found.remaining[0, lane])}"
+                yield f"they repeat themselves with period {int(view.remaining[0, lane])}"
             return
         in_sync, num_in_sync = self._view.state.align_state[0, [IN_SYNC, NUM_IN_SYNC]]
         if in_sync and position == cursor == num_in_sync == num_output and self._text == "prediction":
@@ -295,5 +302,5 @@ def _wraps_around(view: View, lane: int) -> bool:
     """Whether drafts of a candidate go on with what the output repeats."""
     found = view.candidates
     return bool(found.source[0, lane] == TEXT_CONTEXT) and compose.wraps_around(
-        int(found.matched[0, lane]), int(found.remaining[0, lane])
+        int(found.matched[0, lane]), int(view.remaining[0, lane])
     )

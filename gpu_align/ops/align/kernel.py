@@ -1,13 +1,12 @@
 """Device functions that align a request's output with its prediction: the LCS row, resync, edits."""
 
-from typing import Any, NamedTuple
-
 import triton
 import triton.language as tl
 
 from ..device import align, layout, lcs, match
 from ..index.kernel import load_bucket, load_each, nearest
 from ..layout import Alignment
+from . import Edits
 
 #: Lanes for the tokens around the anchor, for those of a diverged output that are processed at once, and for
 #: positions that are compared with all edits at once.
@@ -25,29 +24,13 @@ def cursor_of(row, prediction, anchor):
     return anchor + (-(key % LANES) + (LANES - 1))
 
 
-class Edits(NamedTuple):
-    """The edits: tokens of the prediction and those in their place; edit number i is in lane i % layout.MAX_EDITS.
-
-    All but the first field and the last are columns of ``edits``.
-    """
-
-    count: Any  # edits recorded
-    b_at: Any  # [layout.MAX_EDITS] int32: token at its position; align.NO_EDIT in an empty lane
-    b_after: Any  # ... and after that
-    b_start: Any  # output position of its first new token
-    b_old: Any  # old tokens
-    b_new: Any  # new tokens
-    b_seen_before: Any  # 1: an edit with the same key was remembered when this one was made
-    is_changed: Any  # whether a lane has changed since they were loaded
-
-
 @triton.jit
 def have_keys(prediction, edits, o_position, m_position):
     """Whether each position has the key of each edit, [positions, layout.MAX_EDITS]."""
     m_position = m_position & (o_position + 1 < prediction.length)
     b_at = tl.load(prediction.tokens + o_position, mask=m_position, other=0)
     b_after = tl.load(prediction.tokens + o_position + 1, mask=m_position, other=0)
-    m_same = (b_at[:, None] == edits.b_at[None, :]) & (b_after[:, None] == edits.b_after[None, :])
+    m_same = (b_at[:, None] == edits.at[None, :]) & (b_after[:, None] == edits.after[None, :])
     return m_same & m_position[:, None]
 
 
@@ -64,14 +47,14 @@ def _run_length(prediction, cursor, p_output, done, num_output):
 @triton.jit
 def _invalidate_edits(edits, prediction, cursor, run):
     """The edits without those whose key the output has just passed unedited, `run` positions from the cursor."""
-    b_at = edits.b_at
+    b_at = edits.at
     for i in range(0, run, LANES):
         o_i = i + tl.arange(0, LANES)
         m_edit = have_keys(prediction, edits, cursor + o_i, o_i < run)
         b_at = tl.where(tl.max(m_edit.to(tl.int32), axis=0) > 0, align.NO_EDIT, b_at)
-    is_changed = edits.is_changed | tl.max((b_at != edits.b_at).to(tl.int32), axis=0)
+    is_changed = edits.is_changed | tl.max((b_at != edits.at).to(tl.int32), axis=0)
     return Edits(
-        edits.count, b_at, edits.b_after, edits.b_start, edits.b_old, edits.b_new, edits.b_seen_before,
+        edits.count, b_at, edits.after, edits.start, edits.old, edits.new, edits.seen_before,
         is_changed,
     )  # fmt: skip
 
@@ -136,7 +119,7 @@ def _resync(prediction, a, p_output, done, num_output):
     for k in tl.static_range(1, align.LOCAL_MATCH):
         token = tl.load(p_output + tl.maximum(done - k, 0))
         words = words + (tl.where(done >= k, _word_of(b_window, b_bit, token), 0),)
-    row = a.row
+    row = a.lcs_row
     position = tl.full([], layout.NOWHERE, tl.int32)
     while (position == layout.NOWHERE) & (done < num_output):
         end = tl.minimum(done + LANES, num_output)
@@ -189,19 +172,19 @@ def _record_edit(edits, prediction, position, p_output, done, old, new):
     m_key = position + 1 < prediction.length
     if m_key & (old <= align.MAX_EDIT_LEN) & (new <= align.MAX_EDIT_LEN):
         at, after = tl.load(prediction.tokens + position), tl.load(prediction.tokens + position + 1)
-        m_same = (edits.b_at == at) & (edits.b_after == after) & (edits.b_old == old) & (edits.b_new == new)
-        b_first = tl.load(p_output + edits.b_start, mask=m_same & (edits.b_new > 0), other=0)
+        m_same = (edits.at == at) & (edits.after == after) & (edits.old == old) & (edits.new == new)
+        b_first = tl.load(p_output + edits.start, mask=m_same & (edits.new > 0), other=0)
         first = tl.load(p_output + done, mask=new > 0, other=0)
         seen_before = tl.max((m_same & (b_first == first)).to(tl.int32), axis=0)
         m_way = tl.arange(0, layout.MAX_EDITS) == edits.count % layout.MAX_EDITS
         edits = Edits(
             edits.count + 1,
-            tl.where(m_way, at, edits.b_at),
-            tl.where(m_way, after, edits.b_after),
-            tl.where(m_way, done, edits.b_start),
-            tl.where(m_way, old, edits.b_old),
-            tl.where(m_way, new, edits.b_new),
-            tl.where(m_way, seen_before, edits.b_seen_before),
+            tl.where(m_way, at, edits.at),
+            tl.where(m_way, after, edits.after),
+            tl.where(m_way, done, edits.start),
+            tl.where(m_way, old, edits.old),
+            tl.where(m_way, new, edits.new),
+            tl.where(m_way, seen_before, edits.seen_before),
             1,
         )
     return edits
@@ -280,11 +263,11 @@ def _start_over(is_fresh, a, edits):
     alignment = Alignment(
         tl.where(is_fresh, 1, a.in_sync), tl.where(is_fresh, 0, a.cursor), tl.where(is_fresh, 0, a.anchor),
         tl.where(is_fresh, 0, a.diverged_at), tl.where(is_fresh, 0, a.num_in_sync),
-        tl.where(is_fresh, 0, a.num_common), tl.where(is_fresh, -1, a.row),
+        tl.where(is_fresh, 0, a.num_common), tl.where(is_fresh, -1, a.lcs_row),
     )  # fmt: skip
     return alignment, Edits(
-        tl.where(is_fresh, 0, edits.count), tl.where(is_fresh, align.NO_EDIT, edits.b_at), edits.b_after,
-        edits.b_start, edits.b_old, edits.b_new, edits.b_seen_before, edits.is_changed,
+        tl.where(is_fresh, 0, edits.count), tl.where(is_fresh, align.NO_EDIT, edits.at), edits.after,
+        edits.start, edits.old, edits.new, edits.seen_before, edits.is_changed,
     )  # fmt: skip
 
 

@@ -2,41 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 from ..host import align, layout, lcs, match, njit, to_int
 from ..index.reference import load_bucket, nearest
 from ..layout import Alignment, IntArray, Request, SourceText
 from ..match.reference import match_length
-
-
-class EditRows(NamedTuple):
-    """The edits: tokens of the prediction and those of the output in their place."""
-
-    count: Any  # edits recorded
-    rows: IntArray  # [MAX_EDITS, EDIT] int32, changed in place: edit number i is in row i % MAX_EDITS
-
-
-@njit
-def _holds(tokens: IntArray, token: int) -> bool:
-    """Whether the token is there. No early exit: a CPU compares many at a time, and mostly it is not."""
-    found = False
-    for i in range(len(tokens)):
-        found |= tokens[i] == token
-    return found
-
-
-@njit
-def _extend_rows(row: int, prediction: SourceText, anchor: int, output: IntArray, begin: int) -> int:
-    """The LCS row after ``output[begin:]``."""
-    window = prediction.tokens[anchor : anchor + align.WINDOW]
-    for i in range(begin, len(output)):
-        matches = 0
-        if _holds(window, output[i]):
-            for j in range(len(window)):
-                matches |= int(window[j] == output[i]) << j
-        row = lcs.extend_row(row, matches)
-    return row
+from . import Edits
 
 
 @njit
@@ -51,18 +21,18 @@ def cursor_of(row: int, prediction: SourceText, anchor: int) -> int:
 
 
 @njit
-def has_key(prediction: SourceText, edit: IntArray, position: int) -> bool:
-    """Whether a position has the key of an edit."""
+def has_key(prediction: SourceText, edits: Edits, i: int, position: int) -> bool:
+    """Whether a position has the key of edit i."""
     tokens = prediction.tokens
-    if position + 1 >= prediction.length or edit[layout.EDIT_AT] != tokens[position]:
+    if position + 1 >= prediction.length or edits.at[i] != tokens[position]:
         return False
-    return bool(edit[layout.EDIT_AFTER] == tokens[position + 1])
+    return bool(edits.after[i] == tokens[position + 1])
 
 
 @njit
 def _run_length(prediction: SourceText, cursor: int, output: IntArray, done: int) -> int:
-    """How many of the next tokens of output and prediction agree."""
-    most = min(len(output) - done, prediction.length - cursor)
+    """How many of the next `MAX_MATCH` tokens of output and prediction agree."""
+    most = min(len(output) - done, prediction.length - cursor, match.MAX_MATCH)
     run = 0
     while run < most and output[done + run] == prediction.tokens[cursor + run]:
         run += 1
@@ -70,37 +40,66 @@ def _run_length(prediction: SourceText, cursor: int, output: IntArray, done: int
 
 
 @njit
-def _invalidate_edits(edits: EditRows, prediction: SourceText, cursor: int, run: int) -> None:
-    """Drop the edits whose key the output has just passed unedited: `run` positions from the cursor on."""
-    for edit in edits.rows:
+def _invalidate_edits(edits: Edits, prediction: SourceText, cursor: int, run: int) -> Edits:
+    """The edits without those whose key the output has just passed unedited, `run` positions from the cursor."""
+    for i in range(layout.MAX_EDITS):
         for position in range(cursor, cursor + run):
-            if has_key(prediction, edit, position):
-                edit[layout.EDIT_AT] = align.NO_EDIT
+            if has_key(prediction, edits, i, position):
+                edits.at[i] = align.NO_EDIT
+    return edits
 
 
 @njit
-def _local_resync(prediction: SourceText, anchor: int, output: IntArray) -> int:
-    """The first position from the anchor to `WINDOW` after it that the output ends like, or -1."""
-    tokens, done = prediction.tokens, len(output)
-    first, behind = max(anchor, align.LOCAL_MATCH), min(anchor + align.WINDOW, prediction.length) + 1
-    if done >= align.LOCAL_MATCH and _holds(tokens[first - 1 : behind - 1], output[done - 1]):
-        for position in range(first, behind):
-            if match_length(tokens, position, output, align.LOCAL_MATCH) == align.LOCAL_MATCH:
-                return position
-    return -1
+def _word_around(prediction: SourceText, anchor: int, token: int) -> int:
+    """The bits of the tokens that are this one: of `LOCAL_MATCH` before the anchor and `WINDOW` after it."""
+    first, word = max(anchor - align.LOCAL_MATCH, 0), 0
+    window = prediction.tokens[first : anchor + align.WINDOW]
+    for i in range(len(window)):
+        word |= int(window[i] == token) << i
+    return int(word << (first - anchor + align.LOCAL_MATCH))
 
 
 @njit
-def _global_resync(prediction: SourceText, anchor: int, output: IntArray) -> int:
-    """The position of the lowest rank, of those near the anchor, that the output ends like, or -1."""
-    best, most = -1, min(len(output), align.GLOBAL_MATCH)
+def _local_ends(prediction: SourceText, anchor: int, output: IntArray, done: int) -> int:
+    """The bits where the last `LOCAL_MATCH` tokens of ``output[:done]`` end."""
+    if done < align.LOCAL_MATCH:
+        return 0
+    ends = _word_around(prediction, anchor, output[done - 1])
+    for j in range(1, align.LOCAL_MATCH):
+        if ends != 0:
+            ends &= _word_around(prediction, anchor, output[done - 1 - j]) << j
+    return ends
+
+
+@njit
+def _global_look(prediction: SourceText, anchor: int, output: IntArray) -> int:
+    """The position of the lowest rank, of those near the anchor, that the output ends like, or `NOWHERE`."""
+    best, most = int(layout.NOWHERE), min(len(output), align.GLOBAL_MATCH)
     begin, end = nearest(prediction, load_bucket(prediction, output[-1]), anchor, align.NEAREST)
     for i in range(begin, end):
         position = int(prediction.index.positions[i])
-        is_nearer = best < 0 or layout.rank_of(position, anchor) < layout.rank_of(best, anchor)
+        is_nearer = best == layout.NOWHERE or layout.rank_of(position, anchor) < layout.rank_of(best, anchor)
         if is_nearer and match_length(prediction.tokens, position, output, most) == align.GLOBAL_MATCH:
             best = position
     return best
+
+
+@njit
+def _resync(prediction: SourceText, a: Alignment, output: IntArray, done: int) -> tuple[int, int, int]:
+    """``(done, position, lcs_row)`` of the first of ``output[done:]`` after which it is in sync again, or
+    len(output), `NOWHERE` and the LCS row of all."""
+    row, position = a.lcs_row, layout.NOWHERE
+    while position == layout.NOWHERE and done < len(output):
+        row = lcs.extend_row(row, _word_around(prediction, a.anchor, output[done]) >> align.LOCAL_MATCH)
+        done += 1
+        ends, lane = _local_ends(prediction, a.anchor, output, done), 0
+        if ends != 0:
+            while not (ends >> lane) & 1:
+                lane += 1
+            position = a.anchor + lane - (align.LOCAL_MATCH - 1)
+        elif done % align.GLOBAL_EVERY == 0:
+            position = _global_look(prediction, a.anchor, output[:done])
+    return done, position, row
 
 
 @njit
@@ -115,8 +114,8 @@ def common_end(
 
 @njit
 def _record_edit(
-    edits: EditRows, prediction: SourceText, position: int, output: IntArray, done: int, old: int, new: int
-) -> EditRows:
+    edits: Edits, prediction: SourceText, position: int, output: IntArray, done: int, old: int, new: int
+) -> Edits:
     """The edits with one more: `old` tokens from the position on became `new` tokens of ``output[done:]``.
 
     Nothing is recorded where the position has no key or a side is too long.
@@ -125,18 +124,21 @@ def _record_edit(
     if position + 1 >= prediction.length or old > align.MAX_EDIT_LEN or new > align.MAX_EDIT_LEN:
         return edits
     seen_before = False
-    for other in edits.rows:
-        if (
-            other[layout.EDIT_OLD] == old
-            and other[layout.EDIT_NEW] == new
-            and has_key(prediction, other, position)
-        ):
-            seen_before |= new == 0 or output[other[layout.EDIT_START]] == output[done]
-    edit = edits.rows[edits.count % layout.MAX_EDITS]
-    edit[layout.EDIT_SEEN_BEFORE] = seen_before
-    edit[layout.EDIT_AT], edit[layout.EDIT_AFTER] = tokens[position], tokens[position + 1]
-    edit[layout.EDIT_START], edit[layout.EDIT_OLD], edit[layout.EDIT_NEW] = done, old, new
-    return EditRows(edits.count + 1, edits.rows)
+    for i in range(layout.MAX_EDITS):
+        if edits.old[i] == old and edits.new[i] == new and has_key(prediction, edits, i, position):
+            seen_before |= new == 0 or output[edits.start[i]] == output[done]
+    i = edits.count % layout.MAX_EDITS
+    edits.at[i], edits.after[i] = tokens[position], tokens[position + 1]
+    edits.start[i], edits.old[i], edits.new[i], edits.seen_before[i] = done, old, new, seen_before
+    return _counted(edits, edits.count + 1)
+
+
+@njit
+def _counted(edits: Edits, count: int) -> Edits:
+    """The same columns with another number of edits."""
+    return Edits(
+        count, edits.at, edits.after, edits.start, edits.old, edits.new, edits.seen_before, edits.is_changed
+    )
 
 
 @njit
@@ -160,13 +162,15 @@ def _last_common(
 
 @njit
 def record_edits(
-    edits: EditRows, prediction: SourceText, alignment: Alignment, position: int, output: IntArray, done: int
-) -> EditRows:
+    edits: Edits, prediction: SourceText, alignment: Alignment, position: int, output: IntArray, done: int
+) -> Edits:
     """The edits with those that made ``output[diverged_at:done]`` of ``prediction[anchor:position]``.
 
     They are what is between the tokens that both have, the last `MAX_EDITS_AT_ONCE`.
     """
-    for _ in range(align.MAX_EDITS_AT_ONCE):
+    num = 0
+    while num < align.MAX_EDITS_AT_ONCE and (position > alignment.anchor or done > alignment.diverged_at):
+        num += 1
         common = common_end(prediction, alignment, position, output, done)
         position, done = position - common, done - common
         if position > alignment.anchor or done > alignment.diverged_at:
@@ -178,26 +182,25 @@ def record_edits(
 
 @njit
 def _process_tokens(
-    request: Request, output: IntArray, done: int, a: Alignment, edits: EditRows
-) -> tuple[Alignment, EditRows]:
-    """Process ``output[done:]``, but for the row: find where it diverges and where it is in sync again."""
+    request: Request, output: IntArray, done: int, a: Alignment, edits: Edits
+) -> tuple[Alignment, Edits]:
+    """Process ``output[done:]``: returns the `Alignment` `a` and the edits after it."""
     prediction = request.prediction
     while done < len(output):
         if a.in_sync > 0:
             run = _run_length(prediction, a.cursor, output, done)
             if edits.count > 0:
-                _invalidate_edits(edits, prediction, a.cursor, run)
+                edits = _invalidate_edits(edits, prediction, a.cursor, run)
             done += run
             common = min(a.num_common + run, match.MAX_MATCH)
             a = align.in_sync_at(a, a.cursor + run, a.num_in_sync + run, common)
-            if done < len(output):
+            if run < match.MAX_MATCH and done < len(output):
                 a = align.diverge(a, done)
         if a.in_sync == 0:
-            done += 1
-            position = _local_resync(prediction, a.anchor, output[:done])
-            if position < 0 and done % align.GLOBAL_EVERY == 0:
-                position = _global_resync(prediction, a.anchor, output[:done])
-            if position >= 0:
+            done, position, row = _resync(prediction, a, output, done)
+            if position == layout.NOWHERE:
+                a = align.at_cursor(a, cursor_of(row, prediction, a.anchor), row)
+            else:
                 common = common_end(prediction, a, position, output, done)
                 if position >= a.anchor:
                     edits = record_edits(edits, prediction, a, position, output, done)
@@ -206,19 +209,33 @@ def _process_tokens(
 
 
 @njit
-def load_state(request: Request) -> tuple[int, Alignment, EditRows]:
+def load_state(request: Request) -> tuple[int, Alignment, Edits]:
     """``(seen, alignment, edits)`` of a slot as they were stored."""
-    state = request.align_state
+    state, edits = request.align_state, request.edits
     alignment = Alignment(
         to_int(state[layout.IN_SYNC]), to_int(state[layout.CURSOR]), to_int(state[layout.ANCHOR]),
         to_int(state[layout.DIVERGED_AT]), to_int(state[layout.NUM_IN_SYNC]), to_int(state[layout.NUM_COMMON]),
         to_int(state[layout.LCS_ROW]),
     )  # fmt: skip
-    return to_int(state[layout.SEEN]), alignment, EditRows(to_int(state[layout.NUM_EDITS]), request.edits)
+    return to_int(state[layout.SEEN]), alignment, Edits(
+        to_int(state[layout.NUM_EDITS]), edits[:, layout.EDIT_AT], edits[:, layout.EDIT_AFTER],
+        edits[:, layout.EDIT_START], edits[:, layout.EDIT_OLD], edits[:, layout.EDIT_NEW],
+        edits[:, layout.EDIT_SEEN_BEFORE], 0,
+    )  # fmt: skip
 
 
 @njit
-def _store_state(request: Request, a: Alignment, edits: EditRows) -> None:
+def _start_over(is_fresh: bool, a: Alignment, edits: Edits) -> tuple[Alignment, Edits]:
+    """The alignment and the edits; of a fresh request in sync at the beginning, and none."""
+    if is_fresh:
+        a, edits = Alignment(1, 0, 0, 0, 0, 0, -1), _counted(edits, 0)
+        edits.at[:] = align.NO_EDIT
+    return a, edits
+
+
+@njit
+def _store_state(request: Request, a: Alignment, edits: Edits) -> None:
+    """Write back what `load_state` loads, but for the columns of the edits, which are written already."""
     state = request.align_state
     state[layout.SEEN], state[layout.NUM_EDITS] = request.total, edits.count
     for i in range(layout.ALIGN_STATE - layout.IN_SYNC):
@@ -226,23 +243,19 @@ def _store_state(request: Request, a: Alignment, edits: EditRows) -> None:
 
 
 @njit
-def realign(request: Request, state: tuple[int, Alignment, EditRows]) -> tuple[Alignment, EditRows]:
+def realign(request: Request, state: tuple[int, Alignment, Edits]) -> tuple[Alignment, Edits]:
     """Process what is new of a request's output, after a `load_state`, and write its state back.
 
     Returns ``(alignment, edits)``, with the cursor where the output stands.
     """
     prediction = request.prediction
     seen, a, edits = state
-    if layout.starts_over(request.total, seen):
-        seen, a, edits = 0, Alignment(1, 0, 0, 0, 0, 0, -1), EditRows(0, edits.rows)
-        edits.rows[:, layout.EDIT_AT] = align.NO_EDIT
+    is_fresh = layout.starts_over(request.total, seen)
+    a, edits = _start_over(is_fresh, a, edits)
     # An output is neither in sync with an empty prediction nor diverged from it.
-    if prediction.length > 0 and request.total > request.output_start:
-        done, output = max(seen - request.output_start, 0), request.tokens[request.output_start :]
-        a, edits = _process_tokens(request, output, done, a, edits)
-        if a.in_sync == 0:
-            # Only the tokens since the output diverged last are in the row.
-            row = _extend_rows(a.row, prediction, a.anchor, output, max(done, a.diverged_at))
-            a = align.at_cursor(a, cursor_of(row, prediction, a.anchor), row)
+    num_output = request.total - request.output_start if prediction.length > 0 else 0
+    output = request.tokens[request.output_start :][: max(num_output, 0)]
+    done = max((0 if is_fresh else seen) - request.output_start, 0)
+    a, edits = _process_tokens(request, output, done, a, edits)
     _store_state(request, a, edits)
     return a, edits

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from ..host import align, choose, layout, match, njit, to_int
-from ..layout import Alignment, Choice, Request, StepSettings
-from ..match.reference import CandidateArrays
+from ..layout import Alignment, Choice, IntArray, Request, StepSettings
+from ..match import Candidates
+from ..match.reference import Workspace
 from .survival import SurvivalTables
 
 #: The most that matched length and what is in common before it are worth together.
@@ -19,26 +20,27 @@ MARGIN_BUCKET = np.searchsorted(choose.MARGIN_EDGES, np.arange(-_MOST, _MOST + 1
 
 
 @njit
-def margins(found: CandidateArrays, adherence: int) -> None:
-    """Write how much stronger each candidate is than the strongest one that expects another token next.
+def margins(found: Candidates, adherence: int, margin: IntArray) -> IntArray:
+    """How much stronger each candidate is than the strongest one that expects another token next; in `margin`.
 
     Candidates in a prediction that the output hardly adheres to are ignored.
     """
     reach, leader, runner_up = -1, 0, 0
     for lane in range(match.NUM_CANDIDATES):
         is_followed = found.source[lane] == layout.TEXT_CONTEXT or adherence != choose.ADHERENCE_LOST
-        strength = found.strength[lane] if found.remaining[lane] > 0 and is_followed else -1
-        found.margin[lane] = strength  # for now; below 0 it is not considered
+        strength = found.strength[lane] if found.position[lane] >= 0 and is_followed else -1
+        margin[lane] = strength  # for now; below 0 it is not considered
         if strength > reach:
             reach, leader = strength, lane
     token = found.token[leader]
     for lane in range(match.NUM_CANDIDATES):
         if found.token[lane] != token:
-            runner_up = max(runner_up, found.margin[lane])
+            runner_up = max(runner_up, margin[lane])
     # Where nothing is considered, nothing is ahead of anything.
     reach = max(reach, 0)
     for lane in range(match.NUM_CANDIDATES):
-        found.margin[lane] = found.strength[lane] - (runner_up if found.token[lane] == token else reach)
+        margin[lane] = found.strength[lane] - (runner_up if found.token[lane] == token else reach)
+    return margin
 
 
 @njit
@@ -52,68 +54,69 @@ def score_deficit(position: int, alignment: Alignment) -> Any:
     j = position - alignment.anchor
     if not 0 <= j <= align.WINDOW:
         return choose.CLOSE_DEFICIT + 1
-    return align.score_at(alignment.row, alignment.cursor - alignment.anchor) - align.score_at(
-        alignment.row, j
+    return align.score_at(alignment.lcs_row, alignment.cursor - alignment.anchor) - align.score_at(
+        alignment.lcs_row, j
     )
 
 
 @njit
-def classes(found: CandidateArrays, alignment: Alignment, num_output: int) -> None:
-    """Write the class of every candidate. num_output: with the adherence prior."""
+def classes(
+    found: Candidates, alignment: Alignment, num_output: int, margin: IntArray, class_id: IntArray
+) -> IntArray:
+    """Class of every candidate, in `class_id`; -1 without one. num_output: with the adherence prior."""
     adherence = choose.adherence_of(alignment.num_in_sync, num_output)
-    margins(found, adherence)
+    margin = margins(found, adherence, margin)
     for lane in range(match.NUM_CANDIDATES):
-        found.class_id[lane] = -1
-        if found.remaining[lane] > 0:
-            bucket, position = choose.ALIGNMENT_CONTEXT, found.position[lane]
-            if found.source[lane] != layout.TEXT_CONTEXT:
-                deficit = score_deficit(position, alignment)
-                bucket = choose.alignment_bucket(position - alignment.cursor, deficit)
-            length, margin = LENGTH_BUCKET[found.strength[lane]], MARGIN_BUCKET[found.margin[lane] + _MOST]
-            found.class_id[lane] = choose.pack_class(length, margin, bucket, adherence)
+        position, bucket = found.position[lane], choose.ALIGNMENT_CONTEXT
+        if found.source[lane] != layout.TEXT_CONTEXT:
+            deficit = score_deficit(position, alignment)
+            bucket = choose.alignment_bucket(position - alignment.cursor, deficit)
+        length = LENGTH_BUCKET[found.strength[lane]]
+        packed = choose.pack_class(length, MARGIN_BUCKET[margin[lane] + _MOST], bucket, adherence)
+        class_id[lane] = packed if position >= 0 else -1
+    return class_id
 
 
 @njit
-def worth(matched: int, row: int, tables: SurvivalTables, length_quarters: int) -> tuple[int, int]:
+def worth(matched: int, table_row: int, tables: SurvivalTables, length_quarters: int) -> tuple[int, int]:
     """``(num, expected)``: drafts of a candidate and how many of them are expected to be accepted.
 
-    How many tokens of its text remain limits neither. row: of the tables, its class among the limits of its text.
+    How many tokens of its text remain limits neither. table_row: its class, plus `NUM_CLASSES` for each of the
+    limits of its text.
     """
     K = tables.expected_accepted.shape[1] - 1
     num = K if matched >= match.MAX_MATCH else min(length_quarters * (matched + 1) // 4, K)
-    num = min(num, int(tables.max_draft_len[row]))
-    return num, int(tables.expected_accepted[row, num])
+    num = min(num, int(tables.max_draft_len[table_row]))
+    return num, int(tables.expected_accepted[table_row, num])
 
 
 @njit
 def choose_candidate(
     request: Request,
-    found: CandidateArrays,
+    found: Candidates,
     alignment: Alignment,
     tables: SurvivalTables,
     settings: StepSettings,
+    space: Workspace,
 ) -> Choice:
     """The candidate with the most expected accepted drafts, the lower lane of two; num is 0 where none has any.
 
-    An exact prefix goes before all. Writes the margins and classes of the candidates.
+    An exact prefix goes before all.
     """
     rules = layout.unpack_rules(request.prediction.rules)
     num_output = max(request.total - request.output_start, 0) + rules.prior
-    classes(found, alignment, num_output)
+    class_id = classes(found, alignment, num_output, space.margin, space.class_id)
+    is_exact = choose.is_exact_prefix(alignment, num_output)
     best, best_num, best_expected = 0, 0, 0
-    if choose.is_exact_prefix(alignment, num_output) and found.remaining[match.AT_CURSOR] > 0:
-        best, best_num, best_expected = (
-            match.AT_CURSOR,
-            tables.expected_accepted.shape[1] - 1,
-            choose.EXACT_PREFIX,
-        )
     for lane in range(match.NUM_CANDIDATES):
-        if found.remaining[lane] > 0 and best_expected < choose.EXACT_PREFIX:
-            row = found.class_id[lane] + rules.limits * choose.NUM_CLASSES
-            num, expected = worth(found.matched[lane], row, tables, settings.length_quarters)
+        if found.position[lane] >= 0:
+            table_row = class_id[lane] + rules.limits * choose.NUM_CLASSES
+            num, expected = worth(found.matched[lane], table_row, tables, settings.length_quarters)
+            if is_exact and lane == match.AT_CURSOR:
+                num, expected = tables.expected_accepted.shape[1] - 1, choose.EXACT_PREFIX
             if expected > best_expected:
                 best, best_num, best_expected = lane, num, expected
     return Choice(
         best, to_int(found.source[best]), to_int(found.position[best]), to_int(found.matched[best]),
-        to_int(found.class_id[best] + request.meta[layout.IS_HOT] * choose.NUM_CLASSES), best_num, best_expected,
+        to_int(class_id[best] + request.meta[layout.IS_HOT] * choose.NUM_CLASSES), best_num, best_expected,
     )  # fmt: skip

@@ -14,7 +14,7 @@ def _next_edit(prediction, edits, b_age, m_trusted, o_position, o_look, num):
     `NOWHERE` where no position has one. o_look: [LANES], the draft at each position, below `num`.
     """
     m_edit = have_keys(prediction, edits, o_position, o_look < num)
-    m_edit = m_edit & (o_position[:, None] + edits.b_old[None, :] <= prediction.length)
+    m_edit = m_edit & (o_position[:, None] + edits.old[None, :] <= prediction.length)
     m_edit = m_edit & m_trusted[None, :]
     b_key = tl.where(m_edit, (o_look * layout.MAX_EDITS)[:, None] + b_age[None, :], layout.NOWHERE)
     return tl.min(tl.min(b_key, axis=0), axis=0)
@@ -33,10 +33,10 @@ def _replay_edits(request, edits, position, num, BLOCK_K: tl.constexpr):
     since = 0
     clear = 0
     replays = tl.where(edits.count > 0, 0, compose.MAX_REPLAYS)
-    m_valid = edits.b_at != align.NO_EDIT
+    m_valid = edits.at != align.NO_EDIT
     invalid = tl.minimum(edits.count, layout.MAX_EDITS) - tl.sum(m_valid.to(tl.int32), axis=0)
-    trusts_all = tl.sum(tl.where(m_valid, edits.b_seen_before, 0), axis=0) >= invalid
-    m_trusted = (edits.b_seen_before > 0) | trusts_all
+    trusts_all = tl.sum(tl.where(m_valid, edits.seen_before, 0), axis=0) >= invalid
+    m_trusted = (edits.seen_before > 0) | trusts_all
     while (replays < compose.MAX_REPLAYS) & (clear < num):
         o_look = clear + tl.arange(0, LANES)
         o_position = position + o_look - since
@@ -48,10 +48,10 @@ def _replay_edits(request, edits, position, num, BLOCK_K: tl.constexpr):
             replays += 1
             k = key // layout.MAX_EDITS
             m_way = b_age == key % layout.MAX_EDITS
-            position += k - since + tl.sum(tl.where(m_way, edits.b_old, 0), axis=0)
-            since = k + tl.sum(tl.where(m_way, edits.b_new, 0), axis=0)
+            position += k - since + tl.sum(tl.where(m_way, edits.old, 0), axis=0)
+            since = k + tl.sum(tl.where(m_way, edits.new, 0), axis=0)
             clear = since + 1
-            start = request.output_start + tl.sum(tl.where(m_way, edits.b_start, 0), axis=0)
+            start = request.output_start + tl.sum(tl.where(m_way, edits.start, 0), axis=0)
             o_new = tl.where(o_k < since, start + o_k - k, position + o_k - since)
             o_source = tl.where(o_k >= k, o_new, o_source)
             b_is_edit = tl.where(o_k >= k, (o_k < since).to(tl.int32), b_is_edit)

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-from ..align.reference import EditRows, has_key
+from ..align import Edits
+from ..align.reference import has_key
 from ..host import align, compose, layout, match, njit, recipes
 from ..layout import Choice, IntArray, Request, SourceText
 from ..recipes.table import RecipeTable
 
 
 @njit
-def _latest_edit(prediction: SourceText, edits: EditRows, position: int) -> int:
+def _latest_edit(prediction: SourceText, edits: Edits, position: int) -> int:
     """The latest edit that has the key of a position and whose old tokens are all there, or -1.
 
     One that was not seen before counts only where at least as many were seen before as have become invalid.
     """
-    balance = 0
-    for edit in edits.rows[: edits.count]:
-        balance += -1 if edit[layout.EDIT_AT] == align.NO_EDIT else int(edit[layout.EDIT_SEEN_BEFORE])
-    for number in range(edits.count - 1, max(edits.count - layout.MAX_EDITS, 0) - 1, -1):
-        edit = edits.rows[number % layout.MAX_EDITS]
-        is_there = (
-            has_key(prediction, edit, position) and position + edit[layout.EDIT_OLD] <= prediction.length
-        )
-        if is_there and (balance >= 0 or edit[layout.EDIT_SEEN_BEFORE] > 0):
-            return int(number % layout.MAX_EDITS)
+    balance, remembered = 0, min(edits.count, layout.MAX_EDITS)
+    for i in range(remembered):
+        balance += -1 if edits.at[i] == align.NO_EDIT else int(edits.seen_before[i])
+    for number in range(edits.count - 1, edits.count - remembered - 1, -1):
+        i = number % layout.MAX_EDITS
+        is_there = has_key(prediction, edits, i, position) and position + edits.old[i] <= prediction.length
+        if is_there and (balance >= 0 or edits.seen_before[i] > 0):
+            return int(i)
     return -1
 
 
 @njit
 def _compose(
     request: Request,
-    edits: EditRows,
+    edits: Edits,
     position: int,
     num: int,
     shift: int,
@@ -47,12 +46,11 @@ def _compose(
         i = _latest_edit(prediction, edits, position) if replays < compose.MAX_REPLAYS else -1
         if i >= 0:
             replays += 1
-            edit = edits.rows[i]
-            for k in range(edit[layout.EDIT_NEW]):
+            for k in range(edits.new[i]):
                 if length < num:
-                    draft[length] = output[edit[layout.EDIT_START] + k]
+                    draft[length] = output[edits.start[i] + k]
                     length += 1
-            position += int(edit[layout.EDIT_OLD])
+            position += int(edits.old[i])
         # The token behind an edit is copied as it is.
         if length < num and position < prediction.length:
             draft[length] = _shifted(prediction.tokens, position, shift, table)
@@ -104,7 +102,7 @@ def _shifted(text: IntArray, position: int, shift: int, table: RecipeTable) -> i
 @njit
 def write_draft(
     request: Request,
-    edits: EditRows,
+    edits: Edits,
     table: RecipeTable,
     choice: Choice,
     max_context_len: int,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from ..backend import Backend, check_tensor, launch, resolve_backend
+from ..backend import Backend, check_int, check_tensor, launch, resolve_backend
 from ..rules import rule
 from .reference import Batch, lcs_reference
 
 #: Words (of 32 tokens) of a panel, two a lane: what a program holds at once. Wider predictions go through in
 #: several panels. With more words a code would need more than the 15 bits that it has beside its sign.
 _MIN_BLOCK_WORDS, _MAX_BLOCK_WORDS = 4, 512
+#: Tokens of a row: what offsets of 32 bits within one reach.
+_MAX_TOKENS = 1 << 30
 #: Tokens that a program of lcs_code_kernel looks up at once.
 _MAX_BLOCK_TOKENS = 4096
 #: The interpreter pays by the operation, not by its width: requests that share a program there.
@@ -71,7 +73,7 @@ def lcs_length(
 
     Raises:
         TypeError: an argument is no tensor, or has another dtype.
-        ValueError: another shape, device or layout, or an unknown backend.
+        ValueError: another shape, device or layout, rows of more than 2**30 tokens, or an unknown backend.
 
     Cost: m · ceil(n / 32) word steps, of which a program runs up to 512 side by side, after m + n look-ups in a
     hash table; they take longer where many different tokens fall into neighbouring slots. Scratch on the device:
@@ -120,6 +122,8 @@ def _lcs(batch: Batch, out: torch.Tensor | None, backend: Backend, wants_row: bo
     check_tensor("context_len", context_len, dtype=int32, shape=[B], device=device)
     check_tensor("prediction", prediction, dtype=int32, shape=[B, None], device=device)
     check_tensor("prediction_len", prediction_len, dtype=int32, shape=[B], device=device)
+    for name, tokens in (("context", context), ("prediction", prediction)):
+        check_int(f"{name}.shape[1]", tokens.shape[1], 0, _MAX_TOKENS)
     run = lcs_reference if resolve_backend(backend, context) == "reference" else _launch
     shape = [B, prediction.shape[1] + 1] if wants_row else [B]
     out = torch.empty(shape, dtype=int32, device=device) if out is None else out

@@ -77,10 +77,11 @@ def lcs_code_kernel(
     o_b = tl.program_id(0).to(tl.int64) * BLOCK_B + o_lane // BLOCK_T
     m_b = o_b < B
     i_panel = tl.program_id(1)
+    o_panel = i_panel.to(tl.int64)
     b_m = _load_clamped(context_len_ptr, o_b, m_b, M)
     b_n = tl.minimum(_load_clamped(prediction_len_ptr, o_b, m_b, N) - (i_panel << PLANES), 1 << PLANES)
     p_prediction = prediction_ptr + o_b * stride_prediction_b + (i_panel << PLANES)
-    p_table = table_ptr + o_b * stride_table_b + i_panel * SLOTS
+    p_table = table_ptr + o_b * stride_table_b + o_panel * SLOTS
     for i_slot in range(0, SLOTS, BLOCK_T):
         tl.store(p_table + i_slot + o_t, EMPTY, mask=m_b)
     tl.debug_barrier()
@@ -115,7 +116,7 @@ def lcs_code_kernel(
             tl.store(p_planes + i * PANEL_WORDS + i_n // 32, b_plane, mask=o_word_b < B)
     tl.debug_barrier()
     chunks = (M + 3) // 4
-    p_code = code_ptr + o_b * stride_code_b + i_panel * (chunks * 4)
+    p_code = code_ptr + o_b * stride_code_b + o_panel * (chunks * 4)
     for i_t in range(0, tl.max(b_m, axis=0), BLOCK_T):
         m_open = i_t + o_t < b_m
         b_token = tl.load(context_ptr + o_b * stride_context_b + i_t + o_t, mask=m_open, other=0)
@@ -191,7 +192,7 @@ def lcs_wavefront_kernel(
         b_v = b_ones
         b_carries = tl.zeros([BLOCK_B * BLOCK_W], tl.int32)
         o_c = -o_w
-        p_chunk = chunk_ptr + o_b * stride_chunk_b + i_panel * ((M + 3) // 4) + o_c
+        p_chunk = chunk_ptr + o_b * stride_chunk_b + i_panel * ((M.to(tl.int64) + 3) // 4) + o_c
         b_next = tl.load(p_chunk, mask=(o_c >= 0) & (o_c < b_chunks), other=-1)
         for _ in range(tl.max(b_chunks, axis=0) + tl.minimum(words - i_word, BLOCK_W) - 1):
             b_chunk = b_next

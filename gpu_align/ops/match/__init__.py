@@ -1,6 +1,6 @@
 """Find the positions before which a text ends like the output. README.md defines a match, and the order."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..layout import Alignment
 from ..rules import rule
@@ -20,6 +20,16 @@ MAX_CONTEXT_LEN = COMMON_TIE - 1
 NUM_MATCHES = AT_CURSOR = 4
 FIRST_CONTEXT = AT_CURSOR + 2
 NUM_CANDIDATES = FIRST_CONTEXT + NUM_MATCHES
+
+
+class Candidates(NamedTuple):
+    """The positions from which the next tokens may be read, in the order that ties prefer; [lanes] each."""
+
+    source: Any  # of the text
+    position: Any  # -1: there is no candidate
+    matched: Any  # tokens before the position that agree with the last ones
+    strength: Any  # `matched`; in the context, half a token more for each of `common`
+    token: Any  # what it expects next; anything without a candidate
 
 
 @rule

@@ -10,10 +10,11 @@ import triton.language as tl
 
 from ..device import layout, lcs, match
 from ..index.kernel import load_back_clamped, nearest
+from . import Candidates
 
 #: Lanes for the candidates, and for all positions that are compared, which are those of a warp; tokens that are
 #: compared at once, first and then.
-LANES, LOOKUP_LANES = tl.constexpr(16), tl.constexpr(32)
+CANDIDATE_LANES, LOOKUP_LANES = tl.constexpr(16), tl.constexpr(32)
 FIRST_BACK, NEXT_BACK = tl.constexpr(3), tl.constexpr(8)
 
 
@@ -106,16 +107,16 @@ def _compare_before(request, lookups, b_matched):
 
 @triton.jit
 def _best_keys(lookups, b_matched, b_common, cursor, min_match):
-    """The `NUM_MATCHES` largest keys of each text in its lanes, [LANES] int32; -1 for none."""
+    """The `NUM_MATCHES` largest keys of each text in its lanes, [CANDIDATE_LANES] int32; -1 for none."""
     o_lookup = tl.arange(0, LOOKUP_LANES)
-    o_c = tl.arange(0, LANES)
+    o_c = tl.arange(0, CANDIDATE_LANES)
     b_rank = layout.rank_of(lookups.position, cursor)
     b_tie = tl.where(lookups.m_context, lookups.position, -b_rank + (match.COMMON_TIE - 1))
     m_match = lookups.m_live & (b_matched >= min_match)
     b_key = tl.where(m_match, match.key_of(b_matched, b_common, b_tie), -1)
     b_prediction = tl.where(o_lookup < layout.WAYS, b_key, -1)
     b_context = tl.where(o_lookup < layout.WAYS, -1, b_key)
-    b_best = tl.full([LANES], -1, tl.int32)
+    b_best = tl.full([CANDIDATE_LANES], -1, tl.int32)
     for i in tl.static_range(match.NUM_MATCHES):
         top = tl.max(b_prediction, axis=0)
         top_context = tl.max(b_context, axis=0)
@@ -123,16 +124,6 @@ def _best_keys(lookups, b_matched, b_common, cursor, min_match):
         b_prediction = tl.where(b_prediction == top, -1, b_prediction)
         b_context = tl.where(b_context == top_context, -1, b_context)
     return b_best
-
-
-class Candidates(NamedTuple):
-    """The positions from which the next tokens may be read, in the order that ties prefer."""
-
-    source: Any  # [LANES] int32: of the text
-    position: Any  # [LANES] int32; -1: there is no candidate
-    matched: Any  # [LANES] int32
-    strength: Any  # [LANES] int32
-    token: Any  # [LANES] int32: what it expects next
 
 
 @triton.jit
@@ -144,7 +135,7 @@ def candidates(request, bucket, alignment, settings):
     if match.is_settled(alignment) == 0:
         b_common = _compare_before(request, lookups, b_matched)
     b_key = _best_keys(lookups, b_matched, b_common, cursor, settings.min_match)
-    o_c = tl.arange(0, LANES)
+    o_c = tl.arange(0, CANDIDATE_LANES)
     b_source = tl.where(
         o_c < match.FIRST_CONTEXT, layout.unpack_rules(request.prediction.rules).source, layout.TEXT_CONTEXT
     )

@@ -9,28 +9,25 @@ import numpy as np
 from ..host import layout, lcs, match, njit
 from ..index.reference import nearest
 from ..layout import Alignment, IntArray, Request, StepSettings
+from . import Candidates
 
 
-class CandidateArrays(NamedTuple):
-    """The positions to read the next tokens from, in the order that ties prefer; int64 [NUM_CANDIDATES] each."""
+class Workspace(NamedTuple):
+    """Arrays that a step writes, as compiled code allocates none; int64 [NUM_CANDIDATES] each."""
 
-    source: IntArray  # of the text
-    position: IntArray  # -1 where there is no candidate
-    remaining: IntArray  # tokens of the text from the position on; 0 where there is no candidate
-    matched: IntArray
-    # `matched`; in the context, half a token more for each that text and output have in common before the match.
-    strength: IntArray
-    key: IntArray  # of matches: the one with the larger key comes first
-    token: IntArray  # what it expects next
-    margin: IntArray  # see `choose`; only of candidates
+    found: Candidates
+    key: IntArray  # of matches: the one with the larger key comes first; -1 for none
+    margin: IntArray  # see `choose.margins`
     class_id: IntArray  # -1 where there is no candidate
 
 
-def allocate_candidates(*batch: int) -> CandidateArrays:
-    """Space for the candidates of one request, or of a batch of them."""
-    return CandidateArrays(
-        *(np.zeros((*batch, match.NUM_CANDIDATES), np.int64) for _ in CandidateArrays._fields)
-    )
+def allocate_workspace(*batch: int) -> Workspace:
+    """The workspace of one request, or of a batch of them."""
+
+    def zeros() -> IntArray:
+        return np.zeros((*batch, match.NUM_CANDIDATES), np.int64)
+
+    return Workspace(Candidates(*(zeros() for _ in Candidates._fields)), zeros(), zeros(), zeros())
 
 
 @njit
@@ -58,8 +55,8 @@ def _common_before(text: IntArray, position: int, last: IntArray) -> int:
 @njit
 def _match_keys(
     request: Request, bucket: tuple[int, int], alignment: Alignment, settings: StepSettings, keys: IntArray
-) -> None:
-    """Write the keys of the `NUM_MATCHES` best matches of each text, in falling order; -1 for none.
+) -> IntArray:
+    """The keys of the `NUM_MATCHES` best matches of each text, in falling order; -1 for none.
 
     Matches in the prediction are in the first lanes, those in the context in the lanes from `FIRST_CONTEXT` on.
     """
@@ -79,6 +76,7 @@ def _match_keys(
             if 0 < position < total:
                 key = _match_key(tokens, position, tokens, position, settled, settings.min_match)
                 _enter(keys, match.FIRST_CONTEXT, key)
+    return keys
 
 
 @njit
@@ -105,36 +103,31 @@ def _enter(keys: IntArray, first: int, key: int) -> None:
 
 @njit
 def candidates(
-    request: Request,
-    bucket: tuple[int, int],
-    alignment: Alignment,
-    settings: StepSettings,
-    found: CandidateArrays,
-) -> None:
-    """Write all candidates of a request that stands where `alignment` says, but for their margins and classes.
+    request: Request, bucket: tuple[int, int], alignment: Alignment, settings: StepSettings, space: Workspace
+) -> Candidates:
+    """All candidates of a request that stands where `alignment` says.
 
-    bucket: of the output's last token in the prediction.
+    bucket: of the output's last token in the prediction. space: written.
     """
-    prediction, cursor = request.prediction, alignment.cursor
-    tokens, total, length = request.tokens, request.total, request.prediction.length
-    _match_keys(request, bucket, alignment, settings, found.key)
-    most = min(max(total - request.output_start, 0), match.MAX_MATCH)
+    prediction, cursor, found = request.prediction, alignment.cursor, space.found
+    keys = _match_keys(request, bucket, alignment, settings, space.key)
+    most = min(max(request.total - request.output_start, 0), match.MAX_MATCH)
     for lane in range(match.NUM_CANDIDATES):
-        in_context, key = lane >= match.FIRST_CONTEXT, int(found.key[lane])
-        found.source[lane] = (
-            layout.TEXT_CONTEXT if in_context else layout.unpack_rules(prediction.rules).source
-        )
+        in_context, key = lane >= match.FIRST_CONTEXT, int(keys[lane])
         position, matched, common = -1, 0, 0
         if key >= 0:
             tie = key % match.COMMON_TIE
             position = tie if in_context else layout.position_of(match.COMMON_TIE - 1 - tie, cursor)
             matched, common = key // match.TIE + 1, key % match.TIE // match.COMMON_TIE
-        elif match.NUM_MATCHES <= lane < match.FIRST_CONTEXT:
+        elif match.AT_CURSOR <= lane < match.FIRST_CONTEXT:
             near = cursor + lane - match.AT_CURSOR
-            if 0 <= near < length:
-                position, matched = near, match_length(prediction.tokens, near, tokens, most)
-        found.position[lane], found.matched[lane], found.remaining[lane] = position, matched, 0
+            if near < prediction.length:
+                position, matched = near, match_length(prediction.tokens, near, request.tokens, most)
+        found.source[lane] = (
+            layout.TEXT_CONTEXT if in_context else layout.unpack_rules(prediction.rules).source
+        )
+        found.position[lane], found.matched[lane] = position, matched
         found.strength[lane] = matched + (common // 2 if in_context else 0)
-        if position >= 0:
-            found.remaining[lane] = (total if in_context else length) - position
-            found.token[lane] = tokens[position] if in_context else prediction.tokens[position]
+        text = request.tokens if in_context else prediction.tokens
+        found.token[lane] = text[position] if position >= 0 else 0
+    return found

@@ -49,10 +49,15 @@ def _shape_items(table, p_token, o_last, num_output):
     return tl.load(table.shape_of + b_token, mask=m_token, other=recipes.SHAPE_START)
 
 
+# Keys of shapes are meant to wrap: additions and products have no overflow checks, or a debug build would trap.
+
+
 @triton.jit
 def _then(factor, key, next_factor, next_key):
     """One linear map of a key, then the next."""
-    return factor * next_factor, key * next_factor + next_key
+    product = tl.mul(key, next_factor, sanitize_overflow=False)
+    next_key = tl.add(product, next_key, sanitize_overflow=False)
+    return tl.mul(factor, next_factor, sanitize_overflow=False), next_key
 
 
 @triton.jit
@@ -66,7 +71,8 @@ def _shape_keys(table, request):
     m_same = (b_item < 0) & (o_last < num_output) & (b_later < 0) & (o_last > 0)
     m_same = m_same | (o_last > num_output)
     b_factor = tl.where(m_same, 1, recipes.SHAPE_HASH)
-    b_key = tl.where(m_same, 0, (b_item + recipes.KEY_SEED) * recipes.SHAPE_HASH)
+    b_key = tl.add(b_item, recipes.KEY_SEED, sanitize_overflow=False)
+    b_key = tl.where(m_same, 0, tl.mul(b_key, recipes.SHAPE_HASH, sanitize_overflow=False))
     _, b_key = tl.associative_scan((b_factor, b_key), 0, _then)
     return (b_key >> 1) & 0x7FFFFFFF
 

@@ -239,7 +239,11 @@ class RecipeTable(NamedTuple):
 
         min_survival: drafting stops where the survival falls below this; vocab_size: and before a token that is
         not below this.
+
+        Raises:
+            ValueError: 2**23 recipes or more, whose ways a kernel would not reach with 32 bits.
         """
+        expect(len(recipes) < 1 << 23, "recipes", "fewer than 2**23", len(recipes))
         keys, rows = _hash(keys_of(recipes.context, recipes.is_shape), recipes.packs)
         units = np.rint(recipes.survival.astype(np.float64) * SURVIVAL_ONE).astype(np.int32)
         likely = (recipes.token_ids >= 0) & (recipes.token_ids < vocab_size)

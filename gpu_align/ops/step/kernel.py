@@ -61,8 +61,8 @@ def _end_of(b_tokens, length, p_meta, vocab_size, o_k, BLOCK_K: tl.constexpr):
 @triton.jit
 def _read_confidence(tables, recipe_table, choice, o_k, K: tl.constexpr):
     """[BLOCK_K] float32: of all drafts of a choice. How many are left of them is not waited for."""
-    p_recipe = recipe_table.confidence + choice.row * recipes.MAX_TOKENS
-    p_row = tl.where(choice.source == layout.TEXT_RECIPE, p_recipe, tables.confidence + choice.row * K)
+    p_recipe = recipe_table.confidence + choice.table_row * recipes.MAX_TOKENS
+    p_row = tl.where(choice.source == layout.TEXT_RECIPE, p_recipe, tables.confidence + choice.table_row * K)
     return tl.load(p_row + o_k, mask=o_k < choice.num, other=0.0)
 
 

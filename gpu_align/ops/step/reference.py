@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..align.reference import EditRows, load_state, realign
+from ..align import Edits
+from ..align.reference import load_state, realign
 from ..backend import check_batch
 from ..choose.reference import choose_candidate
 from ..choose.survival import SurvivalTables
@@ -28,7 +29,7 @@ from ..layout import (
     StepState,
     as_arrays,
 )
-from ..match.reference import CandidateArrays, allocate_candidates, candidates
+from ..match.reference import Workspace, allocate_workspace, candidates
 from ..recipes.reference import find_recipe
 from ..recipes.table import RecipeTable
 
@@ -49,7 +50,7 @@ class StepReference:
     ) -> None:
         arrays = map(as_arrays, (state, tables, recipes, out))
         taken = np.zeros(len(state.slot_meta), np.bool_)
-        self._bound = *arrays, settings, allocate_candidates(), taken
+        self._bound = *arrays, settings, allocate_workspace(), taken
         inputs = (np.zeros((1, 1), np.int32), *(np.zeros(1, kind) for kind in (np.int32, np.int64, np.int32)))
         self._run = step_reference.prepare(*self._bound, *inputs)
 
@@ -89,7 +90,7 @@ def load_request(
 
 
 @njit
-def update_state(request: Request, state: tuple[int, Alignment, EditRows]) -> tuple[Alignment, EditRows]:
+def update_state(request: Request, state: tuple[int, Alignment, Edits]) -> tuple[Alignment, Edits]:
     """Bring what is known of a request up to date: the index of its context, and where it stands.
 
     state: of `load_state`. Returns ``(alignment, edits)`` of `realign`.
@@ -106,14 +107,16 @@ def choose_draft(
     alignment: Alignment,
     tables: SurvivalTables,
     settings: StepSettings,
-    found: CandidateArrays,
+    space: Workspace,
 ) -> Choice:
-    """Write the candidates of a request, after `update_state`, and say what is drafted.
+    """What is drafted for a request, after `update_state`.
 
-    bucket: of the last token. recipe: of `find_recipe`.
+    bucket: of the last token. recipe: of `find_recipe`. space: written.
     """
-    candidates(request, bucket, alignment, settings, found)
-    choice: Choice = layout.better(choose_candidate(request, found, alignment, tables, settings), recipe)
+    found = candidates(request, bucket, alignment, settings, space)
+    choice: Choice = layout.better(
+        choose_candidate(request, found, alignment, tables, settings, space), recipe
+    )
     return choice
 
 
@@ -154,7 +157,7 @@ def step_reference(
     recipe_table: RecipeTable,
     out: Any,
     settings: StepSettings,
-    found: CandidateArrays,
+    space: Workspace,
     taken: BoolArray,
     token_ids: IntArray,
     total_len: IntArray,
@@ -173,13 +176,13 @@ def step_reference(
         if num_sampled[b] > 0 and request.output_start != layout.NOWHERE:
             alignment, edits = update_state(request, load_state(request))
             bucket, recipe = load_bucket(request.prediction, request.last), find_recipe(recipe_table, request)
-            choice = choose_draft(request, bucket, recipe, alignment, tables, settings, found)
+            choice = choose_draft(request, bucket, recipe, alignment, tables, settings, space)
             length, _ = write_draft(request, edits, recipe_table, choice, width, draft)
             length = _end_of(draft, length, request.meta, settings.vocab_size)
             source = choice.source if length > 0 else 0
             confidence = recipe_table.confidence if choice.source == layout.TEXT_RECIPE else tables.confidence
             for k in range(length):
-                out.confidence[b, k] = confidence[choice.row, k]
+                out.confidence[b, k] = confidence[choice.table_row, k]
         draft[length:] = request.last if 0 <= request.last < settings.vocab_size else 0
         out.length[b], out.source[b] = length, source
     return True

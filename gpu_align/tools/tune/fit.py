@@ -21,7 +21,7 @@ from ...ops.choose import (
 from ...ops.choose.survival import KNOTS, SurvivalTables, survival_units
 from ...ops.host import Entry
 from ...ops.layout import PREDICTION_BASE, TEXT_CONTEXT, StepState, as_arrays
-from ...ops.match.reference import CandidateArrays
+from ...ops.match import Candidates
 from ...ops.recipes.table import Recipes, RecipeTable
 from ..explain import StepView, View
 from ..simulate.records import Record
@@ -63,18 +63,19 @@ class CandidateReplay(StepView):
         """The drafter's view after ``done[r]`` output tokens of ``slots[r]``, which only grow."""
         return self.look(slots, self.num_prompt[slots] + done)
 
-    def right(self, found: CandidateArrays, slots: Int64, done: Int64) -> Int64:
+    def right(self, view: View, slots: Int64, done: Int64) -> Int64:
         """[R, C]: how many tokens of each candidate, copied as they are, come next in the output; at most K."""
         most = np.minimum(self.num_output[slots] - done, self._num_draft_tokens)
-        runs = np.zeros(found.remaining.shape, dtype=np.int64)
-        _count_right(self.state, found, self.token_ids, slots, self.num_prompt[slots] + done, most, runs)
+        runs, totals = np.zeros(view.remaining.shape, dtype=np.int64), self.num_prompt[slots] + done
+        most = np.minimum(view.remaining, most[:, None])
+        _count_right(self.state, view.candidates, self.token_ids, slots, totals, most, runs)
         return runs
 
 
 @Entry
 def _count_right(
     state: StepState,
-    found: CandidateArrays,
+    found: Candidates,
     token_ids: npt.NDArray[np.int32],
     slots: Int64,
     totals: Int64,
@@ -85,7 +86,7 @@ def _count_right(
         tokens, base = token_ids[slots[r]], state.slot_meta[slots[r], PREDICTION_BASE]
         for c in range(runs.shape[1]):
             position, length = found.position[r, c], 0
-            while length < min(found.remaining[r, c], most[r]):
+            while length < most[r, c]:
                 at = position + length
                 is_context = found.source[r, c] == TEXT_CONTEXT
                 token = tokens[at] if is_context else state.prediction_tokens[base + at]
@@ -131,10 +132,9 @@ def observe(
     total = np.array([replay.num_output.sum(), len(records), 0, 0])
     while (slots := np.flatnonzero(done < replay.num_output)).size:
         view = replay.look_after(slots, done[slots])
-        found = view.candidates
-        right = replay.right(found, slots, done[slots])
-        seen = _distinct(found)
-        np.add.at(runs, (found.class_id[seen], right[seen]), 1)
+        right = replay.right(view, slots, done[slots])
+        seen = _distinct(view.candidates)
+        np.add.at(runs, (view.class_id[seen], right[seen]), 1)
         left = replay.num_output[slots] - done[slots]
         drafted = np.minimum(view.length, left)
         ahead = np.arange(NUM_DRAFT_TOKENS)
@@ -144,7 +144,7 @@ def observe(
         taken = np.where(wrong.any(axis=1), wrong.argmax(axis=1), NUM_DRAFT_TOKENS)
         reached = ahead < np.minimum(taken + 1, drafted)[:, None]
         right_drafts = ahead < taken[:, None]
-        said = confidence[found.class_id[np.arange(len(slots)), view.lane]][reached]
+        said = confidence[view.class_id[np.arange(len(slots)), view.lane]][reached]
         bins = np.minimum(said * NUM_BINS, NUM_BINS - 1).astype(int)
         excess = right_drafts[reached] - said.astype(float)
         drafts += [np.bincount(bins, minlength=NUM_BINS), np.bincount(bins, excess, NUM_BINS)]
@@ -156,12 +156,12 @@ def observe(
     return ReplayCounts(runs, drafts, total)
 
 
-def _distinct(found: CandidateArrays) -> npt.NDArray[np.bool_]:
+def _distinct(found: Candidates) -> npt.NDArray[np.bool_]:
     """[R, C]: live candidates, each place once: one both matched and near the cursor counts as the match."""
     places = np.where(found.source == TEXT_CONTEXT, -2 - found.position, found.position)
     same = places[:, :, None] == places[:, None, :]
-    earlier = np.tril(np.ones(same.shape[1:], dtype=bool), -1) & (found.remaining > 0)[:, None, :]
-    distinct: npt.NDArray[np.bool_] = (found.remaining > 0) & ~(same & earlier).any(axis=2)
+    earlier = np.tril(np.ones(same.shape[1:], dtype=bool), -1) & (found.position >= 0)[:, None, :]
+    distinct: npt.NDArray[np.bool_] = (found.position >= 0) & ~(same & earlier).any(axis=2)
     return distinct
 
 

@@ -204,6 +204,7 @@ BAD: list[tuple[Any, dict[str, Callable[..., Any]], type[Exception], str]] = [
             ("context", lambda x: x.long(), TypeError, "expected dtype torch.int32, found torch.int64"),
             ("context", lambda x: x[0], ValueError, r"expected 2 dimensions, found 1 \(shape \(4,\)\)"),
             ("context", lambda x: x.t().contiguous().t(), ValueError, "expected stride 1 .* found strides"),
+            ("context", lambda x: x.new_empty(1, 2**30 + 1).expand(3, -1), ValueError, "expected 0 to 1073741824"),
             ("context_len", lambda x: x[:2], ValueError, r"expected shape \[3\], found \[2\]"),
             ("prediction", lambda x: x[:2], ValueError, r"expected shape \[3, any\], found \[2, 5\]"),
             ("prediction_len", lambda x: x.float(), TypeError, "expected dtype torch.int32, found torch.float32"),

@@ -18,7 +18,7 @@ ALONE = {
     "choose": {"worth": "of one candidate; a kernel weighs all lanes"},
 }
 #: Parameters that one side has: constexprs, the lanes of a draft, where a text ends, and where a reference writes.
-OWN = {"K", "BLOCK_K", "HAS_SHAPES", "o_k", "b_class", "num_output", "found", "draft"}
+OWN = {"K", "BLOCK_K", "HAS_SHAPES", "o_k", "num_output", "space", "margin", "class_id", "draft"}
 
 
 def functions(source: str) -> dict[str, ast.FunctionDef]:

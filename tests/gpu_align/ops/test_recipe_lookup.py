@@ -24,6 +24,7 @@ from gpu_align.recipes.tokenize import indents_of
 from gpu_align.tools.simulate.tokenizers import load_tokenizer
 from tests.gpu_align.engine import BACKENDS, Engine, drafted, flat_curves
 from tests.gpu_align.ops.test_step import END, layout
+from tests.modules import python
 
 
 def request_of(tokens: list[int]) -> Request:
@@ -188,6 +189,12 @@ class TestJoin:
         with pytest.raises(ValueError, match="shape_of: expected the item of each token"):
             Recipes(one.context, one.token_ids, one.survival, np.array([True]))
 
+    def test_more_recipes_than_a_kernel_reaches(self):
+        rows = np.broadcast_to(np.int32(-1), (1 << 23, 16))
+        recipes = Recipes(rows[:, :8], rows, rows.view(np.float32))
+        with pytest.raises(ValueError, match=r"recipes: expected fewer than 2\*\*23, found 8388608"):
+            RecipeTable.build(recipes, 16, "cpu")
+
     def test_a_token_that_stays_itself_in_one_stays_itself(self):
         a = Recipes.from_lists([((1,), (2,), (0.5,))], shape_of=np.array([-2, 1, -3], dtype=np.int32))
         b = Recipes.from_lists([((0,), (2,), (0.5,))], shape_of=np.array([0, -4, -4, -4], dtype=np.int32))
@@ -261,3 +268,23 @@ def test_what_changes_the_table_is_not_shared(changed: dict[str, Any]) -> None:
     one, other = (engine.drafter._recipes for engine in (made(recipes), made(recipes, **changed)))
     assert one.keys is not other.keys
     assert (one.ways[..., 1].max(), other.ways[..., 1].max()) == (3, 2)
+
+
+def test_a_debug_build_does_not_trap_on_keys_that_wrap() -> None:
+    """With ``TRITON_DEBUG=1`` a kernel checks sums and products of 32 bits for overflow, when compiled as here."""
+    code = """
+from dataclasses import replace
+from triton.runtime import interpreter
+builder = interpreter.interpreter_builder
+builder.options = replace(builder.options, debug=True, sanitize_overflow=True)
+import torch, numpy as np
+from gpu_align import Drafter, Recipes
+recipes = Recipes.from_lists([([1, 2], [3, 4], [0.5, 0.5])], shape_of=np.arange(-8, 42, dtype=np.int32).clip(-2))
+sizes = dict(max_slots=1, max_context_len=16, max_prediction_len=16, num_draft_tokens=4, vocab_size=50)
+drafter = Drafter(**sizes, device="cpu", backend="triton", recipes=recipes)
+drafter.add(0, [1, 2, 3, 9, 10, 11, 12], 0)
+total = torch.tensor([6], dtype=torch.int32)
+tokens = torch.tensor([[1, 2, 30, 3, 4, 9, *[0] * 10]], dtype=torch.int32)
+print(drafter.propose(tokens, total, torch.tensor([0]), total).length.tolist())
+"""
+    assert python(code, TRITON_INTERPRET="1")[0] == "[3]"
