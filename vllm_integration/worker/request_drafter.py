@@ -21,7 +21,7 @@ from ..wire import request as wire
 from ..wire.reports import DRAFTING, REPORTS, DraftReport, attach
 from .draft_reporter import when_it_leaves
 from .requests import any_refusals, open_request, refuse
-from .startup import compiling, drafter_config, load_recipes
+from .startup import compiling, drafter_config, hide_functions_of_llvm, load_recipes
 from .step_log import DebugLog, open_log
 
 logger = logging.getLogger("vllm.gpu_align")
@@ -50,6 +50,7 @@ class RequestDrafter:
         num_ranks: int = 1,
         clock: Callable[[], float] | None = None,
     ) -> None:
+        hide_functions_of_llvm()
         self.settings = Settings.of(vllm_config)
         self.guard = Guard(
             DRAFTING, "drafts nothing", core=True, clock=clock, num_ranks=num_ranks, then=self.start_over

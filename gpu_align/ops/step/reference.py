@@ -109,7 +109,7 @@ def choose_draft(
     settings: StepSettings,
     space: Workspace,
 ) -> Choice:
-    """What is drafted for a request, after `update_state`.
+    """Choose what is drafted for a request, after `update_state`.
 
     bucket: of the last token. recipe: of `find_recipe`. space: written.
     """
