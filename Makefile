@@ -37,14 +37,14 @@ $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.base: pyproject.toml | $(VENV)/bin/python
-	@echo "==> installing $(TORCH) and the engine extra '$(ENGINE)' (a few minutes the first time)"
+	@echo "==> installing $(TORCH) and the engine extra '$(ENGINE)': 3 to 4 GB, and minutes the first time"
 	@$(PIP) install $(TORCH)
 	@$(PIP) install -e ".[$(ENGINE),demo]"
 	@$(DROP_BROKEN)
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
-	@echo "==> installing $(TORCH), the engine extra '$(ENGINE)' and the development tools (a few minutes the first time)"
+	@echo "==> installing $(TORCH), the engine extra '$(ENGINE)' and the development tools: 3.8 GB, and minutes the first time"
 	@$(PIP) install $(TORCH)
 	@$(PIP) install -e ".[$(ENGINE),dev]"
 	@$(DROP_BROKEN)

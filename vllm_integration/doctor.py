@@ -19,6 +19,7 @@ from gpu_align.tools.doctor import (
     version_of,
 )
 
+from .config.engine_config import LIMITS
 from .seams import source_probe
 from .seams.install import namesakes
 from .seams.table import GROUPS, SeamStatus
@@ -51,6 +52,7 @@ def examine(has_gpu: bool) -> Iterator[Finding]:
     else:
         yield Finding(name, version, ok=True)
     yield plugin()
+    yield Finding("limits", f"{LIMITS}; a server caps what is beyond, or says that it drafts nothing")
     try:
         statuses = source_probe.probe_sources()
     except Exception as error:  # a probe that fails is a name that would fail too

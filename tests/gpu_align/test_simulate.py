@@ -30,6 +30,7 @@ from gpu_align.tools import html
 from gpu_align.tools import policies as lookup
 from gpu_align.tools.html import Origin
 from gpu_align.tools.inputs import MAX_BYTES, json_lines
+from gpu_align.tools.simulate.replay import PolicyResult, verdict
 from gpu_align.tools.simulate.tokenizers import line_end_test, token_texts
 from tests.modules import git
 
@@ -424,3 +425,14 @@ def test_transformers_tokenizers_from_a_folder(tokenizer_folder: Path) -> None:
     assert tokenizer.token_bytes(0) == b"<s>"
     newline = next(i for i in ids if b"\n" in tokenizer.token_bytes(i))
     assert {*filter(line_end_test(tokenizer), ids)} == {newline}
+
+
+@pytest.mark.parametrize(
+    ("steps", "end"),
+    [((2,), "."), ((2, 2), "; b, the next, takes as many."), ((2, 3), "; b, the next, takes 50% more.")],
+)
+def test_the_verdict_names_the_next_one(steps: tuple[int, ...], end: str) -> None:
+    results = [PolicyResult(name, []) for name, _ in zip("ab", steps, strict=False)]
+    for result, count in zip(results, steps, strict=True):
+        result.steps, result.output_tokens = count, 9
+    assert verdict(results) == f"a: 2 forward passes instead of 9{end}"

@@ -90,16 +90,54 @@ def test_prompts_that_leave_little_or_no_room(k16: V2Engine, greedy: Greedy) -> 
     assert {answer["end"] for answer in run.answers} == {"length"}
 
 
+#: The tokens that the drafter has room for, the columns of the runner's table, and vLLM's limit.
+ROOM = """
+ours = getattr(engine.runner, "speculator", None) or engine.runner.drafter
+states = getattr(engine.runner, "req_states", None)
+table = ours.token_ids if states is None else states.all_token_ids.gpu
+limit = engine.runner.model_config.max_model_len
+found = [ours.drafter.max_context_len, table.shape[1], ours.num_draft_tokens, limit]
+"""
+
+
+@pytest.mark.parametrize(("runner", "k"), [("V1", 128), ("V2", 256)])
+def test_an_engine_that_is_asked_for_more_than_the_limits(
+    runner: str, k: int, start_engine: Callable[..., V2Engine], greedy: Greedy
+) -> None:
+    """K = 300, and `--max-model-len auto` where the cache has room for 224 of the model's 1,024 tokens."""
+    engine = start_engine(
+        f"limits-{runner}",
+        num_draft_tokens=300,
+        runner=runner,
+        environment=SHORT,
+        max_model_len=-1,
+        max_num_seqs=2,
+        max_num_batched_tokens=512,
+        num_gpu_blocks_override=8,
+    )
+    prompts = [prompt_of(90, 12), prompt_of(91, 200)]
+    outputs = [greedy(prompt, 224 - len(prompt)) for prompt in prompts]
+    for prompt, output, most in zip(prompts, outputs, (60, 99), strict=True):
+        run = engine.run([Request(prompt, output * 3, most)])
+        assert run.outputs == [output[:most]]
+        assert run.verification_steps(0) <= 4
+    assert engine.execute(ROOM) == [224, 224, k, 224]
+    (line,) = engine.warnings()
+    assert f"num_speculative_tokens is 300; gpu_align uses {k}, " in line
+
+
+@pytest.mark.parametrize("runner", ["V1", "V2"])
 def test_an_adapter_beside_its_base_model(
-    start_engine: Callable[..., V2Engine], tiny_model: Path, greedy: Greedy, tmp_path: Path
+    runner: str, start_engine: Callable[..., V2Engine], tiny_model: Path, greedy: Greedy, tmp_path: Path
 ) -> None:
     prompt, n = prompt_of(71), 24
     adapter, merged = write_adapter(tiny_model, tmp_path)
     adapted = greedy_by_transformers(merged)(prompt, n)
     assert adapted != greedy(prompt, n)
     engine = start_engine(
-        "adapter",
+        f"adapter-{runner}",
         num_draft_tokens=8,
+        runner=runner,
         environment=SHORT,
         enable_lora=True,
         max_loras=2,  # vLLM's LoRA on the CPU gives the last one to requests that asked for none

@@ -154,6 +154,9 @@ def test_unknown_names_are_warned_of_once_with_the_nearest_known_one(
         (64, {"v2": True, "max_num_batched_tokens": 64}, 63, "the most that fit"),
         (200, {"v2": True, "max_num_batched_tokens": 64}, 63, "the most that fit"),
         (200, {"v2": True}, 200, ""),
+        *((asked, {"v2": True}, min(asked, 256), "its kernel makes") for asked in (256, 257, 1000)),
+        (300, {"v2": True, "max_num_batched_tokens": 257}, 256, ""),
+        (300, {"v2": True, "max_num_batched_tokens": 256}, 255, "the most that fit"),
         (1, {"v2": True, "max_num_batched_tokens": 1}, 1, ""),
         (200, {"method": "ngram", "max_num_batched_tokens": 64}, 200, ""),
     ],
@@ -168,6 +171,35 @@ def test_no_more_drafts_than_the_sampler_verifies_or_a_batch_has_room_for(
     said = [line for line in plugin_log if "num_speculative_tokens" in line]
     assert len(said) == (asked > used)
     assert all(f"is {asked}; gpu_align uses {used}, " in line and why in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"num_speculative_tokens_per_batch_size": [(1, 8, 3)]}, "per_batch_size is not used: the V1 model"),
+        ({"num_speculative_tokens_per_batch_size": [(1, 8, 3)], "v2": True}, ""),
+        ({"num_speculative_tokens_per_batch_size": None}, ""),
+        ({"max_model_len": 4194303, "v2": True}, ""),
+        *(
+            ({"max_model_len": 4194304, "v2": v2}, "nothing: max_model_len: expected at most 4194303 tokens, got")
+            for v2 in (False, True)
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_not_used_is_said(given: dict[str, Any], says: str, plugin_log: list[str]) -> None:
+    engine_config._warn_once.cache_clear()
+    (made,) = post_init(config(**given))
+    assert [says in line for line in plugin_log] == [True] * bool(says), plugin_log
+    if "num_speculative_tokens_per_batch_size" in given:
+        schedule = given["num_speculative_tokens_per_batch_size"]
+        kept = made.speculative_config.num_speculative_tokens_per_batch_size
+        assert kept == (schedule if made.use_v2_model_runner else None)
+
+
+def test_vllms_own_drafter_is_capped_with_us() -> None:
+    vllm_config = config(300, v2=True, max_num_batched_tokens=64, method="mtp", **{in_use.INNER: 100})
+    (made,) = post_init(vllm_config)
+    assert (made.speculative_config.num_speculative_tokens, in_use.inner_tokens(made)) == (63, 63)
 
 
 NOT_RUN, ON_CPU = "only where that was run", "CPU kernels"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -16,7 +18,9 @@ import torch
 from gpu_align.ops import backend
 from gpu_align.ops.step import StepLaunch
 from tests.vllm_integration.fakes import config
+from vllm_integration.config import engine_config
 from vllm_integration.seams import guard
+from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import DRAFT_MODEL, take
 from vllm_integration.worker import request_drafter
@@ -233,6 +237,39 @@ def test_drafts_again_from_what_it_held(
     assert found == [False] * 7 + [True] * 4
     assert propose(speculator, [1]).tolist()[0][0] == 301
     assert guard.faults() == {}
+
+
+def test_a_limit_that_vllm_lowers_after_the_start(speculator: Any) -> None:
+    """`--max-model-len auto`: rows and drafter shrink before the first request, once."""
+    states, first = speculator.req_states, weakref.ref(speculator.drafter)
+    runner, added = SimpleNamespace(speculator=speculator), list[tuple[int, int]]()
+    add = wrapped_by(module.add_requests)(
+        lambda self, step: added.append(tuple(states.all_token_ids.gpu.shape))
+    )
+    new = SimpleNamespace(req_id="r0", sampling_params=params_of(list(range(100, 150))))
+    step = SimpleNamespace(scheduled_new_reqs=[new], finished_req_ids=())
+    states.req_id_to_index["r0"] = 0
+    for limit, width in ((64, 64), (40, 40), (40, 40)):
+        speculator._model_config.max_model_len = limit
+        add(runner, step)
+        assert (added[-1], speculator.drafter.max_context_len) == ((ROWS, width), width)
+        assert (len(speculator._held[0][1].token_ids), speculator.capacity) == (min(50, width), width)
+    gc.collect()
+    assert first() is None
+    write(speculator, 0, list(range(90, 120)))
+    speculator.add_request("r0", 0, 10, params_of(list(range(100, 150))))
+    assert propose(speculator, [0])[0].tolist() == [120, 121, 122, 123]
+
+
+def test_a_context_beyond_the_longest_is_drafted_for_in_no_table(
+    make_speculator: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_config, "MAX_CONTEXT_LEN", WIDTH - 1)
+    speculator = make_speculator()
+    assert guard.faults() == {"drafting": f"max_model_len: expected at most {WIDTH - 1} tokens, got {WIDTH}"}
+    assert not hasattr(speculator.req_states.all_token_ids, "write_contents")  # as vLLM made it
+    speculator.add_request("r0", 0, 2, params_of([5, 6]))
+    assert propose(speculator, [0]).tolist() == [[0] * K]
 
 
 def out_of_memory(*_: Any, **__: Any) -> Any:

