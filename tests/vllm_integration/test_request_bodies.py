@@ -7,13 +7,20 @@ of 4xx.
 
 from __future__ import annotations
 
+import asyncio
 import json
+import random
+import time
+import tracemalloc
 from collections.abc import AsyncIterator, Iterator
+from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.vllm_integration.fakes import ENDPOINTS, post, refused
+from tests.vllm_integration.fakes import ENDPOINTS, Engine, post, refused
+from vllm_integration.frontend.middleware import LongBody, PredictionMiddleware
 from vllm_integration.frontend.prediction import UNSUPPORTED_ENDPOINTS
 
 #: Characters of a prediction that are read; what lies beyond them is cut.
@@ -216,6 +223,143 @@ def test_the_key_is_found_however_it_is_written(request_app: Any, small_limit: N
     # The word in a text is no key.
     for said in ("x" * 3000, '"prediction": ' * 300, '"\\u0070rediction": ' * 300, "prediction" * 300):
         assert post(request_app, "/v1/completions", as_json({**GOOD, "user": said}))[0] == 200
+
+
+KEY = "gpu_align_prediction"
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"prediction": {}}}}}
+BIG = {**GOOD, "user": "x" * 3000}
+OFF = {"gpu_align": "off"}
+#: Bodies over the limit, headers, and what they get.
+OVER: dict[str, tuple[Any, dict[str, str], int]] = {
+    "a nested key": ({**BIG, "tools": [TOOL], "x": {"prediction": "a", "y": [{"prediction": 1}]}}, {}, 200),
+    "null": ({**BIG, "prediction": None}, {}, 200),
+    "nothing is as empty as a prediction": ({"prediction": "", **BIG}, {}, 413),
+    "a number": ({"prediction": 0, **BIG}, {}, 413),
+    "a long one": ({"prediction": {"type": "content", "content": 'w1 "\\' * 2000}, **GOOD}, {}, 413),
+    "twice, the last one null": (b'{"prediction":"a",' + as_json({**BIG, "prediction": None})[1:], {}, 200),
+    "twice, the first one null": (b'{"prediction":null,' + as_json({**BIG, "prediction": "a"})[1:], {}, 413),
+    "ids": ({**BIG, "vllm_xargs": {"x": "a", KEY: [1]}}, {}, 413),
+    "ids elsewhere": ({**BIG, "x": {"vllm_xargs": {KEY: [1]}}, KEY: [1]}, {}, 200),
+    "off by a header": ({**BIG, "prediction": "a"}, {"x-gpu-align": "off"}, 200),
+    "on by a header": ({**BIG, "prediction": "a"}, {"x-gpu-align": "on"}, 413),
+    "off, then a prediction": ({"vllm_xargs": OFF, **BIG, "prediction": "a"}, {}, 200),
+    "a prediction, then off": ({"prediction": "w1 " * 2000, **BIG, "vllm_xargs": OFF}, {}, 200),
+    "ids and off": ({**BIG, "vllm_xargs": {KEY: [1], "gpu_align": 0, "x": 1}}, {}, 200),
+    "on and off": ({**BIG, "prediction": "a", "vllm_xargs": {"gpu_align": "on"}}, {"x-gpu-align": "off"}, 413),
+    "a bad switch": ({**BIG, "prediction": "a", "vllm_xargs": {"gpu_align": "no"}}, {}, 400),
+    "a bad header": (BIG, {"x-gpu-align": "no"}, 400),
+    "a conversation": ({**BIG, "vllm_xargs": {"conversation": 1}}, {}, 200),
+    "no JSON": (as_json({**BIG, "prediction": None})[:-1], {}, 400),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [1, 13, 10**6])
+@pytest.mark.parametrize("name", OVER)
+def test_only_a_body_that_predicts_is_refused(
+    request_app: Any, small_limit: None, name: str, size: int
+) -> None:
+    given, headers, expected = OVER[name]
+    body = given if isinstance(given, bytes) else as_json(given)
+
+    async def parts() -> AsyncIterator[bytes]:
+        for start in range(0, len(body), size):
+            yield body[start : start + size]
+
+    assert post(request_app, "/v1/completions", parts(), **headers)[0] == expected
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_long_body_reaches_vllm_whole_but_for_its_prediction(seed: int) -> None:
+    """However it is cut, and whatever is in it."""
+    draw = random.Random(seed)
+    texts = [
+        "",
+        "a",
+        '"',
+        "\\",
+        '\\"',
+        ' "prediction": ',
+        "é\n\u2222",
+        "prediction",
+        "vllm_xargs",
+        "gpu_align",
+        "off",
+    ]
+
+    def value(depth: int) -> Any:
+        kind = draw.randrange(7 if depth < 4 else 4)
+        if kind == 4:
+            return [value(depth + 1) for _ in range(3)]
+        if kind > 4:
+            return {draw.choice([*texts, KEY]): value(depth + 1) for _ in range(draw.randrange(4))}
+        return [draw.choice(texts), None, draw.random(), True][kind]
+
+    for _ in range(30):
+        document = {
+            name: value(0) for name in draw.sample(["a", "b", "prediction", "é"], draw.randrange(1, 5))
+        }
+        if draw.random() < 0.5:
+            document["vllm_xargs"] = {
+                "x": value(1),
+                "gpu_align": draw.choice(["off", False, 1]),
+                KEY: value(1),
+            }
+        indent, ascii_ = draw.choice([None, 2]), draw.random() < 0.5
+        body = json.dumps(document, indent=indent, ensure_ascii=ascii_).encode()
+        cuts = sorted(draw.sample(range(len(body)), min(len(body), draw.randrange(9))))
+        found, got = LongBody(), b""
+        for start, end in pairwise([0, *cuts, len(body)]):
+            got += found.feed(body[start:end], end == len(body))
+        assert found.has_prediction == (document.get("prediction") is not None)
+        xargs: Any = document.get("vllm_xargs", {})
+        assert found.has_ids == (xargs.get(KEY) is not None)
+        assert found.switch == ((xargs and str(xargs["gpu_align"]).lower()) or None)
+        passed = json.loads(got)
+        if not found.has_prediction:
+            assert got == body
+        assert {**passed, "prediction": 0} == {**document, "prediction": 0}
+
+
+def test_a_long_body_is_neither_kept_nor_stops_other_requests() -> None:
+    """64 MB of a prediction in one piece; processor time between two turns of the event loop."""
+    text, most, turns = b"word \\n" * 2**23, 0.0, 0
+    body = b'{"model":"m","prediction":"' + text + b'"}'
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": body}
+
+    async def vllm(scope: Any, receive: Any, send: Any) -> None:
+        sizes.append(len((await receive())["body"]))
+        while (await receive())["type"] == "http.request":
+            sizes.append(0)
+
+    async def watch(task: Any) -> None:
+        nonlocal most, turns
+        while not task.done():
+            begun = time.thread_time()
+            await asyncio.sleep(0)
+            most, turns = max(most, time.thread_time() - begun), turns + 1
+
+    async def run() -> None:
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+        scope["app"] = SimpleNamespace(state=SimpleNamespace(engine_client=Engine()))
+        task = asyncio.create_task(PredictionMiddleware(vllm)(scope, receive, send))
+        await watch(task)
+        await task
+
+    async def send(message: Any) -> None:
+        answers.append(message)
+
+    sizes, answers = list[int](), list[Any]()
+    tracemalloc.start()
+    asyncio.run(run())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert answers[0]["status"] == 413
+    assert sum(sizes) < 100_000
+    assert peak < 2**22
+    assert turns > len(body) / 2**17
+    assert most < 0.05
 
 
 # --- a prediction where nothing would read it ---

@@ -72,6 +72,12 @@ def views_of(renderer: Any) -> Views:
     return _views.setdefault(renderer, Views())
 
 
+def forget_styles(state: Any) -> None:
+    """The model of the server with this state changes: forget how it writes JSON, with the views."""
+    if (client := getattr(state, "engine_client", None)) is not None:
+        _views.pop(client.renderer, None)
+
+
 async def join(
     run: Callable[..., Awaitable[Any]], taken: Taken, vllm_config: Any, renderer: Any, template: Template
 ) -> wire.Prediction | None:

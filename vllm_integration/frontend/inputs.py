@@ -67,7 +67,7 @@ def _prepared(processor: Any, params: Any) -> Any:
         given = _offline(processor, extra_args[wire.KEY])
     if any(key in extra_args for key in KEYS):
         given = replace(given, **choices_of(extra_args, settings))
-    if extra_args.get(CONVERSATION):
+    if extra_args.get(CONVERSATION) and http is None:
         message = f"{CONVERSATION}: expected over HTTP; offline the texts can be the prediction"
         raise FieldError(message, "unsupported", parameter=CONVERSATION)
     # Without a prediction it is drafted for where that is asked for, and a draft can become output.
@@ -84,7 +84,7 @@ def _prepared(processor: Any, params: Any) -> Any:
         kept = wire.Prediction(drafts=False, memory=False)
     # Where nothing is drafted for a request, its answer may still be one that is not to be remembered.
     apart = kept is None and given.memory is False
-    changes: dict[str, Any] = {**dict.fromkeys(KEYS), wire.KEY: kept}
+    changes: dict[str, Any] = {**dict.fromkeys((*KEYS, CONVERSATION)), wire.KEY: kept}
     changes[wire.MEMORY_KEY] = False if apart else None
     if kept is None and not apart and not changes.keys() & extra_args.keys():
         return params

@@ -4,10 +4,12 @@ before vLLM parses it, hands it to the request's tasks, and completes the `usage
 from __future__ import annotations
 
 import asyncio
+import codecs
+import contextlib
 import functools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 from ..config.in_use import drafts_predictions
@@ -22,6 +24,7 @@ from .prediction import (
     HEADER,
     UNSUPPORTED_ENDPOINTS,
     FieldError,
+    choices_of,
     count_refused,
     counting,
     reading,
@@ -37,6 +40,11 @@ if TYPE_CHECKING:
 
 #: Its `usage` stays as it is.
 _MESSAGES = "/v1/messages"
+#: Endpoints of vLLM that change weights, or are called when they have changed.
+_MODEL_CHANGES = (
+    "/collective_rpc", "/reset_prefix_cache", "/sleep", "/pause", "/update_weights", "/finish_weight_update",
+    "/update_weight_version", "/load_lora_adapter",
+)  # fmt: skip
 #: Bytes of a body that are looked at on the event loop; longer ones are in a thread.
 _SHORT = 65536
 _limiting = Guard("body limit", "does not limit request bodies", core=True, then=metrics.show_faults)
@@ -62,8 +70,9 @@ class PredictionMiddleware:
     prediction comes to one of `UNSUPPORTED_ENDPOINTS`.
 
     Other paths pass untouched, as does everything on servers that do not draft from predictions. A body in which
-    nothing can be ours is not parsed, and goes to vLLM as it came. One that is refused is read to its end, because
-    some clients read the answer only after they have sent everything.
+    nothing can be ours is not parsed, and goes to vLLM as it came. One over that limit is neither kept nor parsed
+    here: vLLM gets it piece by piece. One that is refused is read to its end, because some clients read the answer
+    only after they have sent everything.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -74,38 +83,94 @@ class PredictionMiddleware:
         body: _Body | None = reading.run(_to_be_read, scope) if is_post else None
         if body is None:
             tells = is_post and scope["path"].endswith(ENDPOINTS)
+            if is_post and scope["path"].endswith(_MODEL_CHANGES):
+                reading.run(conversation.forget_styles, scope["app"].state)
             return await self._app(scope, _replay([], receive, tells=True) if tells else receive, send)
         messages: list[Message] = []
+        num_bytes, request = 0, None
         while not messages or messages[-1].get("more_body", False):
             messages.append(await receive())
             if messages[-1]["type"] != "http.request":  # the client has gone
                 return await self._app(scope, _replay(messages, receive), send)
-        request = None
+            num_bytes += len(messages[-1].get("body", b""))
+            if num_bytes > body.max_bytes:
+                return await self._pass_on(body, messages, scope, receive, send)
         try:
             request, rest = await body.take(b"".join(message.get("body", b"") for message in messages))
             if rest is not None:
                 messages = [{"type": "http.request", "body": rest, "more_body": False}]
         except FieldError as error:
-            from starlette.responses import JSONResponse
-
-            error.count()
-            told = {
-                "message": str(error),
-                "type": "BadRequestError",
-                "param": error.parameter,
-                "code": error.code,
-            }
-            kind = {"type": "error"} if body.endpoint == _MESSAGES else {}
-            return await JSONResponse({**kind, "error": told}, status_code=error.code)(scope, receive, send)
+            return await _answer(error, body.endpoint)(scope, receive, send)
         except Exception as error:
             serve_without_prediction("A request", error)
+        await self._serve(request, body, scope, _replay(messages, receive), send)
+
+    async def _serve(
+        self, request: HttpRequest | None, body: _Body, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         if request is not None and body.endpoint != _MESSAGES:
             send = _completing(send, request)
         token = http_request.set(request)  # in the context of this request's own task
         try:
-            await self._app(scope, _replay(messages, receive), send)
+            await self._app(scope, receive, send)
         finally:
             http_request.reset(token)
+
+    async def _pass_on(
+        self, body: _Body, messages: list[Message], scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Let vLLM have a body over the limit as it comes; if it brought a prediction, the answer is ours."""
+        error: FieldError | None = None
+
+        async def pieces() -> AsyncIterator[Message]:
+            nonlocal error
+            long, num_bytes, more = LongBody(), 0, True
+            while more:
+                message = messages.pop(0) if messages else await receive()
+                more, whole = message.get("more_body", False), message.get("body", b"")
+                if message["type"] != "http.request":
+                    yield message
+                    return
+                num_bytes += len(whole)
+                for start in range(0, len(whole) or 1, _SHORT):
+                    last = not more and start + _SHORT >= len(whole)
+                    fed = long.feed(whole[start : start + _SHORT], last)
+                    if last and (error := body.refusal(long, num_bytes)):
+                        yield {"type": "http.disconnect"}
+                    yield {"type": "http.request", "body": fed, "more_body": not last}
+                    await asyncio.sleep(0)  # others get turns
+
+        async def again() -> Message:
+            return await anext(rest, None) or await receive()
+
+        async def send_if_served(message: Message) -> None:
+            if error is None:
+                await send(message)
+
+        rest = pieces()
+        try:
+            await self._serve(body.passed_on(), body, scope, again, send_if_served)
+        except FieldError as raised:
+            error = raised
+        except Exception:  # vLLM's own, as for a client that has gone
+            if error is None:
+                raise
+        if error is not None:
+            await _answer(error, body.endpoint)(scope, receive, send)
+
+
+def _answer(error: FieldError, endpoint: str) -> ASGIApp:
+    from starlette.responses import JSONResponse
+
+    error.count()
+    told = {
+        "message": str(error),
+        "type": "BadRequestError",
+        "param": error.parameter,
+        "code": error.code,
+    }
+    kind = {"type": "error"} if endpoint == _MESSAGES else {}
+    return JSONResponse({**kind, "error": told}, status_code=error.code)
 
 
 def _to_be_read(scope: Scope) -> _Body | None:
@@ -125,33 +190,108 @@ def _to_be_read(scope: Scope) -> _Body | None:
     )
 
 
-#: Keys that bring a prediction.
-_KEYS = (FIELD.encode(), wire.KEY.encode())
+def _pattern(key: bytes) -> bytes:
+    """All that JSON reads as this key: each letter may be written as backslash, u and four digits."""
+    letters = b"".join(rb"(?:%c|\\u(?i:%04x))" % (letter, letter) for letter in key)
+    return rb'"%s"[ \t\n\r]*:' % letters
 
 
-def _pattern(*keys: bytes) -> re.Pattern[bytes]:
-    """All that JSON reads as one of these keys: each letter may be written as backslash, u and four digits."""
-    letters = (b"".join(rb"(?:%c|\\u(?i:%04x))" % (letter, letter) for letter in key) for key in keys)
-    return re.compile(rb'"(?:%s)"[ \t\n\r]*:' % b"|".join(letters))
+#: Keys that `take` reads, and those that a client may have meant.
+_OURS = re.compile(
+    b"|".join((*map(_pattern, (FIELD.encode(), b"vllm_xargs")), rb'"[\w-]{0,8}predict[\w-]{0,8}"[ \t\n\r]*:'))
+)
 
 
-_KEY, _OPTIONS_KEY = _pattern(*_KEYS), _pattern(b"vllm_xargs")
-#: Keys that a client may have meant.
-_MISSPELT = re.compile(rb'"[\w-]{0,8}predict[\w-]{0,8}"[ \t\n\r]*:')
-#: Without one of these a body has no such key.
-_MAY_BE = (b"predict", b"vllm_xargs", rb"\u")
-
-
-def scan(body: bytes) -> tuple[bool, bool]:
-    """Of a body of JSON: whether one of `_KEYS` is a key of an object in it, however written; whether there may be
-    anything that `take` looks at. JSON may be UTF-16 or UTF-32, which have bytes of zero, as no UTF-8 of it."""
+def scan(body: bytes) -> bool:
+    """Whether there may be anything in a body of JSON that `take` looks at. JSON may be UTF-16 or UTF-32, which
+    have bytes of zero, as no UTF-8 of it."""
     body = body.replace(b"\0", b"")
-    if not any(part in body for part in _MAY_BE):
-        return False, False
-    brings_prediction = _KEY.search(body) is not None
-    return brings_prediction, brings_prediction or any(
-        each.search(body) for each in (_OPTIONS_KEY, _MISSPELT)
-    )
+    return any(part in body for part in (b"predict", b"vllm_xargs", rb"\u")) and bool(_OURS.search(body))
+
+
+class LongBody:
+    """Looks for a prediction in a body of JSON that comes in pieces, and keeps none of them.
+
+    ::
+
+        pieces = [body.feed(piece, last) for piece, last in ...]  # the same body, without the prediction's strings
+        body.has_prediction, body.has_ids, body.switch
+
+    has_prediction, has_ids: whether the field, or that of `vllm_xargs`, is there and not null; of equal keys the
+    last one counts. switch: what `vllm_xargs` says of drafts, if anything. Time is linear in the pieces.
+    """
+
+    def __init__(self) -> None:
+        self.has_prediction = self.has_ids = False
+        self.switch: str | None = None
+        self._depth, self._quoted, self._held = 0, False, b""
+        #: The start of the last string; the members of both levels that are being read.
+        self._text, self._member, self._xarg = b"", "", ""
+        self._decoder: Any = None
+
+    def feed(self, piece: bytes, last: bool) -> bytes:
+        """The next bytes for vLLM; a few may come with those of the next piece."""
+        if not self._depth and b"\0" in piece[:4]:
+            self._decoder = codecs.getincrementaldecoder(json.detect_encoding(piece))("replace")
+        if self._decoder is not None:  # UTF-16 and UTF-32 pass as they came
+            self._read(self._decoder.decode(piece, last).encode("utf-8", "replace"), last)
+            return piece
+        return self._read(piece, last)
+
+    def _read(self, piece: bytes, last: bool) -> bytes:
+        raw = self._held + piece
+        # Escapes are blanked: what is left of quotes begins and ends strings.
+        plain = raw.replace(rb"\\", b"  ").replace(rb"\"", b"  ")
+        end = len(raw) - len(plain.rpartition(b'"')[2])
+        if self._quoted ^ (plain.count(b'"') % 2):
+            end = len(raw) - plain.endswith(b"\\")
+        if last or len(raw) - end > _SHORT:  # of what is between two strings all is needed, but not so much
+            end = len(raw)
+        self._held, start, parts = raw[end:], 0, list[bytes]()
+        for number, part in enumerate(plain[:end].split(b'"')):
+            if number:
+                self._quoted = not self._quoted
+                self._text = b"" if self._quoted else self._text
+            whole = raw[start : start + len(part)]
+            if self._quoted:
+                self._text += whole[: 128 - len(self._text)]
+            else:
+                self._between(part)
+            parts.append(b"" if self._quoted and self._member == FIELD else whole)
+            start += len(part) + 1
+        return b'"'.join(parts)
+
+    def _between(self, part: bytes) -> None:
+        """Read the text after a string and before the next one."""
+        found = part.strip()
+        in_xargs = self._depth == 2 and self._member == "vllm_xargs"
+        if found.startswith(b":") and (self._depth == 1 or in_xargs):
+            name, value = _unescaped(self._text), found[1:].strip()
+            is_null = value.startswith(b"null")
+            if in_xargs:
+                self._xarg = name
+                if name == wire.KEY:
+                    self.has_ids = not is_null
+                elif name == wire.SWITCH_KEY and value:
+                    self.switch = value.rstrip(b" ,}\r\n\t").decode("utf-8", "replace")
+            else:
+                self._member = name
+                if name == FIELD:
+                    self.has_prediction = not is_null
+                elif name == "vllm_xargs":
+                    self.has_ids, self.switch = False, None
+        elif in_xargs and self._xarg == wire.SWITCH_KEY:
+            self.switch = _unescaped(self._text)
+        self._depth += part.count(b"{") + part.count(b"[") - part.count(b"}") - part.count(b"]")
+        if found.endswith(b","):
+            self._xarg = ""
+            self._member = self._member if self._depth > 1 else ""
+
+
+def _unescaped(text: bytes) -> str:
+    with contextlib.suppress(ValueError):
+        return str(json.loads(b'"%s"' % text))
+    return ""
 
 
 class _Body:
@@ -167,7 +307,29 @@ class _Body:
     ) -> None:
         self.endpoint, self._is_limited = endpoint, endpoint in ENDPOINTS
         self._settings, self._client, self._template = settings, client, template
+        self.max_bytes = settings.max_body_bytes
         self._switch = None if switch is None else switch.decode("latin-1")
+
+    def passed_on(self) -> HttpRequest | None:
+        """Tell the tasks of a request whose body is not read here. Raises `FieldError`."""
+        chosen = choices_of({wire.SWITCH_KEY: self._switch}, self._settings)
+        return HttpRequest(wire.Prediction(**chosen), self._settings) if self._is_limited else None
+
+    def refusal(self, long: LongBody, num_bytes: int) -> FieldError | None:
+        """Why a body over the limit is refused, if it is."""
+        if not self._is_limited and long.has_prediction:
+            return FieldError(f"{FIELD}: {self.endpoint} does not take a prediction", "unsupported")
+        if not (self._is_limited and (long.has_prediction or long.has_ids)):
+            return None
+        try:
+            given = self._switch if long.switch is None else long.switch
+            if choices_of({wire.SWITCH_KEY: given}, self._settings).get("drafts") is False:
+                return None
+        except FieldError as error:
+            return error
+        most = f"{self.max_bytes} bytes (GPU_ALIGN_MAX_BODY_BYTES)"
+        message = f"{FIELD}: expected a request body of at most {most}, got {num_bytes}"
+        return FieldError(message, "bytes", code=413)
 
     async def take(self, body: bytes) -> tuple[HttpRequest | None, bytes | None]:
         """Read the request's prediction and choices, and its body without them; None for a part that does not
@@ -176,15 +338,10 @@ class _Body:
         run = functools.partial(asyncio.get_running_loop().run_in_executor, renderer._executor)
         look, settings = functools.partial(_limiting.run, scan, body), self._settings
         found = look() if len(body) <= _SHORT else await run(look)
-        brings_prediction, may_be_ours = found or (False, True)
-        if brings_prediction and self._is_limited and len(body) > settings.max_body_bytes:
-            most = f"{settings.max_body_bytes} bytes (GPU_ALIGN_MAX_BODY_BYTES)"
-            message = f"{FIELD}: expected a request body of at most {most}, got {len(body)}"
-            raise FieldError(message, "bytes", code=413)
         always = settings.conversation or settings.draft_without_prediction
         is_asked = self._is_limited and (self._switch is not None or always)
         prediction = rest = document = None
-        if may_be_ours or is_asked:
+        if found is not False or is_asked:
             taken = await run(take, body, self.endpoint, self._switch, vllm_config, renderer)
             prediction, rest, document = taken.prediction, taken.body, taken.document
             try:
