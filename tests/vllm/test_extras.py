@@ -45,7 +45,7 @@ class Fault:
 
 LEDGER, DRAFTED = f"{SCHEDULER}.verification_ledger:VerificationLedger", f"{SCHEDULER}.draft_budget"
 NO_USAGE, NO_LOG = ("counts no usage any more",), ("writes no step logs any more",)
-NO_MEMORY = ("remembers no answers any more",)
+NO_MEMORY, NO_TIMES = ("remembers no answers any more",), ("measures no step times any more",)
 NO_REPORT = ("reports no drafts in this step", "reports no drafts for 60 s")
 NO_SLOTS = ("schedules no drafts in this step", "schedules no drafts for 60 s")
 NOT_NOW, NOT_DRAFTED = "drafts nothing in this step", ("drafts nothing for request",)
@@ -55,6 +55,7 @@ STEPS = (
     Fault("step log", f"{WORKER}.step_log:LoggedRequest.record", "step log", NO_LOG),
     Fault("step log, at the end of a request", f"{WORKER}.step_log:DebugLog._log_of", "step log", NO_LOG),
     Fault("step log, when it is written", "gpu_align.tools.step_log:dump", "step log", NO_LOG),
+    Fault("step times", f"{WORKER}.step_timer:WallClock.elapsed_time", "step times", NO_TIMES),
     Fault("an answer is kept", f"{SCHEDULER}.schedulers:Recall.keep", "response memory", NO_MEMORY),
     Fault("earlier answers are given", f"{SCHEDULER}.schedulers:Recall.give", "response memory", NO_MEMORY),
     Fault("drafting, in one step", "gpu_align:Drafter.propose", "", (NOT_NOW,), 1, None),
@@ -74,6 +75,7 @@ STEPS = (
 )  # fmt: skip
 STARTS = (
     Fault("step log", f"{WORKER}.request_drafter:open_log", "step log", NO_LOG),
+    Fault("step times", f"{WORKER}.step_timer:WallClock.__init__", "step times", NO_TIMES),
     Fault("response memory", f"{SCHEDULER}.schedulers:Recall.__init__", "response memory", NO_MEMORY),
     Fault("usage", f"{SCHEDULER}.schedulers:VerificationLedger", "usage", NO_USAGE),
     Fault("recipes", f"{WORKER}.request_drafter:load_recipes", "recipes", ("drafts without recipes any more",)),
@@ -193,8 +195,36 @@ def test_a_step_that_fails_costs_its_part_alone(runner: str, bench: Bench) -> No
                 assert accepted == verbatim if fault.drafts else accepted <= 3 * 3 * K, (fault, accepted)
         # And all is as it was.
         assert bench.accepted(engine.run(bench.requests)) == verbatim
+        step_times_arrive(bench, engine)
         more = {"V1": drafting_goes_on_after_a_minute, "V2": trimmed_drafts_are_counted_as_rejected}
         more[runner](bench, engine)
+
+
+TIMES = "from vllm_integration.wire import reports"
+TAKE_TIMES = f"""
+{TIMES}
+from vllm_integration.worker import step_timer
+step_timer.SELDOM, times, take = 1, [], reports.take
+def taking(output):
+    report = take(output)
+    times.extend(report.times if report else ())
+    return report
+reports.take, engine.times, engine.take = taking, times, take
+"""
+
+
+def step_times_arrive(bench: Bench, engine: V2Engine) -> None:
+    """With the requests, tokens and context of each step, by another count."""
+    engine.execute(TAKE_TIMES)
+    run = engine.run(bench.requests)
+    found = engine.execute(f"{TIMES}\nreports.take, found = engine.take, [[*each] for each in engine.times]")
+    computed, expected = [0] * len(bench.requests), []
+    for step in filter(None, run.steps):  # an empty batch has no time
+        expected.append([len(step), sum(row[0] for row in step.values()), sum(computed[i] for i in step)])
+        for index, (tokens, drafts, sampled) in step.items():
+            computed[index] += tokens - (drafts - max(sampled - 1, 0))
+    assert [row[1:4] for row in found] == expected
+    assert all(0 < ms < 60_000 and not in_graph for ms, *_, in_graph in found)
 
 
 def drafting_goes_on_after_a_minute(bench: Bench, engine: V2Engine) -> None:
@@ -245,7 +275,7 @@ def test_parts_that_fail_at_the_start_cost_themselves_alone(runner: str, bench: 
 
 #: Groups of extras that an engine installs, those of one runner apart; and what has to be asked for.
 MISSING = {
-    "": ("usage", "step_log", "memory", "dump", "parameters", "recipes"),
+    "": ("usage", "step_log", "memory", "dump", "parameters", "recipes", "times"),
     "V1": ("usage_v1", "seeds"),
     "V2": ("graphs", "draws"),
 }

@@ -63,7 +63,7 @@ class DraftedRequests:
     """One row of `table` for each request that is drafted for; row 0 stands for all others, and stays blank.
     False where there are none: then nothing has to be done in a step.
 
-    draft_without_prediction: whether requests without a prediction have one. num_draft_tokens: K; 0 on V1.
+    draft_without_prediction: whether requests without a prediction have one. num_draft_tokens: K.
     beside_model: whether the model's own drafter drafts for all others, which then have rows, too.
 
         drafts     [DEPTH, 3] POSITION, LENGTH, SOURCE of the last, newest first; position −1: none

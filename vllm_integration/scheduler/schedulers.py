@@ -135,13 +135,12 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
     def _use(self, settings: Settings) -> None:
         """The budget of a batch is `GPU_ALIGN_MAX_DRAFT_TOKENS`, or half of what a step may hold: the other half
         stays for prefills and for everybody's next token."""
-        num_draft_tokens = 0
+        num_draft_tokens = int(self.vllm_config.speculative_config.num_speculative_tokens)
         if self._pads:
             self._inner_tokens = inner_tokens(self.vllm_config)
-            num_draft_tokens = int(self.vllm_config.speculative_config.num_speculative_tokens)
         others = self._inner_tokens > 0
         self.drafted_requests = DraftedRequests(settings.draft_without_prediction, num_draft_tokens, others)
-        if not num_draft_tokens:
+        if not self._pads:
             return
         half = max(1, self.vllm_config.scheduler_config.max_num_batched_tokens // 2)
         self.draft_budget = DraftBudget(

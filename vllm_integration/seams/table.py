@@ -105,6 +105,7 @@ GROUPS: dict[str, Group] = {
         "worker.own_draw",
     ),
     "graphs": Group("leaves CUDA graphs to vLLM", "", "worker.graphs"),
+    "times": Group("measures no step times"),
     "adaptive": Group("schedules draft slots without adaptive verification"),
     "inner": Group("drafts without GPU_ALIGN_DRAFTER"),
     "recipes": Group("drafts without recipes"),
@@ -281,6 +282,16 @@ graphs vllm.v1.worker.gpu.cudagraph_utils:CudaGraphManager
   field compilation_config,decode_query_len,varlen_decode what these are made from
 graphs vllm.v1.worker.gpu.attn_utils
   call get_varlen_cudagraph_unsupported_backend(attn_groups,vllm_config,max_query_len) its graphs take one length
+
+# How long steps take, and of how many tokens they are.
+times vllm.v1.worker.gpu.model_runner:GPUModelRunner
+  field step_timing the runner's own record of its step
+times vllm.v1.worker.gpu.async_utils:StepTimingCollector
+  field _batch whether the step replays a FULL graph, its tokens and its requests
+times vllm.v1.core.sched.output:SchedulerOutput
+  field num_scheduled_tokens,total_num_scheduled_tokens,scheduled_cached_reqs the same as planned, for V1
+times vllm.v1.core.sched.output:CachedRequestData
+  field num_computed_tokens the context of its requests
 
 # vLLM's adaptive verification.
 adaptive vllm.v1.worker.gpu.input_batch:InputBatch

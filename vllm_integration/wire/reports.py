@@ -43,7 +43,8 @@ class StepDrafts(NamedTuple):
 
 class StepTime(NamedTuple):
     """A step that has run. ms: of the device, NaN if not known. tokens: of all `requests`, prompts and drafts
-    included. context_tokens: of all requests before the step. in_graph: whether it was a FULL CUDA graph."""
+    included. context_tokens: before the step, of requests that are not new. in_graph: whether it was a FULL CUDA
+    graph; False on V1."""
 
     ms: float
     requests: int

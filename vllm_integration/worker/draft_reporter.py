@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ..seams.guard import Guard, faults
-from ..wire.reports import DraftReport, Ints, StepDrafts, attach, survival_levels
+from ..wire.reports import DraftReport, Ints, StepDrafts, StepTime, attach, survival_levels
 
 #: Steps whose copies may be under way at once, beyond the batches that the engine has in flight.
 _SPARE = 3
@@ -153,12 +153,16 @@ class DraftReporter:
     def _release(self) -> None:
         self.free.append(self.in_flight.popleft())
 
-    def attach(self, model_runner_output: Any, step: int, refused: Mapping[str, str] | None = None) -> None:
+    def attach(
+        self,
+        model_runner_output: Any,
+        step: int,
+        refused: Mapping[str, str] | None = None,
+        times: Sequence[StepTime] = (),
+    ) -> None:
         """Attach to the output of `step` what has arrived from it or from earlier ones."""
         drafts, trimmed = self._arrived_by(step)
-        report = DraftReport(
-            drafts, trimmed, refused or {}, faults(), plain_graphs_alone=self.plain_graphs_alone
-        )
+        report = DraftReport(drafts, trimmed, refused or {}, faults(), times, self.plain_graphs_alone)
         attach(model_runner_output, report)
 
     def _arrived_by(self, now: int) -> tuple[list[StepDrafts], dict[str, int]]:

@@ -18,7 +18,7 @@ import torch
 
 from ..seams.guard import faults
 from ..seams.install import install, seam, watch
-from ..wire.reports import DraftReport, StepDrafts, attach
+from ..wire.reports import DraftReport, StepDrafts, attach, survival_levels
 from ..wire.request import RequestContent
 from .request_drafter import RequestDrafter, ours
 from .requests import StopRule, stop_rule, take_refusals
@@ -79,10 +79,11 @@ class PredictedOutputsProposer(RequestDrafter):
     def has_nothing_to_report(self) -> bool:
         return not self.requests and not self._drafts
 
-    def report(self) -> Callable[[Any], None]:
+    def report(self) -> Callable[..., None]:
         """Of what the last step proposed; of nothing when asked again."""
         drafts, self._drafts = self._drafts, []
-        return partial(attach, report=DraftReport(drafts, {}, take_refusals(), faults()))
+        report = DraftReport(drafts, {}, take_refusals(), faults())
+        return lambda output, times=(): attach(output, report._replace(times=times))
 
     def observe(self, runner: Any, scheduler_output: Any) -> None:
         """Read the requests that `_update_states` has just updated: once a step, also when it is empty."""
@@ -176,7 +177,7 @@ class PredictedOutputsProposer(RequestDrafter):
         if self.log is not None:
             self.log.proposed(req_ids, draft, duration_us)
         lengths, sources = (np.array(column.tolist()) for column in (draft.length, draft.source))
-        survival = np.zeros((len(req_ids), 0), dtype=np.uint8)
+        survival = survival_levels(np.cumprod(draft.confidence.numpy(), axis=1), lengths)
         self._drafts = [StepDrafts(req_ids, 0, total_len, lengths, sources, survival)]
         return draft
 
@@ -215,9 +216,11 @@ PredictedOutputs = PredictedOutputsProposer
 def update_states(
     original: Callable[..., Any], self: Any, scheduler_output: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """`GPUModelRunner._update_states`, after which our proposer looks at the result."""
-    result = original(self, scheduler_output, *args, **kwargs)
+    """`GPUModelRunner._update_states`, which begins a step, and after which our proposer looks at the result."""
     if (proposer := ours(self)) is not None:
+        proposer.timer.begin(scheduler_output, idle=proposer.has_nothing_to_report())
+    result = original(self, scheduler_output, *args, **kwargs)
+    if proposer is not None:
         come_or_gone = scheduler_output.scheduled_new_reqs or scheduler_output.finished_req_ids
         if proposer.requests or come_or_gone:
             proposer.observe(self, scheduler_output)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
+
+import torch
 
 from gpu_align import Drafter, Recipes
 from gpu_align.ops import host
@@ -19,11 +21,12 @@ from ..config.settings import Settings
 from ..seams.guard import Guard, faults, shown_fault, shown_id
 from ..seams.install import off_reason, seam
 from ..wire import request as wire
-from ..wire.reports import DRAFTING, REPORTS, DraftReport, attach
+from ..wire.reports import DRAFTING, REPORTS, DraftReport, StepTime, attach
 from .draft_reporter import when_it_leaves
 from .requests import any_refusals, open_request, refuse
 from .startup import compiling, drafter_config, hide_functions_of_llvm, load_recipes
 from .step_log import DebugLog, open_log
+from .step_timer import StepTimer
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -41,7 +44,7 @@ class RequestDrafter:
     a `ValueError`. Whatever else fails costs the drafts of one request or of one step, after three steps in a row
     those of all requests for a minute; at the start, where the drafter is made, all of them for good.
 
-    num_ranks, clock: as of `Guard`.
+    num_ranks, clock: as of `Guard`. device: where steps run that the host does not wait for.
     """
 
     def __init__(
@@ -50,9 +53,11 @@ class RequestDrafter:
         max_context_len: int,
         num_ranks: int = 1,
         clock: Callable[[], float] | None = None,
+        device: torch.device | str = "cpu",
     ) -> None:
         hide_functions_of_llvm()
         self.settings = Settings.of(vllm_config)
+        self.timer = StepTimer(device, int(getattr(vllm_config.parallel_config, "pipeline_parallel_size", 1)))
         self.guard = Guard(
             DRAFTING, "drafts nothing", core=True, clock=clock, num_ranks=num_ranks, then=self.start_over
         )
@@ -143,8 +148,9 @@ class RequestDrafter:
             self.guard.tell(f"for request {shown_id(req_id)}", error)
             return None
 
-    def report(self) -> Callable[[Any], None]:
-        """A function that attaches the step's draft report to its output, called when that leaves the worker."""
+    def report(self) -> Callable[..., None]:
+        """A function that attaches the step's draft report to its output, called with this, and maybe
+        `times`, when it leaves the worker."""
         raise NotImplementedError
 
     def has_nothing_to_report(self) -> bool:
@@ -153,7 +159,7 @@ class RequestDrafter:
 
     def leaves(self, output: Any) -> Any:
         """The output of a step of the runner, with a draft report."""
-        if self.has_nothing_to_report() and not any_refusals() and not faults():
+        if not (self.timer.pending or any_refusals() or faults()) and self.has_nothing_to_report():
             return output
         try:
             return when_it_leaves(output, partial(self._attach, self.report()))
@@ -162,8 +168,8 @@ class RequestDrafter:
             attach_faults(output)
             return output
 
-    def _attach(self, report: Callable[[Any], None], output: Any) -> None:
-        self.reporting.run(report, output)
+    def _attach(self, report: Callable[..., None], output: Any) -> None:
+        self.reporting.run(partial(report, output, times=self.timer.take()))
         if self.reporting.is_off:
             attach_faults(output)
 
@@ -225,10 +231,10 @@ class RequestDrafter:
         return content._replace(token_ids=content.token_ids[:0])
 
 
-def attach_faults(output: Any) -> None:
+def attach_faults(output: Any, times: Sequence[StepTime] = ()) -> None:
     """So that the scheduler grants no slots."""
     with suppress(Exception):
-        attach(output, DraftReport(faults=faults()))
+        attach(output, DraftReport(faults=faults(), times=times))
 
 
 def ours(runner: Any) -> Any:
@@ -240,7 +246,11 @@ def ours(runner: Any) -> Any:
 
 @seam("usage_v1.sample_tokens", "v2.sample_tokens")
 def sample_tokens(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """`GPUModelRunner.sample_tokens` of either runner, whose output then tells the scheduler what was proposed."""
+    """`GPUModelRunner.sample_tokens` of either runner, whose output then tells the scheduler what was proposed
+    and how long steps took."""
     output = original(self, *args, **kwargs)
     drafter = ours(self)
-    return output if drafter is None or output is None else drafter.leaves(output)
+    if drafter is None or output is None:
+        return output
+    drafter.timer.end(self)
+    return drafter.leaves(output)

@@ -52,7 +52,7 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         parallel = vllm_config.parallel_config
         tp_size, self._steps = int(parallel.tensor_parallel_size), 0
         clock = None if tp_size == 1 else lambda: self._steps * PAUSE / PAUSE_STEPS
-        super().__init__(vllm_config, max_context_len, tp_size, clock)
+        super().__init__(vllm_config, max_context_len, tp_size, clock, device)
         self.num_ranks = tp_size * int(getattr(parallel, "data_parallel_size", 1))
         self.req_states = req_states
         # What vLLM's adaptive verification trims by.
@@ -163,7 +163,7 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
     def has_nothing_to_report(self) -> bool:
         return not (self._held or (self.reporter is not None and self.reporter.in_flight))
 
-    def report(self) -> Callable[[Any], None]:
+    def report(self) -> Callable[..., None]:
         reporter = self.reporter
         if reporter is None:
             return attach_faults
@@ -352,13 +352,15 @@ def _with_predictions(base: Hashable) -> Any:
 def add_requests(
     original: Callable[..., Any], self: Any, scheduler_output: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """`GPUModelRunner.add_requests`, before which finished requests' logs are written, and after which our
-    speculator learns the new rows and predictions."""
+    """`GPUModelRunner.add_requests`, which begins a step: before it finished requests' logs are written, and after
+    it our speculator learns the new rows and predictions."""
     new, finished = scheduler_output.scheduled_new_reqs, scheduler_output.finished_req_ids
-    speculator = ours(self) if new or finished else None
+    speculator = ours(self)
     if speculator is not None:
-        speculator.finish(finished)
-        speculator.fit()
+        speculator.timer.begin(scheduler_output, idle=speculator.has_nothing_to_report())
+        if new or finished:
+            speculator.finish(finished)
+            speculator.fit()
     result = original(self, scheduler_output, *args, **kwargs)
     if speculator is not None and new:
         speculator.observe_new(scheduler_output)
