@@ -2,6 +2,7 @@
 
 A batch of requests of which most are to be aborted, each in a phase drawn for it; then, with nobody left:
 outputs of the others == greedy by transformers      held: no slot, row, prediction, KV block, count
+On V2 half of the texts are sampled with a seed: those that the engine wrote without a prediction.
 The same few requests, served first and last, are served alike, step by step, and count alike.
 """
 
@@ -37,7 +38,7 @@ ENGINES: dict[str, tuple[dict[str, Any], int, int, str]] = {
     "V2": (
         {
             "asynchronous": True,
-            "delay_counts": True,
+            "delay_counts": 1,
             "environment": {**DRAFTED_FROM, "GPU_ALIGN_MAX_PREDICTION_TOKENS": "64"},
         },
         10,
@@ -66,17 +67,29 @@ class Texts:
 
     def __init__(self, rng: random.Random, oracle: Oracle) -> None:
         self._rng = rng
-        self.known: list[tuple[list[int], list[int]]] = []
+        self.known: list[tuple[Request, list[int]]] = []
         for length in PROMPT_LENS:
             prompts = [rng.choices(VOCABULARY, k=length) for _ in range(6)]
-            self.known += zip(prompts, oracle.greedy(prompts, MAX_TOKENS), strict=True)
+            outputs = oracle.greedy(prompts, MAX_TOKENS)
+            self.known += zip(map(Request, prompts), outputs, strict=True)
+
+    def sample(self, engine: V2Engine) -> None:
+        """And with a seed, as the engine writes it without a prediction."""
+        params = {"temperature": 1.0, "top_k": 50}
+        requests = [
+            replace(request, max_tokens=MAX_TOKENS, extra=APART, params={**params, "seed": seed})
+            for seed, (request, _) in enumerate(self.known)
+        ]
+        self.known += zip(requests, engine.run(requests).outputs, strict=True)
 
     def request(self, arrives: int = 0, aborted: tuple[str, int] | None = None) -> tuple[Request, list[int]]:
         """A request, with any prediction or none, and its answer."""
-        prompt, output = self._rng.choice(self.known)
+        known, output = self._rng.choice(self.known)
         length = self._rng.choice((1, 8, 20, MAX_TOKENS, MAX_TOKENS))
         kinds = None, output, edited(output, self._rng.randrange(10**6)), self._rng.choices(VOCABULARY, k=30)
-        request = Request(prompt, self._rng.choice(kinds), length, arrives, aborted)
+        request = Request(
+            known.prompt, self._rng.choice(kinds), length, arrives, aborted, params=known.params
+        )
         return request, output[:length]
 
 
@@ -105,6 +118,8 @@ def test_an_abort_in_any_phase_leaves_nothing_and_changes_no_other_answer(
         (replace(request, extra=APART), output) for request, output in (texts.request() for _ in range(6))
     ]
     with V2Engine(tiny_model, tmp_path, runner=runner, **settings, **TIGHT) as engine:
+        if runner == "V2":
+            texts.sample(engine)
         before = served(engine, control)
         while phases.total() < count(aborts):
             planned = [texts.request(index // 4, plan()) for index in range(size)]
