@@ -31,21 +31,23 @@ from gpu_align.simulate import Record, read_records, recipes_for
 from gpu_align.tools.simulate.policies import sizes_for
 from vllm_integration.scheduler.draft_budget import DraftBudget, DraftedRequests
 from vllm_integration.wire import request as wire
-from vllm_integration.wire.reports import DraftReport, StepDrafts, survival_levels
+from vllm_integration.wire.reports import DraftReport, StepDrafts, StepTime, survival_levels
 
 Ints = npt.NDArray[np.int64]
 Times = npt.NDArray[np.float64]
 K = 32
-BATCHES = (1, 8, 32, 64, 128, 256, 512, 1024)
+BATCHES = (1, 16, 64, 256, 1024)
 #: Batches of the tables; the JSON has all.
-COLUMNS = (1, 8, 32, 64, 256, 1024)
+COLUMNS = BATCHES
 #: What is traced, and how many of its output tokens.
 CORPUS, MAX_TOKENS = Path(".cache/corpus.jsonl.gz"), 30_000
 TRACES = Path(".cache/serving")
 #: Microseconds that a step of the drafter takes.
 DRAFTER_US = 15.0
-#: The plugin's defaults are never below this share of the throughput without drafts.
-NEVER_BELOW = 0.99
+#: The plugin's defaults are never below this share of the throughput without drafts; from 64 requests on.
+NEVER_BELOW, IN_LARGE = 0.97, 0.99
+#: Noise of the step times that the plugin sees; how many are something else's, and by what factors.
+NOISE, OUTLIERS, FACTORS = 0.05, 0.02, (3.0, 30.0)
 #: Steps in which a rule that learns gets to know the requests of a batch.
 WARM_UP = 300
 
@@ -65,7 +67,8 @@ class Gpu(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A dense decoder with grouped-query attention. embedding: of its parameters; looked up, not multiplied."""
+    """A decoder with grouped-query attention. embedding: of its parameters; looked up, not multiplied. Of a
+    mixture of experts, `top` of `experts` for each token: always, the parameters that all tokens use."""
 
     name: str
     params: float
@@ -76,6 +79,9 @@ class Model(NamedTuple):
     kv_heads: int = 8
     head_dim: int = 128
     vocab: int = 128_256
+    experts: int = 1
+    top: int = 1
+    always: float = 0.0
 
 
 # NVIDIA's data sheets, SXM, without sparsity (B200: of a DGX, an eighth), and the config.json of Llama 3.1.
@@ -84,6 +90,10 @@ H200 = Gpu("H200", 4.8e12, 989e12, 1979e12, 141e9, 450e9)
 B200 = Gpu("B200", 8.0e12, 2250e12, 4500e12, 180e9, 900e9)
 SMALL = Model("8B", 8.03e9, 0.53e9, 32, 4096, 32)
 LARGE = Model("70B", 70.6e9, 1.05e9, 80, 8192, 64)
+# Their config.json. DeepSeek's latent cache is as large as one head of 288.
+QWEN = Model("Qwen3-30B-A3B", 30.5e9, 0.6e9, 48, 2048, 32, 4, 128, 151_936, 128, 8, 1.5e9)
+GPT_OSS = Model("gpt-oss-120b", 117e9, 1.2e9, 36, 2880, 64, 8, 64, 201_088, 128, 4, 2.5e9)
+DEEPSEEK = Model("DeepSeek-V3", 671e9, 0.9e9, 61, 7168, 128, 1, 288, 129_280, 256, 8, 17e9)
 BYTES = {"bf16": 2, "fp8": 1}
 
 
@@ -115,11 +125,20 @@ class Roofline:
     exchange_us: float = 8.0
     #: Share of the memory that weights and KV cache may fill (vLLM's default).
     memory_share: float = 0.92
+    #: Grouped products of experts reach this share of the dense ones.
+    grouped_share: float = 0.7
+    #: Share of a draft's experts that are its neighbour's beyond chance: 0.18 gives Mixtral's 62 % of tokens that
+    #: have an expert in common with the one before, in place of 46 % (arXiv 2401.04088, table 5).
+    repeats: float = 0.0
+    #: Tokens of the largest CUDA graph, 0: of any size. Beyond it the host launches for so long meanwhile.
+    captured: int = 0
+    launch_ms_a_layer: float = 0.2
 
     @property
     def name(self) -> str:
         many = f"{self.gpus} × " if self.gpus > 1 else ""
-        return f"{many}{self.gpu.name}, {self.model.name} {self.dtype}, context {self.context:,}"
+        more = ", repeats" * (self.repeats > 0) + f", graphs to {self.captured}" * (self.captured > 0)
+        return f"{many}{self.gpu.name}, {self.model.name} {self.dtype}, context {self.context:,}{more}"
 
     @property
     def kv_bytes(self) -> float:
@@ -138,8 +157,13 @@ class Roofline:
         m, bandwidth = self.model, self.gpu.bandwidth * self.bandwidth_share
         bf16 = self.gpu.bf16 * self.compute_share
         operations = getattr(self.gpu, self.dtype) * self.compute_share
-        weights = (m.params - m.embedding) / self.gpus
-        linear = self._soft_max(weights * BYTES[self.dtype] / bandwidth, 2 * weights * t / operations)
+        read = used = (m.params - m.embedding) / self.gpus
+        if m.experts > 1:
+            alone, share = batch + (t - batch) * (1 - self.repeats), m.top / m.experts
+            read = (m.always + (m.params - m.always) * (1 - (1 - share) ** alone)) / self.gpus
+            used = (m.always + (m.params - m.always) * share) / self.gpus
+            operations *= self.grouped_share
+        linear = self._soft_max(read * BYTES[self.dtype] / bandwidth, 2 * used * t / operations)
         attention = self._soft_max(
             batch * self.context * self.kv_bytes / bandwidth,
             4 * m.layers * m.q_heads * m.head_dim * self.context / self.gpus * t / bf16,
@@ -148,24 +172,39 @@ class Roofline:
         exchange: Times | float = 0.0
         if self.gpus > 1:
             exchange = 2 * m.layers * (self.exchange_us * 1e-6 + t * m.hidden * 2 / self.gpu.link)
-        return np.asarray(self.overhead_ms + 1e3 * (linear + attention + logits + exchange))
+        ms = self.overhead_ms + 1e3 * (linear + attention + logits + exchange)
+        launches = self._soft_max(m.layers * self.launch_ms_a_layer, ms)
+        return np.asarray(np.where((t > self.captured) & (self.captured > 0), launches, ms))
 
-    def _soft_max(self, a: float, b: Times) -> Times:
+    def _soft_max(self, a: Times | float, b: Times) -> Times:
         high = np.maximum(a, b)
         power = (a / high) ** self.softness + (b / high) ** self.softness
         return np.asarray(high * power ** (1 / self.softness))
 
 
-#: One GPU where the weights fit with room for a cache, else the fewest of them.
+DENSE = Roofline(H200, SMALL, "bf16", 500)
 SETUPS = [
-    Roofline(gpu, model, dtype, context, gpus)
-    for context in (500, 2_000, 8_000)
-    for gpu, in_bf16, in_fp8 in ((H100, 4, 2), (H200, 2, 1), (B200, 2, 1))
-    for model, counts in ((SMALL, (1, 1)), (LARGE, (in_bf16, in_fp8)))
-    for dtype, gpus in zip(BYTES, counts, strict=True)
+    DENSE,
+    replace(DENSE, captured=512),
+    Roofline(B200, SMALL, "fp8", 8_000),
+    Roofline(H100, LARGE, "bf16", 2_000, 4),
+    Roofline(H200, QWEN, "bf16", 500),
+    Roofline(H200, QWEN, "bf16", 500, repeats=0.18, captured=512),
+    Roofline(H200, GPT_OSS, "fp8", 2_000),
+    Roofline(H200, DEEPSEEK, "fp8", 2_000, 8),
 ]
-#: The setup whose numbers are shown: the measured one. The worst case is over all of them.
-SHOWN = ("H200, 8B bf16, context 500",)
+#: The setups whose numbers are shown; the first is the measured one. The worst case is over all of them.
+SHOWN = tuple(SETUPS[i].name for i in (0, 4, 6, 7))
+#: What edits and half a batch gain at least: setup, what, batch → speed-up. Of the dense one 0.99 of what the
+#: fixed rule of commit 22d4d3af gained.
+LEAST = {
+    (0, "edit"): {1: 8.07, 16: 6.91, 64: 3.03, 256: 1.68},
+    (0, "half"): {64: 2.58, 256: 1.56},
+    (4, "edit"): {1: 2.3, 16: 7.7, 64: 8.3, 256: 3.9},
+    (4, "half"): {256: 3.4},
+    (6, "edit"): {1: 1.85, 16: 5.1, 64: 9.0, 256: 6.4},
+    (6, "half"): {256: 4.8},
+}
 
 
 # Traces: what the drafter would do at every position of known outputs.
@@ -254,17 +293,17 @@ class Plugin:
 
     late: steps since what is known when the next step is planned. 0: synchronous scheduling. 1 or 2: asynchronous
     scheduling, where a step is planned while the one before it runs; 2 if its drafts' copies are not there by the
-    time when its tokens are. What a step accepted is known with its tokens: one step late in either case. Limits
-    are half of vLLM's `max_num_batched_tokens` on an H100 and a largest CUDA graph of 512 tokens.
+    time when its tokens are. What a step accepted, and its time, is known with its tokens: one step late in either
+    case. It learns step times as it goes.
     """
 
-    def __init__(self, late: int) -> None:
-        self.late = late
+    def __init__(self, late: int, captured: int = 0) -> None:
+        self.late, self._captured = late, captured or 1 << 20
         self._requests = DraftedRequests(False, K)
-        self._budget = DraftBudget(self._requests, K, 4096, captured=512)
+        self._budget = DraftBudget(self._requests, K, captured=self._captured)
         self._told: deque[StepDrafts] = deque()
         self._ids: list[str] = []
-        self._ended: deque[tuple[list[str], Ints, Ints]] = deque()
+        self._ended: deque[tuple[Any, list[str], Ints, Ints, StepTime]] = deque()
 
     def __call__(self, length: Ints, survival: npt.NDArray[np.uint16], request: Ints) -> Ints:
         ids = [*map(str, numbers := request.tolist())]
@@ -279,34 +318,35 @@ class Plugin:
         for request in requests:
             self._requests.add(request)
         self._ids = ids
-        if len(self._ended) > min(self.late, 1):
-            before, slots, accepted = self._ended.popleft()
-            self._budget.settle(self._requests.rows_of(before), slots, accepted + 1)
         levels = survival_levels(survival / ONE, length)
         unknown = np.zeros_like(length)
         self._told.append(StepDrafts(ids, self.late, unknown, length, unknown, levels))
         told = [self._told.popleft()] if len(self._told) > self.late else []
         self._requests.take(DraftReport(told))
-        granted = self._budget.grant(requests, exact=not self.late, batch_size=len(ids))
-        return np.array(granted, dtype=np.int64)
+        if len(self._ended) > min(self.late, 1):
+            granted, before, slots, accepted, time = self._ended.popleft()
+            self._budget.settle(self._requests.rows_of(before), slots, accepted + 1, granted)
+            self._budget.observe([time])
+        given = self._budget.grant(requests, exact=not self.late, batch_size=len(ids))
+        return np.array(given, dtype=np.int64)
 
-    def settle(self, slots: Ints, accepted: Ints) -> None:
-        """[B] each: what the step of the last grant verified, and what of it is output."""
-        self._ended.append((self._ids, slots, accepted))
+    def settle(self, slots: Ints, accepted: Ints, ms: float) -> None:
+        """[B] each: what the step of the last grant verified, and what of it is output; and how long it took."""
+        tokens = len(slots) + int(slots.sum())
+        time = StepTime(ms, len(slots), tokens, 0, tokens <= self._captured)
+        self._ended.append((self._budget.granted, self._ids, slots, accepted, time))
 
 
 #: Name → a new rule, and what it is, in the table.
-RULES: dict[str, tuple[Callable[[], Rule], str]] = {
-    f"fixed {K}": (lambda: lambda length, *_: np.full(len(length), K), "32 slots for all, as vLLM"),
-    "lengths": (lambda: lambda length, *_: length, "every draft"),
-    "plugin": (lambda: Plugin(0), "default, synchronous"),
-    "plugin, late by 1": (lambda: Plugin(1), "default, asynchronous"),
-    "plugin, late by 2": (lambda: Plugin(2), "the same, its drafts' copies late"),
+RULES: dict[str, tuple[Callable[[int], Rule], str]] = {
+    "lengths": (lambda _: lambda length, *_: length, "every draft"),
+    "plugin": (lambda captured: Plugin(0, captured), "default, synchronous"),
+    "plugin, late by 1": (lambda captured: Plugin(1, captured), "default, asynchronous"),
 }
 #: The rule of the table in docs/worth-it.md, as vLLM schedules by default.
 SHOWN_RULE = "plugin, late by 1"
-#: Tokens verified and tokens produced, one entry a step.
-Steps = tuple[Ints, Ints]
+#: Tokens verified, tokens produced and milliseconds, one entry a step.
+Steps = tuple[Ints, Ints, Times]
 #: Predictions: the old version of the file, another file, and such that the model agrees with no draft: the worst.
 MIXES = ("edit", "unrelated", "rejected")
 #: Edits in every second place, and no prediction in the others.
@@ -314,7 +354,13 @@ HALF = "half"
 
 
 def simulate(
-    trace: Trace, rule: Rule, batch: int, min_steps: int = 120, max_steps: int = 10_000, every: int = 1
+    trace: Trace,
+    rule: Rule,
+    batch: int,
+    cost: Roofline,
+    min_steps: int = 120,
+    max_steps: int = 10_000,
+    every: int = 1,
 ) -> Steps:
     """Let `batch` requests decode side by side under `rule`, from places that are spread evenly over the trace,
     until as many tokens are produced as it has rows. After a record's last row the next one begins, another
@@ -322,7 +368,8 @@ def simulate(
 
     A rule that learns (it has a `settle`) first gets `WARM_UP` steps that are not counted. Then every request is
     back at its first place: the requests of a running batch are not new, and the rule knows them. Only the order
-    of the places is random, and depends on `batch` alone. every: which places have a prediction.
+    of the places is random, and depends on `batch` alone. every: which places have a prediction. The times that it
+    learns from have noise, and some are far off.
     """
     num_rows = len(trace.length)
     end = np.repeat(trace.start[1:], np.diff(trace.start))
@@ -334,6 +381,7 @@ def simulate(
     warm_up = WARM_UP if settle else 0
     verified: list[int] = []
     produced: list[int] = []
+    times: list[float] = []
     total = 0
     while warm_up or len(verified) < min_steps or (total < num_rows and len(verified) < max_steps):
         length = trace.length[row] * (request >= 0)
@@ -342,8 +390,9 @@ def simulate(
             raise ValueError(f"rule: expected 0 to {K} slots, found {granted}")
         accepted = np.minimum(granted, np.minimum(length, trace.matched[row]))
         new = np.minimum(accepted + 1, end[row] - row)
+        ms = float(cost.ms(batch, batch + granted.sum())) + DRAFTER_US / 1e3
         if settle is not None:
-            settle(granted, accepted)
+            settle(granted, accepted, ms * seen_as(rng))
         request = request + np.where(request < 0, -batch, batch) * (row + new == end[row])
         row = (row + new) % num_rows
         if warm_up:
@@ -352,14 +401,20 @@ def simulate(
             continue
         verified.append(batch + int(granted.sum()))
         produced.append(int(new.sum()))
+        times.append(ms)
         total += produced[-1]
-    return np.array(verified), np.array(produced)
+    return np.array(verified), np.array(produced), np.array(times)
+
+
+def seen_as(rng: np.random.Generator) -> float:
+    """By what factor a step's time is off where it is measured."""
+    factor = rng.normal(1, NOISE)
+    return float(factor * rng.uniform(*FACTORS) if rng.random() < OUTLIERS else factor)
 
 
 def speedup(steps: Steps, cost: Roofline, batch: int) -> float:
     """Throughput over that of the same batch without drafts and without a drafter."""
-    verified, produced = steps
-    times = cost.ms(batch, verified) + DRAFTER_US / 1e3
+    _, produced, times = steps
     return float(produced.mean() / times.mean() * cost.ms(batch, batch) / batch)
 
 
@@ -370,17 +425,15 @@ def speedups(name: str, mix: str) -> dict[str, Any]:
     """
     every = 2 if mix == HALF else 1
     trace = load_trace(MIXES[0] if mix == HALF else mix)
-    runs = [(simulate(trace, RULES[name][0](), batch, every=every), batch) for batch in BATCHES]
-    rows = {cost.name: [round(speedup(steps, cost, batch), 3) for steps, batch in runs] for cost in SETUPS}
+    rows, others = {}, {}
+    for cost in SETUPS:
+        runs = [(simulate(trace, RULES[name][0](cost.captured), b, cost, every=every), b) for b in BATCHES]
+        rows[cost.name] = [round(speedup(steps, cost, batch), 3) for steps, batch in runs]
+        # The others get a token in each step.
+        others[cost.name] = [round(float(cost.ms(b, b) / steps[2].mean()), 3) for steps, b in runs]
     worst = np.min(list(rows.values()), axis=0).tolist()
-    found = {"worst": worst, "shown": {name: row for name, row in rows.items() if name in SHOWN}}
-    if mix == HALF:  # they get a token in each step
-        found["others"] = {
-            cost.name: [round(speedup((verified, np.full(1, b)), cost, b), 3) for (verified, _), b in runs]
-            for cost in SETUPS
-            if cost.name in SHOWN
-        }
-    return found
+    found = {"worst": worst, "shown": rows}
+    return found | ({"others": others} if mix == HALF else {})
 
 
 #: Where requests come and go: batches without drafts, tokens of an answer at most, milliseconds simulated.
@@ -394,7 +447,7 @@ def arrivals(batch: int) -> dict[str, list[float]]:
     There are decode steps only, on the shown setup, and the first quarter is not counted.
     """
     trace, rng = load_trace(MIXES[0]), np.random.default_rng(batch)
-    cost = next(cost for cost in SETUPS if cost.name in SHOWN)
+    cost = DENSE
     size = np.minimum(np.diff(trace.start), OPEN_TOKENS)
     every_ms = size.mean() * float(cost.ms(batch, batch)) / batch
     count = int(1.1 * OPEN_MS / every_ms)
@@ -402,7 +455,7 @@ def arrivals(batch: int) -> dict[str, list[float]]:
     first = trace.start[record] + rng.integers(np.diff(trace.start)[record] - size[record] + 1)
     number = np.arange(count)
     number[1::2] *= -1
-    rules: dict[str, Any] = {"none": lambda length, *_: 0 * length, "plugin": RULES[SHOWN_RULE][0]()}
+    rules: dict[str, Any] = {"none": lambda length, *_: 0 * length, "plugin": RULES[SHOWN_RULE][0](0)}
     found: dict[str, list[float]] = {}
     for name, rule in rules.items():
         row, end, now, counted = first.copy(), first + size[record], 0.0, 0.0
@@ -417,8 +470,8 @@ def arrivals(batch: int) -> dict[str, list[float]]:
             slots = rule(length, trace.survival[row[on]], number[on])
             accepted = np.minimum(slots, np.minimum(length, trace.matched[row[on]]))
             new = np.minimum(accepted + 1, end[on] - row[on])
-            getattr(rule, "settle", lambda *_: None)(slots, accepted)
             ms = float(cost.ms(len(on), len(on) + slots.sum()))
+            getattr(rule, "settle", lambda *_: None)(slots, accepted, ms * seen_as(rng))
             row[on] += new
             now += ms
             if now > OPEN_MS / 4:
@@ -430,12 +483,19 @@ def arrivals(batch: int) -> dict[str, list[float]]:
 
 
 def losses(table: dict[str, Any]) -> list[str]:
-    """A line for each of the plugin's rules that loses by useless predictions, or where every draft is rejected,
-    at its worst batch on its worst setup."""
-    rules = [name for name in table if name.startswith("plugin")]
-    least = {f"{name}, {mix}": min(table[name][mix]["worst"]) for name, mix in product(rules, MIXES[1:])}
-    said = f"of the throughput without drafts, less than {NEVER_BELOW}"
-    return [f"{case}: {value:.3f} {said}" for case, value in least.items() if value < NEVER_BELOW]
+    """A line for each batch in which one of the plugin's rules loses by useless predictions, or where every draft
+    is rejected, and for each gain that is less than `LEAST`."""
+    found = []
+    for name, mix in product((name for name in table if name.startswith("plugin")), MIXES[1:]):
+        for batch, value in zip(BATCHES, table[name][mix]["worst"], strict=True):
+            if value < (least := IN_LARGE if batch >= 64 else NEVER_BELOW):
+                found.append(f"{name}, {mix}, batch {batch}: {value:.3f} of no drafts, less than {least}")
+    for (setup, mix), gains in LEAST.items():
+        row = table[SHOWN_RULE][mix]["shown"][SETUPS[setup].name]
+        for batch, least in gains.items():
+            if (value := row[BATCHES.index(batch)]) < least:
+                found.append(f"{SETUPS[setup].name}, {mix}, batch {batch}: {value:.3f}, less than {least}")
+    return found
 
 
 def _numbers(row: list[float], fits: list[bool]) -> list[str]:
@@ -455,15 +515,15 @@ def one_setup(results: dict[str, Any]) -> str:
 
 
 def gains(results: dict[str, Any]) -> str:
-    """The plugin's default on the shown setup, in asynchronous scheduling."""
-    found = results["rules"][SHOWN_RULE]
-    shown = {mix: found[mix]["shown"] for mix in ("edit", "unrelated", HALF)} | {
-        "others": found[HALF]["others"]
-    }
-    ((setup, fits),) = results["fits"].items()
-    rows = [[mix, *_numbers(of_setup[setup], fits)] for mix, of_setup in shown.items()]
-    rows[-1][1] = "–"  # a batch of one has no others
-    return tables.table([setup, *(f"{batch:,}" for batch in COLUMNS)], rows)
+    """The plugin's default on the shown setups, in asynchronous scheduling."""
+    found, rows = results["rules"][SHOWN_RULE], []
+    for setup in SHOWN:
+        shown = {mix: found[mix]["shown"] for mix in ("edit", "unrelated", HALF)}
+        shown["others"] = found[HALF]["others"]
+        fits = results["fits"][setup]
+        rows += [[f"{setup}: {mix}", *_numbers(of[setup], fits)] for mix, of in shown.items()]
+        rows[-1][1] = "–"  # a batch of one has no others
+    return tables.table(["", *(f"{batch:,}" for batch in COLUMNS)], rows)
 
 
 def open_loop(results: dict[str, Any]) -> str:

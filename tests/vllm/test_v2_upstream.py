@@ -83,7 +83,7 @@ def test_the_patched_vllm_drafts_without_a_seam(
         Request(prompt, prediction, n, params=sampled if index % 2 else {})
         for index, (prompt, prediction) in enumerate(zip(prompts, predictions, strict=True))
     ]
-    with start(asynchronous, GPU_ALIGN_FILL_TOKENS="20", GPU_ALIGN_MAX_PREDICTION_TOKENS="80") as engine:
+    with start(asynchronous, GPU_ALIGN_MAX_PREDICTION_TOKENS="80") as engine:
         assert engine.facts["speculator"] == "HookedSpeculator"
         assert engine.facts["scheduler"] == ("AsyncScheduler" if asynchronous else "Scheduler")
         assert not any(engine.ask("seams").values())

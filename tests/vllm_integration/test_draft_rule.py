@@ -82,7 +82,9 @@ def test_the_rule_chooses_the_best(seed: int) -> None:
     levels = -np.sort(-rng.integers(0, 256, (K, B)), axis=0).astype(np.uint8)
     requests, prefill = B + int(rng.integers(0, 4)), int(rng.choice([0, 100]))
     room, ratio = int(rng.choice([0, 5, 1_000])), float(rng.choice([1.0, 1.5, 100.0]))
-    times = learned([dense, experts][seed % 2], int(rng.choice([0, 10, 1_000])))
+    times = learned([dense, experts][seed % 2], 1_000)
+    for prompt in (150, 400) * 3:
+        times.observe(1, prompt, 30.0, in_graph=False)
     choice = choose(levels, requests, prefill, room, times, ratio)
     count = int(choice.slots.sum())
     assert count <= room

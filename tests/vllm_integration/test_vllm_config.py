@@ -29,8 +29,7 @@ def test_settings_from_the_environment() -> None:
     assert Settings.from_env({}) == Settings()
     given = {
         "strict": ("1", True), "draft_without_prediction": ("Yes", True), "max_prediction_tokens": ("100", 100),
-        "debug_dir": ("/x", "/x"), "max_draft_tokens": ("512", 512), "fill_tokens": ("0", 0),
-        "sure": (" 0.75 ", 0.75), "arena_tokens": ("600", 600),
+        "debug_dir": ("/x", "/x"), "max_slowdown": (" 1.5 ", 1.5), "arena_tokens": ("600", 600),
     }  # fmt: skip
     settings = Settings.from_env({f"GPU_ALIGN_{name.upper()}": text for name, (text, _) in given.items()})
     assert settings == Settings(**{name: value for name, (_, value) in given.items()})
@@ -74,8 +73,7 @@ UNREADABLE = {
     "DRAFT_WITHOUT_PREDICTION": ["2"],
     "MAX_PREDICTION_TOKENS": ["0", "-4", "many"],
     "ARENA_TOKENS": ["0"],
-    "FILL_TOKENS": ["-1", "1.5"],
-    "SURE": ["1.01", "-0.1", "nan", "80%"],
+    "MAX_SLOWDOWN": ["0.99", "-1", "nan", "inf", "80%"],
     "RECIPES": ["base,,x", "base,off"],
     "MEMORY_TOKENS": ["-1", "a lot"],
     "DRAFTER_FILLS": ["3"],
@@ -90,12 +88,12 @@ def test_unreadable_settings_are_named(name: str) -> None:
 
 
 def test_all_that_cannot_be_read_is_told_in_one_line() -> None:
-    wrong = {"GPU_ALIGN_MAX_BODY_BYTES": "4MB", "GPU_ALIGN_SURE": "2", "GPU_ALIGN_STRICT": "1"}
+    wrong = {"GPU_ALIGN_MAX_BODY_BYTES": "4MB", "GPU_ALIGN_MAX_SLOWDOWN": "0.5", "GPU_ALIGN_STRICT": "1"}
     with pytest.raises(ValueError, match="GPU_ALIGN") as error:
         Settings.from_env(wrong)
     assert sorted(str(error.value).split("; ")) == [
         "GPU_ALIGN_MAX_BODY_BYTES: expected a positive number of bytes, got '4MB'",
-        "GPU_ALIGN_SURE: expected a number from 0 to 1, got '2'",
+        "GPU_ALIGN_MAX_SLOWDOWN: expected a number, 1 or more, got '0.5'",
     ]
 
 
@@ -120,14 +118,14 @@ def test_the_configuration_fails_before_a_worker_starts_and_only_with_our_drafte
 
 
 def test_settings_travel_with_the_configuration_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPU_ALIGN_FILL_TOKENS", "7")
+    monkeypatch.setenv("GPU_ALIGN_MAX_SLOWDOWN", "7")
     (made,) = post_init(config())
     sent = pickle.loads(pickle.dumps(made.speculative_config))
-    monkeypatch.setenv("GPU_ALIGN_FILL_TOKENS", "9")  # on another machine, or none there
-    assert Settings.of(SimpleNamespace(speculative_config=sent)).fill_tokens == 7
+    monkeypatch.setenv("GPU_ALIGN_MAX_SLOWDOWN", "9")  # on another machine, or none there
+    assert Settings.of(SimpleNamespace(speculative_config=sent)).max_slowdown == 7
     engine_config.post_init(lambda _: None, made)  # a copy of the configuration, made by a worker
-    assert Settings.of(made).fill_tokens == 7
-    assert Settings.of(config()).fill_tokens == 9
+    assert Settings.of(made).max_slowdown == 7
+    assert Settings.of(config()).max_slowdown == 9
 
 
 def test_unknown_names_are_warned_of_once_with_the_nearest_known_one(
@@ -135,6 +133,7 @@ def test_unknown_names_are_warned_of_once_with_the_nearest_known_one(
 ) -> None:
     warn_of_unknown_names.cache_clear()
     monkeypatch.setenv("GPU_ALIGN_DEBUGDIR", "/x")
+    monkeypatch.setenv("GPU_ALIGN_SURE", "0.5")
     monkeypatch.setenv("GPU_ALIGN_USAGE_DETAILS", "0")
     post_init(config(method="ngram"))
     assert plugin_log == []
@@ -142,7 +141,8 @@ def test_unknown_names_are_warned_of_once_with_the_nearest_known_one(
         post_init(config())
     warn_of_unknown_names.cache_clear()
     assert plugin_log == [
-        "GPU_ALIGN_DEBUGDIR is not a setting of gpu_align; the nearest one is GPU_ALIGN_DEBUG_DIR"
+        "GPU_ALIGN_DEBUGDIR is not a setting of gpu_align; the nearest one is GPU_ALIGN_DEBUG_DIR",
+        "GPU_ALIGN_SURE is no setting any more; in its place is GPU_ALIGN_MAX_SLOWDOWN",
     ]
 
 

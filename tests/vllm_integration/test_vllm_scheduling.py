@@ -23,69 +23,77 @@ def scheduler_of(name: str, *running: Any, **settings: Any) -> Any:
     scheduler.vllm_config, scheduler.running = config(K=K), list(running)
     scheduler.requests = {request.request_id: request for request in running}
     scheduler.num_spec_tokens = K
+    scheduler.waiting, scheduler.max_num_running_reqs, scheduler.current_step = [], 64, 0
+    scheduler.max_num_scheduled_tokens = 2048
     scheduler._begin(Settings(**settings))
     for request in running:
         scheduler.drafted_requests.add(request)
     return scheduler
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({}, (512, 128, 0.92, True, 1024)),
-        ({"sure": 0.5, "fill_tokens": 0}, (512, 0, 0.5, True, 1024)),
-        ({"sure": 0, "max_draft_tokens": 7}, (512, 128, 0, False, 7)),
-    ],
-    ids=str,
-)
-def test_the_schedulers_go_by_the_settings(settings: dict[str, Any], expected: tuple[Any, ...]) -> None:
-    budget = scheduler_of("PredictedOutputsScheduler", **settings).draft_budget
-    found = budget._captured, budget._free_tokens, budget._sure, budget.learns, budget._max_slots
-    assert found == expected
+def test_the_schedulers_go_by_the_settings() -> None:
+    budget = scheduler_of("PredictedOutputsScheduler", max_slowdown=1.5).draft_budget
+    assert (budget._max_slowdown, budget.times.captured) == (1.5, 512)
+
+
+PLANNED = SimpleNamespace(scheduled_new_reqs=[], scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=()))
+
+
+SURE = report_of({"a": [0.999**k for k in range(1, K + 1)]})
 
 
 def running(req_id: str, placeholders: list[int], **more: Any) -> Any:
     request = request_of(req_id, **more)
-    request.spec_token_ids = placeholders
+    request.spec_token_ids, request.is_prefill_chunk = placeholders, False
     return request
 
 
-@pytest.mark.parametrize("fill", [6, 7])
-def test_synchronous_scheduling_cuts_when_vllm_has_brought_the_drafts(
-    fill: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    requests = [running(name, []) for name in "ab"]
-    requests += [running("plain", [], predicted=False), running("prefill", [])]
-    scheduler = scheduler_of("PredictedOutputsScheduler", *requests, fill_tokens=fill)
-    scheduler.drafted_requests.take(report_of({"a": (0.99, 0.91, 0.3), "b": (0.95, 0.4)}))
-
-    def update_draft_token_ids(self: Any, draft_token_ids: Any) -> None:
-        for request in self.running[:3]:
-            request.spec_token_ids = list(range(K))
-
-    monkeypatch.setattr(Scheduler, "update_draft_token_ids", update_draft_token_ids)
-    scheduler.update_draft_token_ids(None)
-    # Four requests, one of them still in its prompt, leave 2 or 3 tokens: 0.91 is sure, 0.4 has no room.
-    assert [request.spec_token_ids for request in requests] == [[0, 1], [0], [], []]
-
-
-def test_asynchronous_scheduling_cuts_at_the_last_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A report that arrives between vLLM's placeholders and the next step counts for that step."""
-    shared = [-1] * K
-    requests = [running("a", shared), running("b", shared), running("plain", shared, predicted=False)]
-    scheduler = scheduler_of("PredictedOutputsAsyncScheduler", *requests, fill_tokens=0)
+@pytest.mark.parametrize(
+    ("name", "exact"),
+    [
+        ("PredictedOutputsV1Scheduler", True),
+        ("PredictedOutputsScheduler", True),
+        ("PredictedOutputsAsyncScheduler", False),
+    ],
+)
+def test_drafts_are_cut_at_the_last_moment(name: str, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report that arrives between vLLM's drafts and the next step counts for that step; and what prompts need is
+    left to them, those that run and those that wait. V1's drafts are tokens."""
+    shared = list(range(K)) if "V1" in name else [-1] * K
+    requests = [running("a", shared), running("b", shared), running("plain", [], predicted=False)]
+    scheduler = scheduler_of(name, *requests)
     scheduler.drafted_requests.take(report_of({"a": (0.99, 0.98), "b": (0.99,)}))
     scheduler.drafted_requests.take(report_of({"a": (0.99,), "b": (0.99, 0.95, 0.91)}))
     planned: list[Any] = []
 
-    def schedule(self: Any, throttle_prefills: bool = False) -> str:
-        planned.append(([len(request.spec_token_ids) for request in self.running], throttle_prefills))
-        return "output"
+    def schedule(self: Any, throttle_prefills: bool = False) -> Any:
+        planned.append([request.spec_token_ids for request in self.running])
+        return PLANNED
 
     monkeypatch.setattr(Scheduler, "schedule", schedule)
-    assert scheduler.schedule(throttle_prefills=True) == "output"
-    assert planned == [([1, 2, 0], True)]
-    assert shared == [-1] * K, "vLLM shares one list between requests"
+
+    def cut() -> list[int]:
+        for request in requests[:2]:
+            request.spec_token_ids = shared
+        assert scheduler.schedule(throttle_prefills=True) is PLANNED
+        return [len(tokens) for tokens in planned[-1]]
+
+    free = cut()
+    assert free == [1, 3, 0] if exact else (free[0] >= 1 and free[1] >= 3)
+    assert planned[-1][0] == shared[: free[0]]
+    assert shared in (list(range(K)), [-1] * K), "vLLM shares one list between requests"
+    prompt = SimpleNamespace(
+        num_tokens=500, num_computed_tokens=400, is_prefill_chunk=True, spec_token_ids=[]
+    )
+    scheduler.max_num_scheduled_tokens = 103
+    scheduler.waiting = [prompt]
+    assert cut() == [0, 0, 0]
+    assert scheduler._blocked
+    scheduler.current_step = 1
+    assert sum(cut()) > 0, "no token is what it waits for"
+    scheduler.waiting = []
+    scheduler.running.append(prompt)
+    assert sum(cut()) == 0
 
 
 @pytest.mark.parametrize(
@@ -102,8 +110,9 @@ def test_no_drafts_beside_a_request_that_the_samplers_of_drafts_do_not_answer(
     """`logprob_token_ids`. And vLLM's padding, which V1 would verify as drafts."""
     planned: list[Any] = []
 
-    def schedule(self: Any) -> None:
+    def schedule(self: Any) -> Any:
         planned.append((self.num_spec_tokens, [len(request.spec_token_ids) for request in self.running]))
+        return PLANNED
 
     monkeypatch.setattr(Scheduler, "schedule", schedule)
     monkeypatch.setattr(
@@ -111,6 +120,7 @@ def test_no_drafts_beside_a_request_that_the_samplers_of_drafts_do_not_answer(
     )
     drafted = running("a", [-1] * K, max_tokens=500)
     scheduler = scheduler_of(name, drafted)
+    scheduler.drafted_requests.take(SURE)
     scheduler.schedule()
     pooling, scored = running("pooling", []), running("scored", [])
     pooling.sampling_params, scored.sampling_params.logprob_token_ids = None, [3, 4]
@@ -118,6 +128,7 @@ def test_no_drafts_beside_a_request_that_the_samplers_of_drafts_do_not_answer(
         scheduler.add_request(request)
     scheduler.schedule()
     drafted.spec_token_ids = [-1] * K
+    scheduler.drafted_requests.table["credit"] = 30
     del scheduler.requests["scored"]
     scheduler.schedule()
     assert planned == [(pads, [K]), (0, [0]), (pads, [K])]
@@ -126,11 +137,11 @@ def test_no_drafts_beside_a_request_that_the_samplers_of_drafts_do_not_answer(
 
 @pytest.mark.parametrize("name", ["PredictedOutputsScheduler", "PredictedOutputsAsyncScheduler"])
 def test_no_slots_while_the_worker_drafts_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Scheduler, "update_draft_token_ids", lambda *_: None)
-    monkeypatch.setattr(Scheduler, "schedule", lambda *_: None)
+    monkeypatch.setattr(Scheduler, "schedule", lambda *_: PLANNED)
     request = running("a", [-1] * K)
     scheduler = scheduler_of(name, request)
-    plan = scheduler.schedule if "Async" in name else lambda: scheduler.update_draft_token_ids(None)
+    scheduler.drafted_requests.take(SURE)
+    plan = scheduler.schedule
     plan()
     assert len(request.spec_token_ids) == K
     for off in ({"drafting": "an error"}, {"draft reports": "an error"}):
@@ -150,11 +161,12 @@ def test_a_scheduler_that_cannot_be_set_up_schedules_as_vllm_without_drafts(
     nothing = SimpleNamespace(speculative_config=None)
     monkeypatch.setattr(Scheduler, "__init__", lambda self: setattr(self, "vllm_config", nothing))
     monkeypatch.setattr(Scheduler, "update_from_output", lambda *_: "outputs")
-    monkeypatch.setattr(Scheduler, "update_draft_token_ids", lambda *_: None)
+    monkeypatch.setattr(Scheduler, "schedule", lambda *_: PLANNED)
     scheduler = schedulers.PredictedOutputsScheduler()  # without a configuration of drafts
     scheduler.running, scheduler.requests = [running("a", [-1] * K)], {}
+    scheduler.num_spec_tokens = K
     assert scheduler.update_from_output(SimpleNamespace(), SimpleNamespace()) == "outputs"
-    scheduler.update_draft_token_ids(None)
+    scheduler.schedule()
     assert scheduler.running[0].spec_token_ids == []
     (line,) = plugin_log
     assert line.startswith("gpu_align schedules no drafts any more: AttributeError at ")
@@ -164,7 +176,7 @@ def test_the_scheduler_learns_from_its_steps_while_they_are_counted(
     monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
 ) -> None:
     monkeypatch.setattr(Scheduler, "update_from_output", lambda *_: {})
-    monkeypatch.setattr(Scheduler, "update_draft_token_ids", lambda *_: None)
+    monkeypatch.setattr(Scheduler, "schedule", lambda *_: PLANNED)
 
     def step(scheduler: Any, accepted: int) -> int:
         """The slots after a step that verified those there are, and accepted so many."""
@@ -178,12 +190,10 @@ def test_the_scheduler_learns_from_its_steps_while_they_are_counted(
         reports.attach(output, report_of({"a": [0.999**k for k in range(1, K + 1)]}))
         scheduler.update_from_output(plan, output)
         request.spec_token_ids = [-1] * K
-        scheduler.update_draft_token_ids(None)
+        scheduler.schedule()
         return len(request.spec_token_ids)
 
-    follows, refuses = (
-        scheduler_of("PredictedOutputsScheduler", running("a", []), fill_tokens=0) for _ in "ab"
-    )
+    follows, refuses = (scheduler_of("PredictedOutputsScheduler", running("a", [])) for _ in "ab")
     for scheduler in (follows, refuses):
         scheduler.running[0].num_tokens = 10
     assert [step(follows, K) for _ in range(6)][-1] == K

@@ -184,7 +184,7 @@ def test_a_setting_cannot_break_the_line_that_says_what_the_server_is(
     app_with()
     (line,) = info_log
     assert r"/x\nERROR yzz" in line
-    assert "GPU_ALIGN_SURE" not in line
+    assert "GPU_ALIGN_MAX_SLOWDOWN" not in line
     assert "\n" not in line
     assert len(line) < 2100
 

@@ -46,7 +46,7 @@ def choose(
     at_least, gained = np.cumsum(entries), np.cumsum(entries * _LEVELS) / ONE
     most, base = min(int(at_least[-1]), room), requests + prefill
     without = float(times.ms(requests, base, in_graph=not prefill))
-    if most <= 0:
+    if most <= 0 or times.waits_for(requests, base, in_graph=not prefill):
         return Chosen(np.zeros(survival.shape[1], dtype=np.int64), without, without)
     # Between these both the gain and the time are lines, so that the best is one of them.
     count = np.unique(

@@ -18,10 +18,12 @@ FIRST = 3
 #: Share by which a knot follows each later step, and the most that one may be off (natural logarithm).
 FOLLOW, MOST = 0.2, 0.3
 #: A knot that was near no step for so many follows the others; after more it is forgotten.
-STALE, FORGOTTEN = 50, 1_000
-#: Beyond the last knot that is known, twice the tokens take so much longer; and steps without graphs, where none
-#: was seen.
+STALE, FORGOTTEN = 50, 4_000
+#: Beyond the last knot that is known, twice the tokens take so much longer; and steps without graphs, if none was
+#: seen.
 GUESS, NO_GRAPH = 0.5, 1.2
+#: Tokens of a step that one of so many times as many tells about; steps without a time until none is waited for.
+NEAR, PATIENCE = 1.3, 16
 #: Milliseconds that no step takes.
 NEVER = 600_000.0
 
@@ -80,10 +82,12 @@ class StepTimes:
             return b if math.isnan(a) else a
         return math.log((1 - share) * math.exp(a) + share * math.exp(b))
 
-    def is_known(self, requests: int, tokens: int, in_graph: bool = True) -> bool:
-        """Whether a step of so many tokens is between steps that were seen."""
+    def waits_for(self, requests: int, tokens: int, in_graph: bool = True) -> bool:
+        """Whether steps of about so many tokens were not seen yet, though times come in."""
+        if not self._steps or self.unusable > PATIENCE:
+            return False
         known = self._points(in_graph and tokens <= self.captured)[0]
-        return bool(len(known) and known[0] <= tokens <= known[-1])
+        return not (len(known) and known[0] <= NEAR * tokens and tokens <= NEAR * known[-1])
 
     def ms(self, requests: int, tokens: npt.ArrayLike, in_graph: bool = True) -> Floats:
         """[N] milliseconds of steps of `requests` that have [N] `tokens` in all. in_graph: whether steps up to
@@ -102,8 +106,8 @@ class StepTimes:
             ms = ms if in_graph else ms * NO_GRAPH
         if not len(known):
             known, ms = np.array([float(max(requests, 1))]), np.ones(1)
-        beyond = np.maximum(tokens / known[-1] - 1, 0)
-        return np.asarray(np.interp(tokens, known, ms) + GUESS * ms[-1] * beyond)
+        beyond, below = np.maximum(tokens / known[-1] - 1, 0), np.maximum(1 - tokens / known[0], 0)
+        return np.asarray(np.interp(tokens, known, ms) + GUESS * (ms[-1] * beyond - ms[0] * below))
 
     def _points(self, in_graph: bool) -> tuple[Floats, Floats]:
         """Tokens and ms of the knots that are known, never falling."""

@@ -28,11 +28,10 @@ PREFIX = "GPU_ALIGN_"
 
 #: Tokens that the predictions of all requests together may have: 12 bytes each on the device.
 ARENA_TOKENS = 4 * 2**20
-#: Tokens of a step up to which verifying drafts counts as free: docs/tuning.md.
-FILL_TOKENS = 128
-#: Survival from which a draft is verified in any batch; half of it at `FILL_TOKENS`, all at four times as many.
-#: Useless predictions then cost a batch 1 % at most (`benchmarks.serving`), lost CUDA graphs apart.
-SURE = 0.92
+#: How much longer a step with drafts may take than without, where a request has none: docs/tuning.md.
+MAX_SLOWDOWN = 3.0
+#: Settings that went, and what there is in their place.
+GONE = dict.fromkeys(("FILL_TOKENS", "SURE", "MAX_DRAFT_TOKENS"), "MAX_SLOWDOWN")
 #: Characters of a prediction that are tokenised, for each token that is kept.
 CHARS_PER_TOKEN = 16
 
@@ -67,7 +66,7 @@ _Flag = Annotated[bool, Field(description="0 or 1")]
 _Path = Annotated[str | None, Field(description="a directory")]
 _PACKS = f"base, off, or 1 to {MAX_PACKS} packs (base, name, name@version or path), comma-separated"
 _Packs = Annotated[str, BeforeValidator(_packs), Field(description=_PACKS)]
-_Survival = Annotated[float | None, Field(ge=0, le=1, description="a number from 0 to 1")]
+_Ratio = Annotated[float, Field(ge=1, allow_inf_nan=False, description="a number, 1 or more")]
 
 
 def _count(of: str, *, least: int = 1) -> Any:
@@ -92,14 +91,12 @@ class Settings(BaseModel):
     cuda_graphs: _Flag = True
     drafter: Annotated[str | None, Field(description="a speculative configuration of vLLM's as JSON")] = None
     drafter_fills: _Flag = False
-    max_draft_tokens: Annotated[int | None, _count("tokens")] = None
+    max_slowdown: _Ratio = MAX_SLOWDOWN
     strict_limits: _Flag = False
     max_prediction_chars: Annotated[int | None, _count("characters")] = None
     max_body_bytes: Annotated[int, _count("bytes")] = 4 * 2**20
     bill_rejected: _Flag = False
     usage_details: _Flag = False
-    fill_tokens: Annotated[int, _count("tokens", least=0)] = FILL_TOKENS
-    sure: _Survival = None
     arena_tokens: Annotated[int | None, _count("tokens")] = None
     recipes: _Packs = SHIPPED_RECIPES
     recipe_registry: _Path = None
@@ -177,6 +174,9 @@ def warn_of_unknown_names(settings: Settings) -> None:
     Rust front end, which drops unknown fields."""
     known = [PREFIX + field.upper() for field in Settings.model_fields]
     for name in sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known):
+        if instead := GONE.get(name.removeprefix(PREFIX)):
+            logger.warning("%s is no setting any more; in its place is %s%s", name, PREFIX, instead)
+            continue
         nearest = difflib.get_close_matches(name, known, n=1, cutoff=0)
         logger.warning("%s is not a setting of gpu_align; the nearest one is %s", name, nearest[0])
     if os.environ.get("VLLM_USE_RUST_FRONTEND", "0").strip() not in ("", "0"):

@@ -2,59 +2,44 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ..config.settings import FILL_TOKENS, SURE
+from ..budget.rule import choose
+from ..budget.step_times import StepTimes
+from ..config.settings import MAX_SLOWDOWN
 from ..wire import request as wire
-from ..wire.reports import DRAFT_MODEL, REFUSALS, DraftReport
+from ..wire.reports import DRAFT_MODEL, REFUSALS, DraftReport, StepTime
 
-Ints = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.integer[Any]]
 Floats = npt.NDArray[np.float32]
 Levels = npt.NDArray[np.integer[Any]]
 
-#: Of a new request: so many drafts may be rejected before it gets no more than single ones.
-START = 3.0
-#: What an accepted draft earns: a quarter of what is promised has to come true.
-EARNED = 4.0
-#: A slot promises at least this, however little its draft does: drafts that are never accepted run out as well.
-LEAST = 0.2
-#: What every step gives back: in any batch, and of its share of the slots that are free.
-REFILL, REFILL_OF_FREE = 0.001, 0.005
-
-
-def covered(survival: Levels, credit: Floats) -> Ints:
-    """[B] the largest k of each request with ``promised(survival, k) <= credit``.
-
-    survival: [K, B] in units of 1/255, 0 after the last draft.
-    """
-    # No sum passes 255 * K, and K is at most 256.
-    sums = survival.astype(np.uint16)
-    # Row by row: NumPy's own sum along the first axis takes ten times as long.
-    for k in range(1, len(sums)):
-        sums[k] += sums[k - 1]
-    count: Ints = (sums <= credit * 255).sum(axis=0)
-    return np.minimum(count, (credit / np.float32(LEAST)).astype(np.int64))
-
-
-def promised(survival: Levels, slots: Ints) -> Floats:
-    """[B] ``max(sum(survival[i] for i in range(slots)), LEAST * slots)`` of each request."""
-    few = slots.astype(np.uint16)
-    depth = np.arange(few.max(initial=0), dtype=np.uint16)[:, None]
-    sums = (survival[: len(depth)] * (depth < few)).sum(axis=0, dtype=np.uint16)
-    return np.asarray(np.maximum(sums / np.float32(255), few * np.float32(LEAST)), dtype=np.float32)
+#: Credit of a request, in tokens of a step without drafts: what its drafts may cost until they earn it back. Of a
+#: new request, and the most.
+START, MOST = 8.0, 32.0
+#: What each step gives back, over the square root of its requests; and what an accepted draft earns.
+REFILL, EARNED = 0.02, 2.0
+#: Classes of survivals that `Calibration` learns about; what share it believes, as if it had seen so many
+#: drafts of each; what older ones count after 16 steps, so that it believes again in what it does not try.
+CLASSES, BELIEF, PRIOR, KEPT = 32, 0.9, 30.0, 0.9
+#: Levels that are guessed for drafts which no report is about: those after the drafts of an older report, which
+#: may have grown since, and all of a request before its first report.
+GROWN, UNKNOWN = np.array([*range(26, 0, -2), 0], dtype=np.uint8), 102
+#: A prompt may take so many times the steps that it takes without drafts, and a step that holds some of one so
+#: many times its time.
+PROMPTS = 1.25
 
 
 #: Drafts of a request that are remembered. One report rarely brings more than two.
 DEPTH = 8
 #: What is remembered of each.
 POSITION, LENGTH, SOURCE = range(3)
-#: Survival of every slot of a request that nothing is known of yet.
-CERTAIN = 255
 #: `made` of such a request.
 NEVER = np.iinfo(np.int64).min
 
@@ -68,7 +53,7 @@ class DraftedRequests:
 
         drafts     [DEPTH, 3] POSITION, LENGTH, SOURCE of the last, newest first; position −1: none
         made       number of the report that the newest draft comes with if it is not late; NEVER: none yet
-        survival   [K] of the newest draft; all CERTAIN before the first report
+        survival   [K] of the newest draft; all `UNKNOWN` before the first report
         far_until  until this many reports a whole draft can become output, whatever the request samples
         credit     rejections that its drafts may still cost
         refused    index of REFUSALS; 0 when the front end knows of it
@@ -153,7 +138,7 @@ class DraftedRequests:
         self.table["made"][rows] = NEVER
         self.table["credit"][rows] = START
         self.table["far_until"][rows] = np.where(rows > 0, -1, np.iinfo(np.int64).max)
-        self.table["survival"][rows] = np.where(rows > 0, CERTAIN, 0)[:, None]
+        self.table["survival"][rows] = np.where(rows > 0, UNKNOWN, 0)[:, None]
 
 
 def is_drafted_for(request: Any, even_without: bool) -> bool:
@@ -163,130 +148,172 @@ def is_drafted_for(request: Any, even_without: bool) -> bool:
     return even_without if given is None else getattr(given, "drafts", None) is not False
 
 
-#: Slots beyond the drafts of an older report, where the step has room: the draft may have grown since.
-FEW = 4
-#: A step over the largest CUDA graph by at most this share of it is cut to it. Others measured that steps take
-#: 6.6 to 21.6 % longer without their FULL graphs: more than drafts of this share bring, be they all accepted.
-OVER = 1 / 16
-#: Where plain steps have FULL graphs and those of mixed lengths have none: what drafts have to promise, in tokens
-#: for each request of the step; without it no request gets slots.
-WORTH = 0.2
+class Granted(NamedTuple):
+    """A step's grants: [B] rows and slots, [K, B] levels as they were reported, or guessed."""
+
+    rows: Ints
+    slots: Ints
+    survival: Levels
+
+
+class Calibration:
+    """[256] the survival of a draft that is reported with so much, learned from what this server accepted. In
+    asynchronous scheduling the report is a step old, and about another draft."""
+
+    def __init__(self) -> None:
+        self._at = (np.arange(CLASSES) + 0.5) * 256 / CLASSES
+        self._tried, self._accepted = np.zeros((2, CLASSES))
+        self._steps = 0
+        self._look_up()
+
+    def _look_up(self) -> None:
+        share = (self._accepted + PRIOR * BELIEF * self._at / 256) / (self._tried + PRIOR)
+        rising, falling = np.maximum.accumulate(share), np.minimum.accumulate(share[::-1])[::-1]
+        levels = np.interp(np.arange(256), self._at, 255 * (rising + falling) / 2)
+        self.levels = np.clip(np.rint(levels), 1, 255).astype(np.uint8)
+        self.levels[0] = 0
+
+    def learn(self, survival: Levels, tried: Ints, accepted: Ints) -> None:
+        """survival: [K, B] levels. tried, accepted: [B] drafts, the first of each."""
+        depth = np.arange(len(survival), dtype=np.uint16)[:, None]
+        for found, until in ((self._tried, tried), (self._accepted, accepted)):
+            classes = survival[depth < until.astype(np.uint16)] // (256 // CLASSES)
+            found += np.bincount(classes, minlength=CLASSES)
+        self._steps += 1
+        if self._steps % 16 == 0:
+            self._tried *= KEPT
+            self._accepted *= KEPT
+            self._look_up()
+
+
+def room_for_drafts(free: int, prompts: Sequence[int]) -> int:
+    """How many of the `free` tokens of a step drafts may take, where prompts that wait need so many, in their
+    order: each then takes at most `PROMPTS` times the steps until its first token."""
+    left, need = free, 0
+    for prompt in prompts:
+        need += prompt
+        steps = -(-need // max(free, 1))
+        left = min(left, free - -(-need // int(PROMPTS * steps)))
+    return max(left, 0)
 
 
 class DraftBudget:
     """How many draft slots each request gets in its next step.
 
-    max_slots: of a whole batch. captured: tokens of the largest CUDA graph, or 0. free_tokens: tokens of a step up
-    to which drafts count as free. sure: the survival (`wire.reports.survival_levels`) from which a draft is
-    verified in any batch. learns: whether what was accepted corrects what a request gets; then call `settle`.
+    captured: tokens of the largest CUDA graph, or 0. max_slowdown: how much longer a step with drafts may take for
+    requests that have none. learns: whether what was accepted corrects what a request gets; then call `settle`.
 
     A request has a row of K survivals::
 
         without a prediction                  none
-        before its first report               all certain, none of them sure
+        before its first report               all `UNKNOWN`
         its last report is about this step    those of its drafts
-        its last report is older              those of its drafts then, and FEW after them of the least value
+        its last report is older              those of its drafts then, and `GROWN` after them
 
-    cut where drafts can no longer become output under `max_tokens`, and, where its credit is below that of a new
-    request, to those drafts that the credit covers. Then, B being the requests of the step::
-
-        covered = the drafts of all last reports that credits cover
-        sure_from(t) = sure * (1 + clip((t - free_tokens) / (3 * free_tokens), 0, 1)) / 2
-        threshold = the least s with s >= sure_from(B + how many of `covered` have a survival of s or more)
-        slots = the likeliest max(0, free_tokens - B) of all rows; ties go in batch order
-        slots[request] = max(slots[request], how many of `covered` it has from the threshold on)
-        if B <= captured < B + sum(slots) <= captured * (1 + OVER): the likeliest ``captured - B`` of these
-        if sum(slots) > max_slots: the likeliest `max_slots` of these
-        if drafts cost the step its graph and all these promise less than WORTH * B: none
-        credit -= what they promise; nothing before the first report
+    each corrected by what such drafts became on this server (`Calibration`), cut where drafts can no longer
+    become output under `max_tokens`, and to those that its credit covers. `budget.rule.choose` takes the best.
+    They cost credit by the time that the step takes longer, in equal shares; accepted ones earn some back.
     """
 
     def __init__(
         self,
         drafted_requests: DraftedRequests,
         num_draft_tokens: int,
-        max_slots: int,
         *,
         captured: int = 0,
-        free_tokens: int = FILL_TOKENS,
-        sure: float = SURE,
+        max_slowdown: float = MAX_SLOWDOWN,
         learns: bool = True,
     ) -> None:
         self.learns = learns
-        self._most = np.float32(2 * num_draft_tokens)  # credit for two whole drafts
-        self._requests = drafted_requests
-        self._max_slots, self._captured = max_slots, captured
-        self._free_tokens = free_tokens
+        self.times, self.calibration = StepTimes(captured), Calibration()
+        #: What the last `grant` gave.
+        self.granted: Granted | None = None
+        self._requests, self._max_slowdown = drafted_requests, max_slowdown
+        #: What a draft of the last step cost, in tokens of a step without drafts.
+        self._cost = 0.0
         # Of few bytes, as what it is compared with: NumPy then compares several times as fast.
         self._place = np.arange(num_draft_tokens, dtype=np.uint16)[:, None]
-        self._sure = sure
 
-    def grant(self, requests: Sequence[Any], *, exact: bool, batch_size: int | None = None) -> list[int]:
+    def observe(self, times: Sequence[StepTime]) -> None:
+        """Steps that have run took so long."""
+        for step in times:
+            self.times.observe(step.requests, step.tokens, step.ms, step.in_graph)
+
+    def grant(
+        self,
+        requests: Sequence[Any],
+        *,
+        exact: bool,
+        batch_size: int | None = None,
+        prefill: int = 0,
+        room: int | None = None,
+    ) -> list[int]:
         """Slots of every request. exact: what the last step drafted is what the step to come verifies. batch_size:
-        requests of that step, where they are more than these."""
+        requests of that step, where they are more than these. prefill: tokens of prompts in it. room: drafts that
+        it has room for, or None."""
+        self.granted = None
         if not requests:
             return []
         rows = self._requests.rows_of([request.request_id for request in requests])
+        survival = self._survival_of(requests, rows, exact)
+        size, credit = batch_size or len(requests), self._requests.table["credit"][rows]
+        levels = survival
+        if self.learns:
+            credit += np.float32(REFILL / math.sqrt(size))
+            levels = self.calibration.levels[survival]
+            poor = np.flatnonzero(credit < len(levels) * self._cost)
+            if poor.size:
+                few = np.clip(credit[poor] / self._cost, 0, len(levels)).astype(np.uint16)
+                levels[:, poor] *= self._place < few
+        # A request without drafts waits for those of others.
+        others = size > len(requests) or not levels[:1].all()
+        ratio = self._max_slowdown if others else math.inf
+        found = choose(
+            levels,
+            size,
+            prefill,
+            size * len(levels) if room is None else room,
+            self.times,
+            min(ratio, PROMPTS) if prefill else ratio,
+            in_graph=not self._requests.plain_graphs_alone,
+        )
+        if self.learns:
+            if total := int(found.slots.sum()):
+                plain = float(self.times.ms(size, size)) / size
+                self._cost = max((found.ms - found.without) / total / plain, 1e-6)
+                credit -= found.slots * np.float32(self._cost)
+            self._requests.table["credit"][rows] = np.clip(credit, -START, MOST)
+        self.granted = Granted(rows, found.slots, survival)
+        granted: list[int] = found.slots.tolist()
+        return granted
+
+    def _survival_of(self, requests: Sequence[Any], rows: Ints, exact: bool) -> npt.NDArray[np.uint8]:
+        """[K, B] levels: along the requests NumPy counts several times as fast as along K."""
         known, place = self._requests.table.take(rows), self._place
         length, made = known["drafts"][:, 0, LENGTH], known["made"]
-        grown = (made != NEVER) & ((made != self._requests.reports) | (not exact))
-        num = np.where(grown, length + FEW, length).astype(np.uint16)
-        # [K, B]: along the requests NumPy counts several times as fast as along K.
-        survival = known["survival"].T.copy()
-        np.maximum(survival, place < num, out=survival)
+        survival: npt.NDArray[np.uint8] = known["survival"].T.copy()
+        old = np.flatnonzero((made != NEVER) & ((made != self._requests.reports) | (not exact)))
+        if old.size:
+            after = place - length[old]
+            last = np.where(length[old] > 0, known["survival"][old, length[old] - 1], 255)
+            grown = np.minimum(GROWN[np.clip(after, 0, len(GROWN) - 1)], last)
+            survival[:, old] = np.where(after >= 0, grown, survival[:, old])
         near = np.flatnonzero(known["far_until"] < self._requests.reports)
         if near.size:
             survival[:, near] *= place < self._remaining([requests[i] for i in near.tolist()], rows[near])
-        size = batch_size or len(requests)
-        free_slots = self._free_tokens - size
-        if self.learns:
-            credit = known["credit"] + np.float32(min(REFILL + REFILL_OF_FREE * max(free_slots, 0) / size, 1))
-            length = np.minimum(length, self._keep_to(credit, survival))
-        drafts = survival * (place < length.astype(np.uint16))
-        # Levels never rise along a draft: both counts are of its first tokens.
-        sure = (drafts >= self._threshold(drafts, size)).sum(axis=0)
-        slots = np.maximum(likeliest(survival.T, free_slots), sure)
-        total, most, in_graph = int(slots.sum()), self._max_slots, self._captured - size
-        if 0 <= in_graph < total <= in_graph + OVER * self._captured:
-            most = min(most, in_graph)
-        if total > most:
-            survival *= place < slots.astype(np.uint16)
-            slots = likeliest(survival.T, most)
-        if self.learns:
-            promise = promised(survival, slots)
-            if self._requests.plain_graphs_alone and promise.sum() < WORTH * size:
-                slots, promise = slots * 0, promise * 0
-            credit -= promise * (made != NEVER)
-            self._requests.table["credit"][rows] = np.minimum(np.maximum(credit, 0), self._most)
-        granted: list[int] = slots.tolist()
-        return granted
+        return survival
 
-    def _threshold(self, drafts: Levels, size: int) -> int:
-        """The level from which drafts are sure in a step of `size` requests: 255 is in any, 0 is no draft."""
-        free, low, high = self._free_tokens, 1, 255
-        while low < high:
-            level = (low + high) // 2
-            over = (size + np.count_nonzero(drafts >= level) - free) / (3 * max(free, 1))
-            sure_from = 255 * self._sure * (1 + min(max(over, 0), 1)) / 2
-            low, high = (low, level) if level >= sure_from else (level + 1, high)
-        return low
-
-    def settle(self, rows: Ints, slots: Ints, sampled: Ints) -> None:
-        """Pay for accepted drafts. [B] each: the rows of a step's requests, their slots, the tokens sampled."""
+    def settle(self, rows: Ints, slots: Ints, sampled: Ints, granted: Granted | None = None) -> None:
+        """Pay for accepted drafts. [B] each: the rows of a step's requests, their slots, the tokens sampled.
+        granted: what that step was granted."""
         column = self._requests.table["credit"]
         accepted = np.minimum(np.maximum(sampled - 1, 0), slots)
-        column[rows] = np.minimum(column[rows] + np.float32(EARNED) * accepted, self._most)
-
-    def _keep_to(self, credit: Floats, survival: npt.NDArray[np.uint8]) -> Ints:
-        """[B] how many drafts credits cover; where a credit is below a new request's, the others go, in place."""
-        most = np.full(len(credit), len(self._place))
-        short = np.flatnonzero(credit < len(self._place))
-        if short.size:
-            few = credit[short]
-            most[short] = covered(survival[:, short], few) * (few >= 1)
-            poor = short[few < START]
-            survival[:, poor] *= self._place < most[poor].astype(np.uint16)
-        return most
+        column[rows] = np.minimum(column[rows] + np.float32(EARNED) * accepted, MOST)
+        if granted is not None:
+            found = np.zeros((2, len(self._requests.table)), dtype=np.int64)
+            found[:, rows] = slots, accepted
+            tried, accepted = np.minimum(found[:, granted.rows], granted.slots)
+            self.calibration.learn(granted.survival, tried, accepted)
 
     def _remaining(self, requests: Sequence[Any], rows: Ints) -> npt.NDArray[np.uint16]:
         """How many drafts of each request can become output. With each report come at most K + 1 tokens: the table
@@ -298,20 +325,3 @@ class DraftBudget:
         far_until = self._requests.reports + (remaining - K) // (K + 1)
         self._requests.table["far_until"][rows] = np.where(resumable, -1, far_until)
         return np.clip(remaining, 0, K).astype(np.uint16)
-
-
-def likeliest(survival: npt.NDArray[np.integer[Any]], count: int) -> Ints:
-    """[B] how many of each row are among the `count` largest entries above 0 of a [B, K] table of small numbers
-    whose rows never rise; ties go to the first rows."""
-    if count <= 0:
-        return np.zeros(len(survival), dtype=np.int64)
-    entries = np.bincount(survival.ravel(order="K"), minlength=1)
-    entries[0] = 0
-    at_least = np.cumsum(entries[::-1])  # entry i: how many are at least the (i + 1)th largest level
-    if at_least[-1] <= count:
-        return np.asarray((survival > 0).sum(axis=1))
-    last = len(entries) - 1 - int(np.searchsorted(at_least, count))
-    above, level = (survival > last).sum(axis=1), (survival == last).sum(axis=1)
-    left = count - int(above.sum())
-    granted: Ints = above + np.clip(left - (np.cumsum(level) - level), 0, level)
-    return granted

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import compress
+from itertools import compress, islice
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -17,14 +18,14 @@ from vllm.v1.request import RequestStatus
 from gpu_align.memory import ResponseMemory
 
 from ..config.in_use import drafts_predictions, inner_tokens
-from ..config.settings import SURE, Settings
+from ..config.settings import Settings
 from ..seams.guard import Guard, faults, shown_fault, strict
 from ..seams.install import install, missing, seam
 from ..wire import reports
 from ..wire import request as wire
 from ..wire.reports import DRAFTING, INNER_DRAFTER, REPORTS, SLOTS, DraftReport
 from ..wire.steps import tell_faults
-from .draft_budget import DraftBudget, DraftedRequests
+from .draft_budget import DraftBudget, DraftedRequests, Granted, room_for_drafts
 from .verification_ledger import VerificationLedger
 
 
@@ -88,11 +89,17 @@ logger = logging.getLogger("vllm.gpu_align")
 _ANSWERED = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
 
 
+#: Prompts that wait, of which a step takes account.
+_MOST_PROMPTS = 16
+
+
 class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is not typed for us
-    """vLLM's scheduler with our ledger; as it is for the V1 runner, whose drafts are lists and need no slots."""
+    """vLLM's scheduler with our budget and ledger; as it is for the V1 runner, whose drafts are lists."""
 
     num_spec_tokens: int  # vLLM's
-    #: Whether vLLM may pad a request with placeholders for drafts, which the budget then cuts.
+    #: Whether reports are about the drafts that the next step verifies.
+    _exact = True
+    #: Whether vLLM may pad a request with placeholders for drafts.
     _pads = False
     draft_budget: DraftBudget | None = None
     #: Draft tokens of vLLM's own drafter for each request that is not ours.
@@ -116,6 +123,10 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         self._told: dict[int, dict[str, str]] = {}
         #: Requests that have `logprob_token_ids`.
         self._scored: set[str] = set()
+        #: Steps that run and what they were granted, the oldest first.
+        self._under_way: deque[tuple[Any, Granted]] = deque(maxlen=16)
+        #: Prompts that wait for something else than tokens: none came into the last step.
+        self._blocked = False
         #: Where there are none, a step is vLLM's but for this test.
         self.drafted_requests = DraftedRequests(False)
         try:
@@ -133,24 +144,16 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         self._recall = Recall(settings.memory_tokens, most)
 
     def _use(self, settings: Settings) -> None:
-        """The budget of a batch is `GPU_ALIGN_MAX_DRAFT_TOKENS`, or half of what a step may hold: the other half
-        stays for prefills and for everybody's next token."""
-        num_draft_tokens = int(self.vllm_config.speculative_config.num_speculative_tokens)
         if self._pads:
             self._inner_tokens = inner_tokens(self.vllm_config)
+        num_draft_tokens = int(self.vllm_config.speculative_config.num_speculative_tokens)
         others = self._inner_tokens > 0
         self.drafted_requests = DraftedRequests(settings.draft_without_prediction, num_draft_tokens, others)
-        if not self._pads:
-            return
-        half = max(1, self.vllm_config.scheduler_config.max_num_batched_tokens // 2)
         self.draft_budget = DraftBudget(
             self.drafted_requests,
             num_draft_tokens,
-            half if settings.max_draft_tokens is None else settings.max_draft_tokens,
             captured=int(self.vllm_config.compilation_config.max_cudagraph_capture_size or 0),
-            free_tokens=settings.fill_tokens,
-            sure=SURE if settings.sure is None else settings.sure,
-            learns=settings.sure != 0,  # 0: every draft is verified, whatever becomes of it
+            max_slowdown=settings.max_slowdown,
         )
 
     def add_request(self, request: Any) -> None:
@@ -181,13 +184,23 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         if self._scored:
             for request in self.running:
                 request.spec_token_ids = []
+        if self.draft_budget is not None:
+            self.draft_budget.granted = None
+        if not self._scored:
+            self._cut()
         placeholders: int = self.num_spec_tokens
         if self._scored or not (self._pads and self.drafted_requests):
             self.num_spec_tokens = 0
         try:
-            return super().schedule(*args, **kwargs)
+            output = super().schedule(*args, **kwargs)
         finally:
             self.num_spec_tokens = placeholders
+        if self.draft_budget is not None and (granted := self.draft_budget.granted) is not None:
+            self._under_way.append((output, granted))
+            self._blocked = bool(self.waiting) and not (
+                output.scheduled_new_reqs or output.scheduled_cached_reqs.resumed_req_ids
+            )
+        return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         if not (self.drafted_requests or self._told or hasattr(model_runner_output, reports.ATTRIBUTE)):
@@ -200,7 +213,7 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         if not self.usage.is_off:
             step = scheduler_output, model_runner_output, report.trimmed
             begun = self.usage.run(self.ledger.begin, self.requests, *step)
-        self._attempt(self._take, report, begun)
+        self._attempt(self._take, report, begun, scheduler_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if begun is not None:
             self.usage.run(self._settle, begun, outputs)
@@ -239,7 +252,7 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
             self.memory.run(self._recall.keep, request)
         return super()._free_request(request, *args, **kwargs)
 
-    def _take(self, report: DraftReport, begun: Any) -> None:
+    def _take(self, report: DraftReport, begun: Any, planned: Any = None) -> None:
         off = not self._worker_faults.keys().isdisjoint((DRAFTING, REPORTS))
         self.drafted_requests.off = off
         if INNER_DRAFTER in self._worker_faults:
@@ -248,57 +261,66 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         self.drafted_requests.take(report, *known)
         if self.draft_budget is None:
             return
+        self.draft_budget.observe(report.times)
+        granted = next((given for output, given in self._under_way if output is planned), None)
+        while granted is not None and self._under_way.popleft()[1] is not granted:
+            pass
         if begun is None:  # accepted drafts are not counted any more
             self.draft_budget.learns = False
         else:
             rows, _, slots, sampled = begun.columns
-            self.draft_budget.settle(rows, slots, sampled)
+            self.draft_budget.settle(rows, slots, sampled, granted)
 
     def _settle(self, begun: Any, outputs: Any) -> None:
         self.ledger.settle(begun, [output for client in outputs.values() for output in client.outputs])
 
-    def _cut(self, *, exact: bool) -> None:
-        """Cut the placeholders of running requests to their slots; to none if the worker does not draft."""
-        if not self.drafted_requests or self._failed or not self.slots.run(self._cut_to_slots, exact):
+    def _cut(self) -> None:
+        """Cut the drafts of running requests to their slots; to none if the worker does not draft."""
+        if not self.drafted_requests or self._failed or not self.slots.run(self._cut_to_slots):
             for request in self.running:
                 if request.spec_token_ids:
                     request.spec_token_ids = request.spec_token_ids[: self._inner_tokens]
 
-    def _cut_to_slots(self, exact: bool) -> bool:
+    def _cut_to_slots(self) -> bool:
         """False where the worker drafts nothing."""
         if self.drafted_requests.off or self.draft_budget is None:
             return False
         requests = [request for request in self.running if request.spec_token_ids]
-        size = len(self.running)
+        prompts = self._prompts()
+        size = len(self.running) - sum(request.is_prefill_chunk for request in self.running)
         if self.drafted_requests.beside_model:
             theirs = self.drafted_requests.is_theirs([request.request_id for request in requests]).tolist()
             for request in compress(requests, theirs):
                 request.spec_token_ids = request.spec_token_ids[: self._inner_tokens]
                 size += self._inner_tokens
             requests = [request for request, is_theirs in zip(requests, theirs, strict=True) if not is_theirs]
-        slots = self.draft_budget.grant(requests, exact=exact, batch_size=size)
+        free = max(self.max_num_scheduled_tokens - size, 0)
+        room, prefill = room_for_drafts(free, prompts), min(sum(prompts), free)
+        slots = self.draft_budget.grant(
+            requests, exact=self._exact, batch_size=max(size, len(requests)), prefill=prefill, room=room
+        )
         for request, count in zip(requests, slots, strict=True):
             # A new list: asynchronous scheduling shares one list of placeholders between requests.
             request.spec_token_ids = request.spec_token_ids[:count] if count else []
         return True
 
+    def _prompts(self) -> list[int]:
+        """Tokens that are left of the prompts which may come into the next step, in their order. Where none of
+        those that wait came into the last one, they wait for memory, and have a share in every fourth step."""
+        found = [request for request in self.running if request.is_prefill_chunk]
+        seats = min(self.max_num_running_reqs - len(self.running), _MOST_PROMPTS)
+        if seats > 0 and self.waiting and not (self._blocked and self.current_step % 4):
+            found += islice(self.waiting, seats)
+        return [max(request.num_tokens - request.num_computed_tokens, 1) for request in found]
+
 
 class PredictedOutputsScheduler(PredictedOutputsV1Scheduler):
-    """For the V2 runner: after each step a request's draft placeholders are cut to its slots."""
+    """For the V2 runner, whose drafts are placeholders."""
 
     _pads = True
-
-    def update_draft_token_ids(self, draft_token_ids: Any) -> None:
-        super().update_draft_token_ids(draft_token_ids)
-        self._cut(exact=True)
 
 
 class PredictedOutputsAsyncScheduler(PredictedOutputsV1Scheduler, AsyncScheduler):  # type: ignore[misc]  # as above
-    """The same for asynchronous scheduling, which plans a step before the one before it has ended: the last thing
-    before it does, when one more report is there than when vLLM sets the placeholders."""
+    """The same for asynchronous scheduling, which plans a step before the one before it has ended."""
 
-    _pads = True
-
-    def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        self._cut(exact=False)
-        return super().schedule(*args, **kwargs)
+    _pads, _exact = True, False

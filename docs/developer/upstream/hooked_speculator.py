@@ -41,9 +41,9 @@ class HookedSpeculator(speculator.PredictedOutputsSpeculator):
         self._followed: dict[str, Followed] = {}
         self._drafted = DraftedRequests(self.settings.draft_without_prediction, self.num_draft_tokens)
         self._ledger = VerificationLedger(self._drafted)
-        most = max(1, vllm_config.scheduler_config.max_num_batched_tokens // 2)
-        fill = self.settings.fill_tokens
-        self._budget = DraftBudget(self._drafted, self.num_draft_tokens, most, free_tokens=fill)
+        self._budget = DraftBudget(
+            self._drafted, self.num_draft_tokens, max_slowdown=self.settings.max_slowdown
+        )
         self._scheduled: dict[str, int] = {}
         self._lock = threading.Lock()  # outputs may be read in another thread
 
@@ -94,6 +94,7 @@ class HookedSpeculator(speculator.PredictedOutputsSpeculator):
         planned = SimpleNamespace(scheduled_spec_decode_tokens=slots, num_invalid_spec_tokens=None)
         begun = self._ledger.begin(self._followed, planned, output, report.trimmed)
         self._drafted.take(report, begun.req_ids, begun.columns[0])
+        self._budget.observe(report.times)
         rows, _, verified, sampled = begun.columns
         self._budget.settle(rows, verified, sampled)
         for drafts in report.drafts:
