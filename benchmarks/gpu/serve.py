@@ -181,7 +181,7 @@ class Engines:
         self._started.update(new)
         for name in new:
             self._say(name, {})
-        end = time.monotonic() + 160 * self._patience
+        end = time.monotonic() + 220 * self._patience  # vLLM compiles
         failed = []
         for name in new:
             try:
