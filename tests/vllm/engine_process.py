@@ -52,6 +52,16 @@ def allow_asynchronous_scheduling() -> None:
     after_the_platforms_check(lambda config: setattr(config.scheduler_config, "async_scheduling", True))
 
 
+def tokens_are_free() -> None:
+    """To the scheduler all steps take the same: which drafts are verified does not depend on a loaded machine."""
+    import numpy as np
+
+    from vllm_integration.budget.step_times import StepTimes
+
+    StepTimes.ms = lambda self, requests, tokens, in_graph=True: np.ones(np.shape(tokens))
+    StepTimes.waits_for = lambda *_, **__: False
+
+
 def fork_workers() -> None:
     """The CPU platform has worker processes spawned; as on a GPU they are forked, with what is patched here. Since
     vLLM 0.33 each data-parallel rank also wants a memory node of its own, and ends without: here they share."""
@@ -181,6 +191,7 @@ class Engine:
             settings["async_scheduling"] = True
         if settings.pop("delay_counts", False):
             delay_counts()
+        tokens_are_free()
         from vllm import LLM
 
         self.llm = LLM(**settings)
