@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
-from vllm_integration.scheduler.schedulers import PredictedOutputsV1Scheduler, Recall
+from vllm_integration.scheduler.schedulers import PredictedOutputsV1Scheduler, Recall, change_model
 from vllm_integration.seams.guard import Guard
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.request import KEY, Prediction
@@ -74,6 +75,56 @@ def test_requests_without_memory_leave_no_answer() -> None:
     assert given_to(recall, request_of()) == []
     recall.keep(request_of(None, output=[5, 6]))  # also those that bring a prediction, or nothing
     assert given_to(recall, request_of()) == [5, 6]
+
+
+#: Calls of the engine core, and whether the answers before them are forgotten.
+CHANGES = {
+    "collective_rpc": ("reload_weights", True),
+    "set_weight_version": ("2", True),
+    "add_lora": (SimpleNamespace(load_inplace=True), True),
+    "add_lora ": (SimpleNamespace(load_inplace=False), False),
+}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("name", [*CHANGES, "reset_prefix_cache"])
+def test_another_model_has_no_earlier_answers(
+    name: str, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor those that are under way; others that were cut by an error may be of it, too."""
+    monkeypatch.setattr(Scheduler, "reset_prefix_cache", lambda self: True)
+    scheduler = object.__new__(PredictedOutputsV1Scheduler)
+    scheduler._recall, scheduler.memory = Recall(max_tokens=100, most=100), Guard("response memory", "")
+    begun, later = request_of(output=[3]), request_of(output=[4])
+    begun.request_id, later.request_id, scheduler.requests = "begun", "later", {"begun": begun}
+    scheduler._recall.keep(request_of(output=[1, 2]))
+    what, forgets = CHANGES.get(name, (None, True))
+
+    def original(core: Any, what: Any) -> None:
+        if fails:
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError) if fails and what else nullcontext():
+        if what is None:
+            assert scheduler.reset_prefix_cache()
+        else:
+            change_model(original, SimpleNamespace(scheduler=scheduler), what)
+    scheduler._recall.keep(begun)
+    assert given_to(scheduler._recall, request_of()) == ([] if forgets else [3, 1, 2])
+    scheduler._recall.keep(later)
+    assert given_to(scheduler._recall, request_of())[:1] == [4]
+    change_model(lambda core, what: None, SimpleNamespace(), "before there is a scheduler")
+
+
+def test_an_adapter_has_answers_of_its_own() -> None:
+    recall = Recall(max_tokens=100, most=100)
+    requests = [request_of(output=[number]) for number in range(3)]
+    for request, path in zip(requests[1:], ("/a", "/b"), strict=True):
+        request.lora_request = SimpleNamespace(lora_name="l", lora_path=path)
+    for request in requests:
+        recall.keep(request)
+    for number, request in enumerate(requests):
+        assert given_to(recall, request) == [number]
 
 
 def test_only_whole_answers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import compress, islice
 from typing import Any
@@ -52,13 +52,20 @@ class Recall:
     def __init__(self, max_tokens: int, most: int) -> None:
         self._memory = ResponseMemory(max_tokens)
         self._most = most
+        #: Requests that began with another model.
+        self._older: set[str] = set()
+
+    def forget(self, req_ids: Iterable[str]) -> None:
+        """The model is another one now, also for these requests, which have begun."""
+        self._memory = ResponseMemory(self._memory.max_tokens)
+        self._older = {*req_ids}
 
     def give(self, request: Any) -> None:
         """Let a request whose `Prediction` is empty have the answers of its tenant as one."""
         given = wire.brought_by(request.sampling_params)
         if given is None or not given.is_empty or given.memory is False:
             return
-        found = self._memory.recall_for(wire.sharing_key_of(request), _prompt_of(request), self._most)
+        found = self._memory.recall_for(_owner_of(request), _prompt_of(request), self._most)
         if len(found.token_ids):
             token_ids = wire.encode_token_ids("answers", found.token_ids)
             kind = wire.TextKind.RELATED_MEMORY if found.related else wire.TextKind.MEMORY
@@ -68,14 +75,34 @@ class Recall:
     def keep(self, request: Any) -> None:
         """Remember the answer of a request."""
         params = request.sampling_params
-        if params is None or (params.extra_args or {}).get(wire.MEMORY_KEY) is False:
+        if (
+            params is None
+            or request.request_id in self._older
+            or (params.extra_args or {}).get(wire.MEMORY_KEY) is False
+        ):
             return
         given = wire.brought_by(params)
         if given is not None and given.memory is False:
             return
-        self._memory.remember(
-            wire.sharing_key_of(request), list(request.output_token_ids), _prompt_of(request)
-        )
+        self._memory.remember(_owner_of(request), list(request.output_token_ids), _prompt_of(request))
+
+
+def _owner_of(request: Any) -> tuple[bytes, tuple[str, str] | None]:
+    """The tenant whose answers these are, and the adapter that wrote them."""
+    lora = getattr(request, "lora_request", None)
+    return wire.sharing_key_of(request), lora and (lora.lora_name, lora.lora_path)
+
+
+@seam("memory.collective_rpc", "memory.set_weight_version", "memory.add_lora")
+def change_model(original: Callable[..., Any], self: Any, what: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls of `EngineCore` that change the weights, or may: what workers run has any name. An adapter that comes
+    beside others changes no answer."""
+    try:
+        return original(self, what, *args, **kwargs)
+    finally:
+        scheduler = getattr(self, "scheduler", None)
+        if getattr(what, "load_inplace", True) and isinstance(scheduler, PredictedOutputsV1Scheduler):
+            scheduler.forget_answers()
 
 
 def _prompt_of(request: Any) -> list[int]:
@@ -251,6 +278,16 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         if self._recall is not None and request.status in _ANSWERED:
             self.memory.run(self._recall.keep, request)
         return super()._free_request(request, *args, **kwargs)
+
+    def forget_answers(self) -> None:
+        """The model is another one: nothing is drafted from answers that it did not write."""
+        if self._recall is not None:
+            self.memory.run(self._recall.forget, self.requests)
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
+        """Where weights change by any way, this is called: the cache is of the old ones, too. So does `sleep`."""
+        self.forget_answers()
+        return super().reset_prefix_cache(*args, **kwargs)
 
     def _take(self, report: DraftReport, begun: Any, planned: Any = None) -> None:
         off = not self._worker_faults.keys().isdisjoint((DRAFTING, REPORTS))

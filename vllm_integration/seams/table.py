@@ -91,7 +91,7 @@ GROUPS: dict[str, Group] = {
     "usage": Group("reports no usage", "vllm.v1.engine.output_processor", "frontend.usage"),
     "usage_v1": Group("reports no usage with the V1 model runner", "", "worker.request_drafter"),
     "step_log": Group("writes no step logs"),
-    "memory": Group("remembers no answers"),
+    "memory": Group("remembers no answers", "", "scheduler.schedulers"),
     "dump": Group(
         "prints draft tokens in vLLM's crash dump", "vllm.logging_utils.dump_input", "scheduler.schedulers"
     ),
@@ -166,8 +166,15 @@ scheduler vllm.v1.request:Request
 # Earlier answers.
 memory vllm.v1.core.sched.scheduler:Scheduler
   implement _free_request(self,request) an answer is whole: remember it
+  implement reset_prefix_cache(self) the model is another one: forget its answers
+memory vllm.v1.engine.core:EngineCore
+  wrap collective_rpc(self,method) the workers may have other weights: forget the answers
+  wrap set_weight_version(self,weight_version) the same
+  wrap add_lora(self,lora_request) the same of an adapter that is loaded again
+  field scheduler whose answers they are
 memory vllm.v1.request:Request
   field status whether an answer is whole
+  field lora_request whose answers are remembered apart
 scheduler memory vllm.v1.request:Request
   field output_token_ids the answer; no drafts past the end ⇒ draft_lengths
 
