@@ -7,6 +7,7 @@ Python.
 from __future__ import annotations
 
 import hashlib
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,10 @@ except Exception as error:  # not there, or not for this NumPy, which it may fin
     COMPILED = False
     not_kept = "Numba is not installed" if isinstance(error, ModuleNotFoundError) else f"Numba: {error}"
 else:
+    # Asked for its `__dict__`, this object of Numba's compiler answers with an invalid function of LLVM. Code that
+    # looks through the objects of all modules, as vLLM does on the CPU when an engine starts, would stumble on it.
+    _llvm = getattr(sys.modules.get("llvmlite.binding.ffi"), "lib", None)
+    getattr(_llvm, "_fntab", {}).setdefault("__dict__", {})
     # With NUMBA_DISABLE_JIT=1 Numba itself leaves every function as it is.
     COMPILED = not numba.config.DISABLE_JIT
     # The loops own nothing. Without this flag, which Numba has for itself, every slice and every call counts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,12 @@ assert not host.COMPILED and host.not_kept.startswith({said!r}), host.not_kept
 warnings.simplefilter("error")
 print(json.dumps(drafts({seeds})))"""
     assert json.loads(python(code)[0]) == drafts(seeds)
+
+
+def test_what_looks_through_all_modules_meets_no_invalid_function() -> None:
+    """As vLLM does on the CPU when an engine starts."""
+    pytest.importorskip("numba")
+    assert vars(sys.modules["llvmlite.binding.ffi"].lib) == {}
 
 
 @compiled_only

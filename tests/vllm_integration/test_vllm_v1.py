@@ -3,7 +3,6 @@ differently with a speculative configuration, undone for ours."""
 
 from __future__ import annotations
 
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,13 +26,6 @@ def _without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     """The proposer without vLLM around it."""
     monkeypatch.setattr(proposer_v1, "install", lambda group: "")
     monkeypatch.setattr(proposer_v1, "watch", lambda: None)
-
-
-def test_vllm_meets_no_invalid_function_of_llvm() -> None:
-    """It looks through the objects of all modules when an engine starts on the CPU."""
-    pytest.importorskip("numba")
-    PredictedOutputs(config())
-    assert vars(sys.modules["llvmlite.binding.ffi"].lib) == {}
 
 
 def test_tokens_that_vllm_takes_back_rebuild_the_slot(monkeypatch: pytest.MonkeyPatch) -> None:

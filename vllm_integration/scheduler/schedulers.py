@@ -285,7 +285,7 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
             self.memory.run(self._recall.forget, self.requests)
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
-        """Where weights change by any way, this is called: the cache is of the old ones, too. So does `sleep`."""
+        """Forget the answers, too: whatever changes the weights calls this, and so does `sleep`."""
         self.forget_answers()
         return super().reset_prefix_cache(*args, **kwargs)
 

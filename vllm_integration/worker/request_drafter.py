@@ -24,7 +24,7 @@ from ..wire import request as wire
 from ..wire.reports import DRAFTING, REPORTS, DraftReport, StepTime, attach
 from .draft_reporter import when_it_leaves
 from .requests import any_refusals, open_request, refuse
-from .startup import compiling, drafter_config, hide_functions_of_llvm, load_recipes
+from .startup import compiling, drafter_config, load_recipes
 from .step_log import DebugLog, open_log
 from .step_timer import StepTimer
 
@@ -55,7 +55,6 @@ class RequestDrafter:
         clock: Callable[[], float] | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        hide_functions_of_llvm()
         self.settings = Settings.of(vllm_config)
         self.timer = StepTimer(device, int(getattr(vllm_config.parallel_config, "pipeline_parallel_size", 1)))
         self.guard = Guard(

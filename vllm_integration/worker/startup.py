@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -158,13 +157,6 @@ def _or_without(what: str) -> Iterator[None]:
         yield
     except Exception as error:
         _go_without(what, shown_error(error))
-
-
-def hide_functions_of_llvm() -> None:
-    """Asked for its `__dict__`, an object of Numba's compiler answers with an invalid function of LLVM. vLLM looks
-    through the objects of all modules when an engine starts on the CPU, and would stumble on it."""
-    llvm = getattr(sys.modules.get("llvmlite.binding.ffi"), "lib", None)
-    getattr(llvm, "_fntab", {}).setdefault("__dict__", {})
 
 
 @contextmanager
