@@ -22,9 +22,10 @@ from benchmarks.quality.build_suffix_peer import make_ready
 from benchmarks.quality.replays import replay_batched
 from benchmarks.quality.runs import CachedSuffixDecoding, Counts, EarlierResponses
 from gpu_align import RecipePack
-from gpu_align.memory import ResponseMemory
-from gpu_align.recipes import observe, report
-from gpu_align.simulate import Record, load_tokenizer, replay
+from gpu_align.drafter.memory import ResponseMemory
+from gpu_align.tools.recipes.learn import observe
+from gpu_align.tools.recipes.report import report
+from gpu_align.tools.simulate.replay import Record, load_tokenizer, replay
 
 #: Draft tokens a step, depth of the suffix tree.
 K, DEPTH = 16, 64

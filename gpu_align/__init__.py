@@ -10,31 +10,38 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .config import DrafterConfig as DrafterConfig
-    from .drafter import Drafter as Drafter
-    from .memory import ResponseMemory as ResponseMemory
+    from .drafter.arena import ArenaStats as ArenaStats
+    from .drafter.config import DrafterConfig as DrafterConfig
+    from .drafter.drafter import Drafter as Drafter
+    from .drafter.memory import Recalled as Recalled
+    from .drafter.memory import ResponseMemory as ResponseMemory
+    from .drafter.steps import CapturedStep as CapturedStep
     from .ops.layout import Draft as Draft
     from .ops.layout import Source as Source
     from .ops.recipes.table import Recipes as Recipes
     from .recipes.pack import RecipePack as RecipePack
-    from .steps import CapturedStep as CapturedStep
 
 __version__ = "0.1.0"
 
 _MODULES = {
-    "CapturedStep": "steps",
+    "ArenaStats": "drafter.arena",
+    "CapturedStep": "drafter.steps",
     "Draft": "ops.layout",
-    "Drafter": "drafter",
-    "DrafterConfig": "config",
+    "Drafter": "drafter.drafter",
+    "DrafterConfig": "drafter.config",
+    "Recalled": "drafter.memory",
     "RecipePack": "recipes.pack",
     "Recipes": "ops.recipes.table",
-    "ResponseMemory": "memory",
+    "ResponseMemory": "drafter.memory",
     "Source": "ops.layout",
 }
+_PACKAGES = {"hf": "predictors.hf"}
 __all__ = [*_MODULES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f".{_PACKAGES[name]}", __name__)
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)

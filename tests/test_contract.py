@@ -146,8 +146,8 @@ def test_stable_commands_exist() -> None:
     pytest.importorskip("typer")
     from typer.main import get_command
 
+    from gpu_align.drafter.step_log import FORMAT
     from gpu_align.tools.cli import app
-    from gpu_align.tools.step_log import FORMAT
 
     def commands(command: object, words: str) -> set[str]:
         inner = getattr(command, "commands", {})

@@ -34,11 +34,10 @@ MAY_IMPORT = {
     "seams": frozenset[str](),
 }
 #: Of the files and folders of `gpu_align`: how many stand on each other, and imports between them.
-MAX_LEVELS, MAX_EDGES = 6, 28
-#: What measures, learns, explains and shows; and the modules that give names of it a public place. The core, all
-#: else of `gpu_align`, uses neither.
+MAX_LEVELS, MAX_EDGES = 5, 20
+#: What measures, learns and shows; and the module that runs it. The core, all else of `gpu_align`, uses neither.
 TOOLS = "gpu_align.tools."
-FACES = {f"gpu_align.{name}" for name in ("__main__", "policies", "recipes", "simulate")}
+FACES = {"gpu_align.__main__"}
 #: Where kernels and references get an operation's numbers and rules, by its name: an import of that operation.
 OPS = "gpu_align.ops."
 NAMESPACES = {f"{OPS}device", f"{OPS}host"}
@@ -139,10 +138,8 @@ def _levels(found: list[Import]) -> Iterator[str]:
     """The parts of `gpu_align`, files and folders: each stands on what it imports."""
     edges: dict[str, set[str]] = defaultdict(set)
     for importer, imported in found:
-        parts = [*importer.split("."), ""][:2], [*imported.split("."), ""][:2]
-        if importer in FACES:
-            continue
-        if parts[0][0] == parts[1][0] == "gpu_align" and parts[0] != parts[1] and all(p[1] for p in parts):
+        parts = [*importer.split("."), "__init__"][:2], [*imported.split("."), "__init__"][:2]
+        if parts[0][0] == parts[1][0] == "gpu_align" and parts[0] != parts[1]:
             edges[parts[0][1]].add(parts[1][1])
 
     def level(part: str, above: tuple[str, ...] = ()) -> int:

@@ -22,9 +22,15 @@ from benchmarks.agents.announced import TOKENIZER, K
 from benchmarks.agents.edits import AS_WRITTEN, HALVES, Answer, read
 from benchmarks.quality.build_suffix_peer import add_to_path
 from benchmarks.quality.runs import Counts
-from gpu_align import views
-from gpu_align.simulate import Record, load_tokenizer, make_policies, replay, runnable_policy_names
+from gpu_align.texts import views
 from gpu_align.tools.simulate.policies import OURS
+from gpu_align.tools.simulate.replay import (
+    Record,
+    load_tokenizer,
+    make_policies,
+    replay,
+    runnable_policy_names,
+)
 
 #: Most edits of a collection.
 MOST = 60

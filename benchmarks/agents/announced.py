@@ -1,4 +1,4 @@
-"""Calls of tools and JSON by schema, drafted from what the request announces (`gpu_align.skeletons`). Three sets:
+"""Calls of tools and JSON by schema, drafted from what the request announces: `gpu_align.texts.skeletons`. Sets:
 
 - calls of at most 60 tokens that the Berkeley Function Calling Leaderboard accepts, with their tools in the prompt
   (``pip download --no-deps bfcl-eval``, unpacked: its folder ``bfcl_eval/data``);
@@ -24,9 +24,16 @@ from typing import Any
 
 from benchmarks import tables
 from benchmarks.quality.runs import read_entries
-from gpu_align import skeletons, views
-from gpu_align.simulate import NO_PACK, Record, load_tokenizer, make_policies, runnable_policy_names, simulate
+from gpu_align.texts import skeletons, views
 from gpu_align.tools.simulate.policies import SHIPPED_PACK
+from gpu_align.tools.simulate.replay import (
+    NO_PACK,
+    Record,
+    load_tokenizer,
+    make_policies,
+    runnable_policy_names,
+    simulate,
+)
 
 K, TOKENIZER, SHORT = 32, "tekken", 60
 #: Records of a set, calls of each file.

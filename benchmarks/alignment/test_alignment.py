@@ -37,8 +37,8 @@ from gpu_align import DrafterConfig
 from gpu_align.ops.align import WINDOW
 from gpu_align.ops.layout import LCS_ROW
 from gpu_align.ops.lcs import lcs_length, lcs_prefix_row
-from gpu_align.policies import OPTIONAL_POLICIES, POLICIES, Myers, Policy, StaticText
 from gpu_align.predictors import PredictorOptions
+from gpu_align.tools.policies import OPTIONAL_POLICIES, POLICIES, Myers, Policy, StaticText
 
 #: Requests and tokens of a text.
 SIZES = [(batch, size) for size in (1024, 4096, 32_768) for batch in (1, 64, 256, 1024)]

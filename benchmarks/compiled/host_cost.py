@@ -15,7 +15,7 @@ from triton.runtime import driver
 from benchmarks.compiled.launches import NoDevice
 from benchmarks.compiled.static_check import uninterpreted
 from gpu_align import Drafter
-from gpu_align import drafter as drafter_module
+from gpu_align.drafter import drafter as drafter_module
 
 BATCH, CONTEXT = 64, 8192
 #: A launcher gets three sizes of the grid, stream, function, metadata, this and two hooks, then the kernel's own.

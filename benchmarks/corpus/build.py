@@ -25,8 +25,8 @@ from benchmarks.corpus import kinds
 from benchmarks.corpus.files import FIVE, SETS, Edit, Releases, changed_files, fetch_all
 from benchmarks.corpus.mix import other_tokens, synthetic_pairs
 from benchmarks.tables import command
-from gpu_align.errors import MissingExtraError
-from gpu_align.simulate import Record, load_tokenizer
+from gpu_align.ops.errors import MissingExtraError
+from gpu_align.tools.simulate.replay import Record, load_tokenizer
 
 MIN_TOKENS = 200
 MAX_TOKENS = 8_000

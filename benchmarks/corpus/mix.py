@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from benchmarks.corpus.edits import EDITS
 from benchmarks.corpus.files import Edit, hash_of
-from gpu_align.simulate import load_tokenizer
+from gpu_align.tools.simulate.replay import load_tokenizer
 
 #: Of the corpus's own BPE.
 VOCAB_SIZE = 8_192

@@ -201,7 +201,7 @@ class Records:
     @classmethod
     def of_bench(cls) -> Records:
         """A dry run's: the edits of ``gpu-align bench``, in a tiny model's vocabulary."""
-        from gpu_align.simulate import read_records
+        from gpu_align.tools.simulate.replay import read_records
 
         edits = read_records(ROOT / "gpu_align" / "tools" / "bench" / "pairs.jsonl", "tekken")
         names: dict[int, int] = {}
@@ -286,13 +286,13 @@ def arrivals(engines: Engines, records: Records, name: str, rate: float, number:
 
 
 def simulated(engines: Engines, records: Records, number: int) -> Row:
-    """The accepted drafts of one record, beside those of `gpu_align.simulate`.
+    """The accepted drafts of one record, beside those of `gpu_align.tools.simulate.replay`.
 
     A step gives a token more than it accepts. The simulator also counts a draft of the very last token as
     accepted; vLLM verifies none there.
     """
     from gpu_align.predictors import PredictedOutputTokenPredictor
-    from gpu_align.simulate import Record, replay
+    from gpu_align.tools.simulate.replay import Record, replay
 
     [request] = records.requests("edits", number, 1)
     _, row = ask(engines, "plugin", [request])

@@ -22,17 +22,16 @@ from benchmarks.corpus.kinds import MODEL, QUALITIES, RELEASES, is_written
 from benchmarks.quality.runs import JOBS, make_corpora, pool, read_entries
 from benchmarks.tables import command
 from gpu_align import RecipePack, Source
-from gpu_align.files import NUM_BINS
+from gpu_align.ops.files import NUM_BINS
 from gpu_align.ops.layout import Request, as_arrays
 from gpu_align.ops.recipes import ALL_PACKS
 from gpu_align.ops.recipes.reference import find_recipe
 from gpu_align.ops.recipes.table import RecipeTable
 from gpu_align.predictors import PredictorLoop
-from gpu_align.recipes import learn as learn_pack
 from gpu_align.recipes.pack import SHIPPED
-from gpu_align.simulate import Record, load_tokenizer
+from gpu_align.tools.recipes.learn import learn as learn_pack
 from gpu_align.tools.simulate.policies import our_drafter
-from gpu_align.tools.simulate.replay import follow
+from gpu_align.tools.simulate.replay import Record, follow, load_tokenizer
 
 #: Parts of the split, by package, of which each is replayed with what the others taught.
 NUM_PARTS = 6

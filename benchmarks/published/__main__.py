@@ -20,9 +20,15 @@ import numpy as np
 from benchmarks import tables
 from benchmarks.pictures import GREY, pyplot, save
 from benchmarks.quality.build_suffix_peer import make_ready
-from gpu_align.policies import OpenAI
 from gpu_align.predictors.base import PredictorOptions, count_accepted
-from gpu_align.simulate import Record, load_tokenizer, make_policies, replay, runnable_policy_names
+from gpu_align.tools.policies import OpenAI
+from gpu_align.tools.simulate.replay import (
+    Record,
+    load_tokenizer,
+    make_policies,
+    replay,
+    runnable_policy_names,
+)
 
 TEXTS = Path(__file__).parent / "texts"
 #: Letters of the short and of the long draft: a to e, and the pairs aa, ab, … bc written out.

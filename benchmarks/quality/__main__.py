@@ -31,9 +31,8 @@ from benchmarks.quality.runs import (
     run_all,
     total,
 )
-from gpu_align.simulate import load_tokenizer, runnable_policy_names
 from gpu_align.tools.simulate.policies import OURS
-from gpu_align.tools.simulate.replay import PairResult
+from gpu_align.tools.simulate.replay import PairResult, load_tokenizer, runnable_policy_names
 
 SIZES = (64, 32, 16)
 #: Far from the curve and slow, or of interest at one K only.

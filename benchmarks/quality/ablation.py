@@ -43,8 +43,8 @@ from benchmarks.quality.runs import (
     run_records,
 )
 from gpu_align import DrafterConfig
-from gpu_align.simulate import SWEEP
 from gpu_align.tools.simulate.policies import OURS
+from gpu_align.tools.simulate.replay import SWEEP
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from gpu_align import Drafter, DrafterConfig, Recipes
-from gpu_align.simulate import Record
 from gpu_align.tools.simulate.policies import sizes_for
-from gpu_align.tools.simulate.replay import PairResult, VerifiedStep
+from gpu_align.tools.simulate.replay import PairResult, Record, VerifiedStep
 
 
 class Decile(NamedTuple):

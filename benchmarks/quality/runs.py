@@ -25,12 +25,10 @@ from benchmarks.quality import build_suffix_peer
 from benchmarks.quality.replays import OurPair, Reliability, bound, replay_batched
 from benchmarks.tables import command
 from gpu_align import DrafterConfig, RecipePack, Recipes, Source
-from gpu_align.policies import RECIPE_POLICIES
 from gpu_align.predictors import TokenPredictor
-from gpu_align.simulate import NO_PACK, SWEEP, Record, load_tokenizer, replay
-from gpu_align.tools.policies import REQUEST, SuffixDecoding, suffix_tree
+from gpu_align.tools.policies import RECIPE_POLICIES, REQUEST, SuffixDecoding, suffix_tree
 from gpu_align.tools.simulate.policies import OURS, make_policies
-from gpu_align.tools.simulate.replay import PairResult
+from gpu_align.tools.simulate.replay import NO_PACK, SWEEP, PairResult, Record, load_tokenizer, replay
 
 #: Set of the corpus → its file.
 CORPORA = {name: Path(f".cache/corpus-{name}.jsonl.gz") for name in (*SETS, *KIND_SETS)}

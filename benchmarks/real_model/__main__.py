@@ -32,11 +32,12 @@ from benchmarks.quality.runs import Counts
 from benchmarks.real_model import model
 from benchmarks.real_model.model import CACHE, FOLDER, MAX_TOKENS, TASK_KINDS, K
 from benchmarks.tables import table
-from gpu_align import hf, predictors, simulate
-from gpu_align.recipes import observe, report
-from gpu_align.simulate import PairResult, Record, load_tokenizer, replay
+from gpu_align import hf, predictors
 from gpu_align.tools.bench.client import BenchError
-from gpu_align.tools.simulate.replay import follow
+from gpu_align.tools.recipes.learn import observe
+from gpu_align.tools.recipes.report import report
+from gpu_align.tools.simulate import replay as simulate
+from gpu_align.tools.simulate.replay import PairResult, Record, follow, load_tokenizer, replay
 
 TEMPERATURES = (0.7, 1.0, 0.0)
 #: Half of the tasks → its answers as records for `gpu-align simulate`; settings are chosen by those that are seen.

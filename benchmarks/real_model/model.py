@@ -26,7 +26,7 @@ from filelock import FileLock
 
 from benchmarks.corpus.files import download, hash_of
 from benchmarks.tables import ROOT
-from gpu_align.files import write_at_once
+from gpu_align.ops.files import write_at_once
 from gpu_align.tools.bench import measure
 from gpu_align.tools.bench.client import BenchError, Client
 from gpu_align.tools.bench.servers import Served

@@ -23,8 +23,8 @@ from benchmarks.real_model.__main__ import replayed, sums
 from benchmarks.real_model.model import CACHE, FOLDER, K
 from benchmarks.serving.__main__ import H200, SMALL, Roofline
 from gpu_align import predictors
-from gpu_align.files import write_at_once
-from gpu_align.simulate import PairResult, Record
+from gpu_align.ops.files import write_at_once
+from gpu_align.tools.simulate.replay import PairResult, Record
 
 #: Temperature and change of the weights, each by so much of its tensor's standard deviation.
 CELLS = [f"{t},{change}" for t in (0.5, 0.7, 1.0) for change in (0.001, 0.002, 0.01)]

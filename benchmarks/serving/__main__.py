@@ -27,8 +27,8 @@ from benchmarks import tables
 from benchmarks.corpus import build as corpus
 from gpu_align.predictors import PredictedOutputTokenPredictor, PredictorOptions
 from gpu_align.predictors.base import count_accepted
-from gpu_align.simulate import Record, read_records, recipes_for
 from gpu_align.tools.simulate.policies import sizes_for
+from gpu_align.tools.simulate.replay import Record, read_records, recipes_for
 from vllm_integration.scheduler.draft_budget import DraftBudget, DraftedRequests
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import DraftReport, StepDrafts, StepTime, survival_levels

@@ -1,9 +1,8 @@
-"""How the API reference reads this project's sources: four habits that Griffe does not know by itself.
+"""How the API reference reads this project's sources: three habits that Griffe does not know by itself.
 
 - A comment ``#:`` above an attribute is its documentation.
 - ``a, b: text`` documents both parameters, and a paragraph under ``Args:`` that names none is a remark.
 - A paragraph with indented lines is code, whether ``::`` announces it or not; Markdown wants it fenced.
-- `gpu_align.policies` and `gpu_align.simulate` hand on the names of the packages below `tools`.
 """
 
 from __future__ import annotations
@@ -18,11 +17,6 @@ import griffe
 _SECTION = re.compile(r"(Args|Attributes|Example|Examples|Note|Raises|Returns|Source):")
 _GROUP = re.compile(r"^    (\w+(?:, \w+)+): (.*)$", re.MULTILINE)
 _FIELD = re.compile(r"    \w+(?:, \w+)*: ")
-#: Module → the package whose names it has.
-_HANDED_ON = {
-    "gpu_align.policies": "gpu_align.tools.policies",
-    "gpu_align.simulate": "gpu_align.tools.simulate.replay",
-}
 _LIST_ITEM = re.compile(r"([-*]|\d+\.) ")
 
 
@@ -34,14 +28,6 @@ class ProjectDocstrings(griffe.Extension):
             comment = comment_above(attr.filepath.read_text(encoding="utf-8").splitlines(), attr.lineno)
             if comment:
                 attr.docstring = griffe.Docstring(comment, parent=attr, lineno=attr.lineno)
-
-    def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
-        for module, package in _HANDED_ON.items() if pkg.path == "gpu_align" else ():
-            found = pkg[package.partition(".")[2]]
-            for name in map(str, found.exports or ()):
-                # Of a module and a function of one name the function is meant.
-                path = f"{name}.{name}" if isinstance(found.members[name], griffe.Module) else name
-                pkg[module.partition(".")[2]].set_member(name, griffe.Alias(name, f"{package}.{path}"))
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:

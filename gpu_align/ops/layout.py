@@ -319,9 +319,8 @@ class Choice(NamedTuple):
     source: Any  # of the text
     position: Any  # in the text; of a recipe: which one it is
     matched: Any  # tokens before the position that agree; 0 of a recipe
-    table_row: (
-        Any  # of the confidences: the class, `NUM_CLASSES` more of a hot request; or which recipe it is
-    )
+    #: Of the confidences: the class, `NUM_CLASSES` more of a hot request; or which recipe it is.
+    table_row: Any
     num: Any  # drafts that it is good for; 0 without a candidate
     expected: Any  # how many of them are expected to be accepted, in units of 1/SURVIVAL_ONE
 

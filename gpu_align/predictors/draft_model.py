@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..errors import MissingExtraError, check_int, check_probability
+from ..ops.errors import MissingExtraError, check_int, check_probability
 from .base import PredictorOptions, TokenPredictor, VocabularyError, count_accepted
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..errors import check_int
+from ..ops.errors import check_int
 from .base import PredictorOptions, TokenPredictor
 
 

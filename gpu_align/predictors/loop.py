@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import check_int, check_type
+from ..ops.errors import check_int, check_type
 from ..ops.layout import FIRST_GAP
 from .base import DisposedError, PredictorOptions, TokenPredictor, count_accepted
 

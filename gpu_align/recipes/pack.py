@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from .. import files
+from ..ops import files
 from ..ops.backend import check_type
 from ..ops.recipes import MAX_CONTEXT
 from ..ops.recipes.table import SHAPE_ITEMS, Recipes, concatenated

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ..files import shown
+from ..ops.files import shown
 from .pack import PackError, RecipePack
 
 #: The name of the pack that comes with the library.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import sys
 
-from ..errors import MissingExtraError
+from ..ops.errors import MissingExtraError
 
 _EXTRA = ("typer", "rich", "click", "httpx", "prometheus_client")
 

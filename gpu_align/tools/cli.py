@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
-from ..errors import MissingExtraError
+from ..ops.errors import MissingExtraError
 from .bench.command import bench_command
 from .console import epilog, plugins
 from .doctor import doctor_command

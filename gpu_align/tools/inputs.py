@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, NamedTuple
 
-from ..files import Domain, Text, checked, expect
+from ..ops.files import Domain, Text, checked, expect
 
 _GZIP_MAGIC = b"\x1f\x8b"
 #: Gzipped text beyond so many bytes is at most so many times as long as the file; most is four to ten times.

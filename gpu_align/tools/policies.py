@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ..errors import MissingExtraError, check_int
+from ..ops.errors import MissingExtraError, check_int
 from ..predictors.base import PredictorOptions, TokenPredictor
 from ..predictors.input_lookup import InputLookupTokenPredictor
 

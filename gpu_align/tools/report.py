@@ -13,10 +13,10 @@ import typer
 from rich.markup import escape
 
 from .. import __version__
+from ..drafter.step_log import SOURCES, Step, StepLog, StepLogError, read_step_log
 from . import console, html
 from .console import option, refuse, refusing
 from .html import Origin
-from .step_log import SOURCES, Step, StepLog, StepLogError, read_step_log
 
 TABLE_HEADER = ("step", "tokens", "source", "proposed", "verified", "accepted", "cursor", "µs", "why")
 #: Why draft tokens did not save a step, in the words of the report.

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gpu_align.arena import ArenaStats, Extent, PredictionArena, tokens_for_all
+from gpu_align.drafter.arena import ArenaStats, Extent, PredictionArena, tokens_for_all
 
 P = 4
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from gpu_align import DrafterConfig
-from gpu_align.tools.explain import Explainer
+from gpu_align.drafter.explain import Explainer
 from tests.gpu_align.engine import Engine, edited
 from tests.gpu_align.step_batch import standing_of
 

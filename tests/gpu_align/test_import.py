@@ -24,7 +24,7 @@ def test_importing_needs_the_core_dependencies_only():
     """Nor does it try Numba, which takes longer to import than the library: a drafter on the CPU does that."""
     code = """
 from gpu_align import *
-from gpu_align.policies import *
+from gpu_align.tools.policies import *
 from gpu_align.predictors import *
 import gpu_align.ops.choose.survival, gpu_align.ops.lcs
 print(packages() - known)
@@ -34,7 +34,7 @@ print(packages() - known)
 
 @pytest.mark.parametrize(
     ("module", "unused"),
-    [("gpu_align.policies", {"torch"}), ("gpu_align.tools.cli", {"torch", "numpy", "yaml"})],
+    [("gpu_align.tools.policies", {"torch"}), ("gpu_align.tools.cli", {"torch", "numpy", "yaml"})],
 )
 def test_importing_is_quick(module, unused):
     """`--help` and completion answer at once."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gpu_align import ResponseMemory
-from gpu_align.memory import ALIKE
+from gpu_align.drafter.memory import ALIKE
 
 
 def test_what_is_refused_and_shown():

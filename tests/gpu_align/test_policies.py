@@ -19,7 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_align import DrafterConfig, Recipes, Source
-from gpu_align.policies import (
+from gpu_align.predictors import InputLookupTokenPredictor, PredictorOptions, TokenPredictor
+from gpu_align.tools.html import Origin
+from gpu_align.tools.policies import (
     POLICIES,
     Myers,
     OpenAI,
@@ -29,11 +31,9 @@ from gpu_align.policies import (
     StaticText,
     prompt_lookup_transformers,
 )
-from gpu_align.predictors import InputLookupTokenPredictor, PredictorOptions, TokenPredictor
-from gpu_align.recipes import learn
-from gpu_align.simulate import Record, load_tokenizer, make_policies, replay, simulate
-from gpu_align.tools.html import Origin
+from gpu_align.tools.recipes.learn import learn
 from gpu_align.tools.simulate.policies import our_drafter
+from gpu_align.tools.simulate.replay import Record, load_tokenizer, make_policies, replay, simulate
 from tests.modules import command
 
 lcs_seq = pytest.importorskip("rapidfuzz.distance").LCSseq
@@ -356,7 +356,7 @@ def test_a_predictor_of_the_docs_runs_in_the_simulator(after_pair: Any, tmp_path
         ("gpu_align.predictors:InputLookupTokenPredictor", InputLookupTokenPredictor()),
         ("gpu_align.predictors:InputLookupTokenPredictor?pattern_length=(2,4)&prediction_length=(1,6)",
          InputLookupTokenPredictor((2, 4), (1, 6))),
-        ("gpu_align.policies:PromptLookup?pattern_min=2", PromptLookup()),
+        ("gpu_align.tools.policies:PromptLookup?pattern_min=2", PromptLookup()),
     ],
 )  # fmt: skip
 def test_options_of_a_predictor(path: str, same: TokenPredictor) -> None:

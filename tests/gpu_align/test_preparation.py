@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from gpu_align.drafter.steps import Preparation
 from gpu_align.ops import layout as c
 from gpu_align.ops.layout import Draft
-from gpu_align.steps import Preparation
 from tests.gpu_align.engine import BACKENDS, Engine, Stream, Streams, distinct, same, snapshot
 
 

@@ -14,8 +14,14 @@ import pytest
 
 from gpu_align.ops.layout import FIRST_GAP
 from gpu_align.predictors import PredictorOptions, TokenPredictor
-from gpu_align.simulate import (
+from gpu_align.texts.skeletons import join
+from gpu_align.tools import html
+from gpu_align.tools import policies as lookup
+from gpu_align.tools.html import Origin
+from gpu_align.tools.inputs import MAX_BYTES, json_lines
+from gpu_align.tools.simulate.replay import (
     EditError,
+    PolicyResult,
     Record,
     RecordError,
     load_tokenizer,
@@ -24,13 +30,8 @@ from gpu_align.simulate import (
     records_of_files,
     records_of_git,
     replay,
+    verdict,
 )
-from gpu_align.skeletons import join
-from gpu_align.tools import html
-from gpu_align.tools import policies as lookup
-from gpu_align.tools.html import Origin
-from gpu_align.tools.inputs import MAX_BYTES, json_lines
-from gpu_align.tools.simulate.replay import PolicyResult, verdict
 from gpu_align.tools.simulate.tokenizers import line_end_test, token_texts
 from tests.modules import git
 

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_align import Drafter, DrafterConfig, skeletons
+from gpu_align import Drafter, DrafterConfig
 from gpu_align.ops.layout import FIRST_GAP
-from gpu_align.skeletons import COMPACT, LINES, SPACED, Calls, SkeletonError, of_schema
+from gpu_align.texts import skeletons
+from gpu_align.texts.skeletons import COMPACT, LINES, SPACED, Calls, SkeletonError, of_schema
 from tests.gpu_align.engine import BACKENDS, device_of
 
 jinja2 = pytest.importorskip("jinja2.sandbox")

@@ -17,9 +17,7 @@ pytest.importorskip("typer")
 import yaml
 
 from gpu_align import Source
-from gpu_align.tools import report
-from gpu_align.tools.html import Origin
-from gpu_align.tools.step_log import (
+from gpu_align.drafter.step_log import (
     MAX_PREFIX,
     SOURCES,
     Line,
@@ -30,6 +28,8 @@ from gpu_align.tools.step_log import (
     dump,
     read_step_log,
 )
+from gpu_align.tools import report
+from gpu_align.tools.html import Origin
 from tests.modules import command
 
 #: A file as the plugin writes it.

@@ -1,4 +1,4 @@
-"""`gpu_align.views`: each view against its inverse, what is left alone, and what it costs."""
+"""`gpu_align.texts.views`: each view against its inverse, what is left alone, and what it costs."""
 
 import json
 import re
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_align.views import MIN_LISTED, NAMES, in_forms, make, of_message, texts_in
+from gpu_align.texts.views import MIN_LISTED, NAMES, in_forms, make, of_message, texts_in
 
 LINES = st.lists(
     st.text(st.characters(codec="utf-8", exclude_characters="\n"), max_size=30), min_size=MIN_LISTED

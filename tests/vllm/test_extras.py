@@ -54,7 +54,7 @@ STEPS = (
     Fault("usage, with the outputs", f"{LEDGER}.settle", "usage", NO_USAGE),
     Fault("step log", f"{WORKER}.step_log:LoggedRequest.record", "step log", NO_LOG),
     Fault("step log, at the end of a request", f"{WORKER}.step_log:DebugLog._log_of", "step log", NO_LOG),
-    Fault("step log, when it is written", "gpu_align.tools.step_log:dump", "step log", NO_LOG),
+    Fault("step log, when it is written", "gpu_align.drafter.step_log:dump", "step log", NO_LOG),
     Fault("step times", f"{WORKER}.step_timer:WallClock.elapsed_time", "step times", NO_TIMES),
     Fault("an answer is kept", f"{SCHEDULER}.schedulers:Recall.keep", "response memory", NO_MEMORY),
     Fault("earlier answers are given", f"{SCHEDULER}.schedulers:Recall.give", "response memory", NO_MEMORY),

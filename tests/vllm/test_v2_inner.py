@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_align.tools.step_log import read_step_log
+from gpu_align.drafter.step_log import read_step_log
 from tests.vllm.engines import SHORT, Request, Run, V2Engine, edited, prompt_of
 from tests.vllm.tiny_llama import Greedy
 from vllm_integration.seams.guard import Guard

@@ -9,7 +9,7 @@ from operator import add
 import pytest
 import yaml
 
-from gpu_align.recipes import learn
+from gpu_align.tools.recipes.learn import learn
 from tests.vllm.engines import SHORT, Request, V2Engine, prompt_of
 from tests.vllm.tiny_llama import Greedy, build
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from gpu_align.drafter.step_log import Step, StepLog
 from gpu_align.tools.bench.client import Answer
-from gpu_align.tools.step_log import Step, StepLog
 from vllm_integration.demo import model, page, task
 from vllm_integration.demo import run as demo_run
 

@@ -42,7 +42,7 @@ def added(monkeypatch: pytest.MonkeyPatch, scheduler: str, request: Request) -> 
     given: list[Request] = []
     monkeypatch.setattr(Scheduler, "add_request", lambda self, request: given.append(request))
     ours = object.__new__(getattr(schedulers, scheduler))
-    ours.vllm_config = None
+    ours.vllm_config = config()
     ours._begin(Settings())
     ours.add_request(request)
     assert given == [request]

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from gpu_align import RecipePack, Recipes
-from gpu_align.recipes import Recipe, learn, observe
-from gpu_align.tools.recipes.learn import words_of
+from gpu_align.recipes import Recipe
+from gpu_align.tools.recipes.learn import learn, observe, words_of
 from tests.vllm_integration.fakes import config
 from vllm_integration.config.settings import Settings
 from vllm_integration.worker import startup as recipes

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from gpu_align.ops.layout import FIRST_GAP
-from gpu_align.skeletons import Calls
+from gpu_align.texts.skeletons import Calls
 from tests.vllm.clients import events_of, moved, scrape, written
 from tests.vllm.engines import Server
 from tests.vllm_integration.fakes import Engine, Renderer, taken

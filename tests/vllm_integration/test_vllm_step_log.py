@@ -13,8 +13,8 @@ import torch
 import yaml
 from vllm.sampling_params import SamplingParams
 
-from gpu_align.tools.explain import Explainer
-from gpu_align.tools.step_log import Step, read_step_log
+from gpu_align.drafter.explain import Explainer
+from gpu_align.drafter.step_log import Step, read_step_log
 from tests.vllm_integration.fakes import config
 from vllm_integration.config.settings import Settings
 from vllm_integration.wire.request import RequestContent

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from gpu_align.arena import MAX_PREDICTION_LEN, tokens_for_all
+from gpu_align.drafter.arena import MAX_PREDICTION_LEN, tokens_for_all
 from gpu_align.ops.match import MAX_MATCH
 
 from ..seams.guard import shown_reason

@@ -11,12 +11,12 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from gpu_align.drafter.step_log import SOURCES, Step, StepLog, read_step_log
 from gpu_align.tools import html
 from gpu_align.tools.bench.client import Answer, BenchError, Counts
 from gpu_align.tools.bench.measure import Result
 from gpu_align.tools.html import Origin
 from gpu_align.tools.simulate.tokenizers import TextTokenizer, token_texts
-from gpu_align.tools.step_log import SOURCES, Step, StepLog, read_step_log
 
 from . import task
 

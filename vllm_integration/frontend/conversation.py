@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from gpu_align import skeletons, views
+from gpu_align.texts import skeletons, views
 
 from ..config.settings import SHIPPED_RECIPES, Settings
 from ..wire import request as wire

@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from gpu_align import skeletons
-from gpu_align.tools.step_log import SOURCES
+from gpu_align.drafter.step_log import SOURCES
+from gpu_align.texts import skeletons
 
 from ..seams import guard, install
 from ..wire.reports import DRAFTS

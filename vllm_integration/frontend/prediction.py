@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from gpu_align import views
+from gpu_align.texts import views
 
 from ..config.settings import CHARS_PER_TOKEN, MAX_PACKS, Settings, known_names
 from ..seams.guard import Guard, strict
@@ -275,8 +275,8 @@ def _of(item: Any, name: str) -> Any:
 
 
 def views_for(value: object, text: str, document: dict[str, Any]) -> tuple[str, ...]:
-    """Names of the views (`gpu_align.views`) that are drafted from beside the text of a `prediction` field: those
-    that it names under `views`, else JSON's where the answer may hold the text as a string of JSON."""
+    """Names of the views (`gpu_align.texts.views`) that are drafted from beside the text of a `prediction` field:
+    those that it names under `views`, else JSON's where the answer may hold the text as a string of JSON."""
     where, names = f"{FIELD}.views", value.get("views") if isinstance(value, dict) else None
     if names is None:
         # Where the answer is JSON and no call of a tool, a text that is JSON is the answer itself.

@@ -1,5 +1,5 @@
-"""The skeletons of a request (`gpu_align.skeletons`) in token ids: of its tools, as the server's chat template
-writes calls, and of the JSON that its answer has to be. Equal tools and schemas are read once, for one tenant."""
+"""The skeletons of a request (`gpu_align.texts.skeletons`) in token ids: of its tools, as the chat template of the
+server writes calls, and of the JSON that its answer has to be. Equal tools and schemas are read once a tenant."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpu_align import skeletons
+from gpu_align.texts import skeletons
 
 from .prediction import Limits, count_refused, ids_of
 

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from gpu_align.tools.step_log import SOURCES
+from gpu_align.drafter.step_log import SOURCES
 
 from ..config.in_use import engine_here
 from ..config.settings import Settings

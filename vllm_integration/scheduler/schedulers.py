@@ -15,7 +15,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
-from gpu_align.memory import ResponseMemory
+from gpu_align.drafter.memory import ResponseMemory
 
 from ..config.in_use import drafts_predictions, inner_tokens
 from ..config.settings import Settings

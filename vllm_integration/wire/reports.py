@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpu_align.tools.step_log import SOURCES
+from gpu_align.drafter.step_log import SOURCES
 
 #: The source of a draft that the model's own drafter made.
 DRAFT_MODEL = SOURCES.index("draft_model")

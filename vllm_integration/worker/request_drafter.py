@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from gpu_align import Drafter, Recipes
+from gpu_align.drafter.explain import Explainer
 from gpu_align.ops import host
 from gpu_align.ops.recipes import ALL_PACKS
-from gpu_align.tools.explain import Explainer
 
 from ..config.engine_config import beyond_longest
 from ..config.settings import Settings

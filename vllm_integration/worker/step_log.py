@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpu_align.files import write_at_once
+from gpu_align.drafter import step_log
+from gpu_align.drafter.explain import Explainer, Explanation
+from gpu_align.drafter.step_log import SOURCES, Step
+from gpu_align.ops.files import write_at_once
 from gpu_align.ops.layout import FIRST_GAP
-from gpu_align.tools import step_log
-from gpu_align.tools.explain import Explainer, Explanation
-from gpu_align.tools.step_log import SOURCES, Step
 
 from ..config.settings import Settings
 from ..seams.guard import Guard, guarded, shown_error

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...files import NUM_BINS, Calibration, Domain, checked, content_hash, expect, read_json
+from ..files import NUM_BINS, Calibration, Domain, checked, content_hash, expect, read_json
 from . import (
     ADHERENCE_LOST,
     ALIGNMENT_CONTEXT,

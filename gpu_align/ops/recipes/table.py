@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...files import expect
 from ..choose import SURVIVAL_ONE
 from ..choose.survival import survival_units
+from ..files import expect
 from ..layout import HASH
 from . import (
     ALL_PACKS,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def read_lines(path: Path, field: str) -> list[tuple[str, str, Any]]:
     """Task and prompt, which may be left out, and ``samples`` or ``output`` of each line of JSON."""
-    from ...files import Text, checked
+    from ...ops.files import Text, checked
 
     found = []
     with refusing(path, f"{path}: "):

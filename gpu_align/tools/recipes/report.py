@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...config import DrafterConfig
+from ...drafter.config import DrafterConfig
 from ...ops.layout import Source
 from ...predictors.loop import PredictorLoop
 from ...recipes.pack import RecipePack

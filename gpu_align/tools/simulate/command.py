@@ -85,7 +85,7 @@ def simulate_command(
 
     Give a file of records, or two texts (--before, --after), or commits of a repository (--git).
     """
-    from ...config import DrafterConfig
+    from ...drafter.config import DrafterConfig
     from . import policies, replay
 
     chosen = list(dict.fromkeys(policy or ()))
@@ -193,7 +193,7 @@ def _settings(
     given: Mapping[str, Sequence[float] | None], sweep: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """The settings of our drafter to run: every combination of the given values, or the default alone; `sweep`."""
-    from ...config import DrafterConfig
+    from ...drafter.config import DrafterConfig
 
     fields: list[list[tuple[str, Any]]] = [
         [(name, int(value) if value.is_integer() else value) for value in dict.fromkeys(values)]

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
-from ...config import DrafterConfig
+from ...drafter.config import DrafterConfig
 from ...ops.layout import FIRST_GAP
 from ...ops.recipes.table import Recipes
 from ...predictors.base import PredictorOptions, TokenPredictor
@@ -150,7 +150,7 @@ def setting_name(setting: Mapping[str, Any], pack: str = SHIPPED_PACK) -> str:
 
 
 def policy_names() -> list[str]:
-    """Every policy: ours, then those of `gpu_align.policies`."""
+    """Every policy: ours, then those of `gpu_align.tools.policies`."""
     return [OURS, *POLICIES, *RECIPE_POLICIES, *OPTIONAL_POLICIES]
 
 

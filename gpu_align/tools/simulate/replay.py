@@ -1,7 +1,7 @@
 """Deterministic replay of known outputs: how good a drafter is, measured without a GPU and without a model.
 
 The known output stands for the model. In each step a policy drafts, the matching prefix is accepted, and one token
-of the output follows; `follow` is the loop. `gpu_align.simulate` hands on the names of `__all__`.
+of the output follows; `follow` is the loop. `gpu_align.tools.simulate.replay` hands on the names of `__all__`.
 """
 
 from __future__ import annotations

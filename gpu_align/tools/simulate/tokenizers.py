@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...errors import MissingExtraError
+from ...ops.errors import MissingExtraError
 from .. import inputs
 
 #: GPT-2's alphabet: printable Latin-1 bytes stand for themselves, the others sit from U+0100 on.

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...config import DrafterConfig
-from ...files import NUM_BINS
+from ...drafter.config import DrafterConfig
+from ...drafter.explain import StepView, View
 from ...ops.choose import (
     ALIGNMENT_CONTEXT,
     NUM_ADHERENCES,
@@ -19,11 +19,11 @@ from ...ops.choose import (
     NUM_MARGINS,
 )
 from ...ops.choose.survival import KNOTS, SurvivalTables, survival_units
+from ...ops.files import NUM_BINS
 from ...ops.host import Entry
 from ...ops.layout import PREDICTION_BASE, TEXT_CONTEXT, StepState, as_arrays
 from ...ops.match import Candidates
 from ...ops.recipes.table import Recipes, RecipeTable
-from ..explain import StepView, View
 from ..simulate.records import Record
 
 Array = npt.NDArray[np.float64]

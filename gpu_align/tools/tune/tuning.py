@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...config import DrafterConfig
-from ...files import NUM_BINS, content_hash
+from ...drafter.config import DrafterConfig
+from ...drafter.step_log import StepLog, StepLogError, read_step_log
 from ...ops.choose import LENGTH_EDGES, MARGIN_EDGES, SURVIVAL_ONE
 from ...ops.choose.survival import FORMAT, KNOTS, SHIPPED, IntArray, fit_curves, read_survival
+from ...ops.files import NUM_BINS, content_hash
 from ..console import Advance
 from ..inputs import RecordError, files_in
 from ..simulate.records import Record, read_records
-from ..step_log import StepLog, StepLogError, read_step_log
 from .fit import NUM_DRAFT_TOKENS, Array, ReplayCounts, at_knots, calibrate, observe, relearn
 
 _LOG_ENDINGS = (".yaml", ".yml")

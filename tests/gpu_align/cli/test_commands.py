@@ -17,9 +17,9 @@ pytest.importorskip("mistral_common")
 
 import gpu_align
 from gpu_align import RecipePack
-from gpu_align.simulate import runnable_policy_names
 from gpu_align.tools.console import EXAMPLES
 from gpu_align.tools.doctor import Finding
+from gpu_align.tools.simulate.replay import runnable_policy_names
 from tests.gpu_align.recipes.test_learn import records
 from tests.gpu_align.test_simulate import lines
 from tests.modules import ROOT, command, git, load, python

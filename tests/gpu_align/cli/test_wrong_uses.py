@@ -51,8 +51,8 @@ WRONG: dict[str, str] = {
         pairs.jsonl --policy nobody → --policy: expected one of gpu_align,
         pairs.jsonl --policy no_such_module:Class → cannot import 'no_such_module'
         pairs.jsonl --policy gpu_align.predictors:Nothing → expected a class or a function
-        pairs.jsonl --policy gpu_align.policies:OpenAI?x=1 → unexpected keyword argument 'x'
-        pairs.jsonl --policy gpu_align.policies:OpenAI?lookahead → bad query
+        pairs.jsonl --policy gpu_align.tools.policies:OpenAI?x=1 → unexpected keyword argument 'x'
+        pairs.jsonl --policy gpu_align.tools.policies:OpenAI?lookahead → bad query
         pairs.jsonl --policy builtins:dict → expected a TokenPredictor, found dict
         pairs.jsonl --policy recipe_pack → 'recipe_pack': drafts from recipes
         pairs.jsonl {tekken} --policy recipe_pack --recipes off → they are off

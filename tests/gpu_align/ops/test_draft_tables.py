@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from gpu_align import Recipes
-from gpu_align.files import content_hash
 from gpu_align.ops.choose import ADHERENCE_LOST, ALIGNMENT_CONTEXT, NUM_CLASSES, SURVIVAL_ONE, unpack_class
 from gpu_align.ops.choose.survival import KNOTS, SHIPPED, SurvivalTables, fit_curves, read_survival
+from gpu_align.ops.files import content_hash
 from gpu_align.ops.layout import FIRST_GAP, text_kind
 from tests.gpu_align.engine import BACKENDS, Engine
 

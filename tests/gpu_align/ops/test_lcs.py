@@ -198,7 +198,7 @@ OPERATIONS = lcs.lcs_length, lcs.lcs_prefix_row
 #: Operations, what becomes of their arguments, and what is said.
 BAD: list[tuple[Any, dict[str, Callable[..., Any]], type[Exception], str]] = [
     *(
-        (OPERATIONS, {name: spoil}, error, f"{name}: {said}")
+        (OPERATIONS, {name: spoil}, error, rf"^{name}(\.shape\[1\])?: {said}")
         for name, spoil, error, said in (
             ("context", lambda x: [[1]], TypeError, "expected a torch.Tensor, found list"),
             ("context", lambda x: x.long(), TypeError, "expected dtype torch.int32, found torch.int64"),

@@ -70,7 +70,7 @@ class TestTable:
         table = RecipeTable.build(Recipes.from_lists([((t,), (t + 1,), (0.5,)) for t in alike]), 4, "cpu")
         assert len(table.keys) > 1 << 10
         arrays = as_arrays(table)
-        assert [find_recipe(arrays, request_of([t])).row for t in alike] == list(range(len(alike)))
+        assert [find_recipe(arrays, request_of([t])).table_row for t in alike] == list(range(len(alike)))
 
     def test_contexts_of_many_packs_leave_the_table_small(self):
         """Each of 300 fills a bucket; the first pack's 3,000 others stay."""
@@ -96,7 +96,7 @@ class TestTable:
             Recipes.from_lists([(first, (1,), (0.5,)), (second, (2,), (0.5,))]), 4, "cpu"
         )
         assert (table.keys != -1).sum() == 1
-        assert find_recipe(as_arrays(table), request_of(second)).row == 0
+        assert find_recipe(as_arrays(table), request_of(second)).table_row == 0
 
 
 ALONE = DrafterConfig(use_context=False)

@@ -21,9 +21,8 @@ from gpu_align.predictors import (
     TokenPredictor,
     VocabularyError,
 )
-from gpu_align.simulate import Record, replay
 from gpu_align.tools.simulate.policies import our_drafter
-from gpu_align.tools.simulate.replay import follow
+from gpu_align.tools.simulate.replay import Record, follow, replay
 
 
 class Calls(TokenPredictor):

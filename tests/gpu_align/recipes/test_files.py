@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gpu_align import RecipePack
-from gpu_align.files import MAX_BYTES, NUM_BINS, write_at_once
+from gpu_align.ops.files import MAX_BYTES, NUM_BINS, write_at_once
 from gpu_align.recipes import Observed, PackError, Recipe
 from gpu_align.recipes.pack import SHIPPED
 from gpu_align.recipes.registry import find_pack

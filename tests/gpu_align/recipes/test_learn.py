@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from gpu_align import RecipePack
 from gpu_align.ops.recipes import SHAPE_IDENTIFIER
-from gpu_align.recipes import Observed, PackError, Recipe, learn, merge, observe, shapes_only
+from gpu_align.recipes import Observed, PackError, Recipe
 from gpu_align.recipes.tokenize import Chains
-from gpu_align.tools.recipes.learn import CERTAIN, Positions, agreed, columns, follow, matched
+from gpu_align.tools.recipes.learn import CERTAIN, Positions, agreed, columns, follow, learn, matched, observe
+from gpu_align.tools.recipes.merge import merge, shapes_only
 from tests.gpu_align.recipes import oracle
 from tests.gpu_align.recipes.oracle import Words
 

@@ -3,7 +3,7 @@
 Importing this needs transformers (4.56 or later, or 5): ``pip install ".[transformers]"`` in a checkout.
 """
 
-from ..errors import MissingExtraError
+from ...ops.errors import MissingExtraError
 
 try:
     import transformers  # noqa: F401

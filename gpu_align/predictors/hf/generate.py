@@ -14,10 +14,10 @@ from transformers import StoppingCriteriaList, StopStringCriteria
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.configuration_utils import GenerationMode
 
-from ..ops.backend import check_int, check_token_ids
-from ..predictors.base import TokenPredictor
-from ..predictors.loop import PredictorLoop
-from ..predictors.predicted_output import PredictedOutputTokenPredictor, encode_prediction
+from ...ops.backend import check_int, check_token_ids
+from ..base import TokenPredictor
+from ..loop import PredictorLoop
+from ..predicted_output import PredictedOutputTokenPredictor, encode_prediction
 from .forward import CACHE_NAME, GROWING, DraftForward
 
 #: Arguments of ``model.generate`` that choose another source of drafts, another prompt or other passes.

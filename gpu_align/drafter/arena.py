@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from .ops.layout import PAGE
+from ..ops.layout import PAGE
 
 #: ``PREDICTION_BASE`` and what is computed from it are int32.
 MAX_TOKENS = 2**31 - 1

@@ -11,10 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .arena import MAX_PREDICTION_LEN, MAX_TOKENS, ArenaStats, Extent, PredictionArena, tokens_for_all
-from .config import DrafterConfig
-from .ops import layout as c
-from .ops.backend import (
+from ..ops import layout as c
+from ..ops.backend import (
     Backend,
     check_batch,
     check_device,
@@ -26,13 +24,15 @@ from .ops.backend import (
     check_type,
     resolve_backend,
 )
-from .ops.choose import MAX_DRAFT_TOKENS
-from .ops.choose.survival import HIGH_TEMPERATURE, SurvivalTables
-from .ops.layout import Draft, allocate_draft, allocate_state
-from .ops.match import MAX_CONTEXT_LEN
-from .ops.recipes.table import Recipes
-from .ops.slots import occupy_slot, store_prediction, vacate_slot
-from .ops.step import StepLaunch, make_step
+from ..ops.choose import MAX_DRAFT_TOKENS
+from ..ops.choose.survival import HIGH_TEMPERATURE, SurvivalTables
+from ..ops.layout import Draft, allocate_draft, allocate_state
+from ..ops.match import MAX_CONTEXT_LEN
+from ..ops.recipes.table import Recipes
+from ..ops.slots import occupy_slot, store_prediction, vacate_slot
+from ..ops.step import StepLaunch, make_step
+from .arena import MAX_PREDICTION_LEN, MAX_TOKENS, ArenaStats, Extent, PredictionArena, tokens_for_all
+from .config import DrafterConfig
 from .steps import CapturedStep, Preparation
 
 #: What the kernel can count: lanes of a draft, positions as parts of 32-bit keys, and the rest in 32 bits.
@@ -184,8 +184,8 @@ class Drafter:
         Args:
             slot: ``0 <= slot < max_slots``; an occupied slot is overwritten.
             prediction: token ids of the predicted output, ``0 <= id < vocab_size``, and gaps of
-                `gpu_align.skeletons.join`; may be empty. A sequence of integers, an array or a CPU tensor with one
-                dimension.
+                `gpu_align.texts.skeletons.join`; may be empty. A sequence of integers, an array or a tensor on the
+                CPU, of one dimension.
             prompt_len: tokens of its row that are prompt, ``0 <= prompt_len <= max_context_len``: the output,
                 with which the prediction is aligned, begins there.
             sharing_key: requests that bring an equal prediction with an equal key share its memory; without keys

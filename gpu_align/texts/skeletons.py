@@ -27,7 +27,7 @@ from itertools import takewhile
 from time import thread_time
 from typing import Any, NamedTuple
 
-from .ops.layout import FIRST_GAP
+from ..ops.layout import FIRST_GAP
 
 #: Renders messages, and whether the next turn is the assistant's, as a prompt.
 Render = Callable[[list[dict[str, Any]], bool], str]

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..config import DrafterConfig
 from ..ops.align.reference import load_state
 from ..ops.choose import (
     ADHERENCE_LOST,
@@ -47,6 +46,7 @@ from ..ops.recipes.reference import find_recipe
 from ..ops.recipes.table import Recipes, RecipeTable
 from ..ops.slots import occupy_slot, store_prediction
 from ..ops.step.reference import choose_draft, load_request, update_state
+from .config import DrafterConfig
 
 
 class View(NamedTuple):

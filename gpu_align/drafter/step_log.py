@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from ..errors import MissingExtraError
-from ..files import Domain, Natural, TokenId, checked, expect
+from ..ops.errors import MissingExtraError
+from ..ops.files import Domain, Natural, TokenId, checked, expect
 
 #: The number changes where a reader of the old one could not read the new one.
 FORMAT = "gpu-align-steps/1"
@@ -60,7 +60,7 @@ class Step:
     new: list[TokenId]  # the accepted drafts, then the model's own tokens
     cursor_before: Natural | None = None  # where the output stood in the prediction when the draft was made
     cursor_after: Natural | None = None  # and with the new tokens
-    candidate: dict[str, Any] | None = None  # fields of `gpu_align.tools.explain.Explained`
+    candidate: dict[str, Any] | None = None  # fields of `gpu_align.drafter.explain.Explained`
     others: Natural = 0  # candidates that were not chosen
     proposed_text: str | None = None
     accepted_text: str | None = None

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .ops.backend import check_int, check_integers, check_token_ids
+from ..ops.backend import check_int, check_integers, check_token_ids
 
 TokenIds = npt.NDArray[np.int32]
 Integers = Sequence[int] | npt.NDArray[np.integer]

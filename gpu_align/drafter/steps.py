@@ -7,8 +7,8 @@ from functools import partial
 
 import torch
 
-from .ops.layout import Draft, allocate_draft
-from .ops.step import StepCall
+from ..ops.layout import Draft, allocate_draft
+from ..ops.step import StepCall
 
 
 class Preparation:
