@@ -19,6 +19,8 @@ pytestmark = pytest.mark.vllm
 #: The functions of ours that one step of plain requests calls.
 CALLS = """
 import sys, gpu_align, vllm_integration
+from vllm_integration.worker import step_timer
+step_timer.SELDOM = 1 << 30  # no step is timed: every 16th would be
 ours, found = (gpu_align.__path__[0], vllm_integration.__path__[0]), []
 def count(frame, event, argument):
     if event == "call" and frame.f_code.co_filename.startswith(ours):
@@ -41,7 +43,7 @@ def test_a_step_without_predictions_is_vllms_but_for_a_few_tests(k16: V2Engine) 
     assert k16.facts["scheduler"] == "PredictedOutputsAsyncScheduler"
     few, many = (k16.execute(CALLS.format(names=[f"plain-{n}" for n in range(size)])) for size in (2, 6))
     assert sorted(many) == sorted(few)
-    assert 0 < len(few) <= 24, few
+    assert 0 < len(few) <= 28, few
 
 
 def test_vllm_trims_by_our_confidences(k16: V2Engine, greedy: Greedy) -> None:
