@@ -65,7 +65,7 @@ STEPS = (
     Fault("a request is added", "gpu_align:Drafter.add", "", ("without its prediction",), 1, None),
     Fault("a request is removed", "gpu_align:Drafter.remove", "", NOT_DRAFTED, 1),
     Fault("draft reports", f"{WORKER}.proposer_v1:PredictedOutputsProposer.report", "draft reports", NO_REPORT,
-          runner="V1"),
+          drafts=False, runner="V1"),
     Fault("draft reports", f"{WORKER}.draft_reporter:DraftReporter.attach", "draft reports", NO_REPORT,
           drafts=False, runner="V2"),
     Fault("own draws", f"{WORKER}.own_draw:accept", "own draws",
