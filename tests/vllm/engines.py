@@ -344,7 +344,11 @@ def serve(
     logs, output = directory / "steps", directory / "server.log"
     variables |= {"GPU_ALIGN_DEBUG_DIR": str(logs), **(environment or {})}
     with output.open("w") as sink:
-        settings = {"argv": argv, "before": f"fork_workers()\n{before}", "program": program}
+        settings = {
+            "argv": argv,
+            "before": f"fork_workers()\ntokens_are_free()\n{before}",
+            "program": program,
+        }
         process = Forked(settings, variables, sink, runner)
     server = Server(url, logs, output, process.pid)
     children: list[psutil.Process] = []

@@ -357,7 +357,7 @@ sys.modules.update(hidden)
 FULL_DISK = """
 import os
 from types import SimpleNamespace
-from gpu_align import files
+from gpu_align.ops import files
 calls = []
 def open_full(path, flags, mode=0o777):
     calls.extend([path] * (".yaml." in str(path)))
