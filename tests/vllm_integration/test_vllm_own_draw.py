@@ -38,7 +38,7 @@ def test_the_drafts_that_are_drawn_are_accepted_and_the_next_draw(K: int) -> Non
         drawn = [rng.randrange(3) for _ in range(ends[-1])]
         right = rng.random()
         drafts = [0, *(token if rng.random() < right else rng.randint(-1, 3) for token in drawn[:-1])]
-        beyond = torch.full((1000,), 1, device=DEVICE)  # a token that is drawn, behind the last row
+        beyond = torch.full((1000,), 1, device=DEVICE)  # a drawn token after the last row
         given = [torch.tensor(values, device=DEVICE) for values in (drawn, drafts)]
         cu_num_logits = torch.tensor(ends, dtype=torch.int32, device=DEVICE)
         tokens, count = accept(

@@ -95,7 +95,7 @@ def test_the_clock_of_the_host_times_steps_of_v1(device: Device, monkeypatch: py
         ("bbe", [2]),
         ("bebe", [1, 2]),
         ("beeb", [1]),
-        ("bibe", [3]),  # an empty batch, then nobody, then a step
+        ("bibe", [3]),  # an empty batch, then a step without requests, then a step
         ("bie", []),
         ("be" * (MOST + 3), [*range(4, MOST + 4)]),
         ("b" * 3 * MOST + "e", [3 * MOST]),

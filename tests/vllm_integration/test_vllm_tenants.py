@@ -102,7 +102,7 @@ def request_of(number: int, salt: str | None) -> dict[str, Any]:
 
 
 async def answers_to(servers: list[Server], salt: str | None, count: int) -> list[Any]:
-    """What a tenant gets of each server, one request after the other."""
+    """Ask each server as one tenant, one request after the other."""
     clients = [
         httpx.AsyncClient(transport=httpx.ASGITransport(each), base_url="http://t", verify=False)
         for each in servers
@@ -116,7 +116,7 @@ async def answers_to(servers: list[Server], salt: str | None, count: int) -> lis
 
 
 def served(salts: tuple[str | None, ...], threads: int, count: int) -> dict[str | None, list[Any]]:
-    """What each of the tenants gets of two new engines, by threads that each serve some tenants at once."""
+    """Ask two new engines as all tenants; each thread serves some tenants at once."""
     servers = [Server(number) for number in range(2)]
     found: dict[str | None, list[Any]] = {}
 
