@@ -18,7 +18,7 @@ from tests.vllm_integration.fakes import Engine, config, refused
 from vllm_integration.config import in_use
 from vllm_integration.config import settings as packs
 from vllm_integration.config.settings import Settings
-from vllm_integration.frontend import inputs
+from vllm_integration.frontend import inputs, prediction
 from vllm_integration.frontend.inputs import process_inputs
 from vllm_integration.frontend.prediction import FieldError, choices_of
 from vllm_integration.seams import install
@@ -193,6 +193,17 @@ def test_an_unforeseen_error_serves_an_offline_request_without(
     monkeypatch.setattr(inputs.Limits, "of", lambda _: 1 / 0)
     assert brought({KEY: PredictedOutputParams(prediction="SECRET"), "other": 1}) == {"other": 1}
     assert plugin_log == ["Request r is served without its prediction: ZeroDivisionError"]
+
+
+def test_keys_near_ours_are_told_once_and_other_plugins_keys_never(plugin_log: list[str]) -> None:
+    prediction.tell_once.cache_clear()
+    near = {"prediction": "x", "Predictions": "x", "recipe": 1, "memorry": 1, "gpu_aling": 1, "conversations": 1}
+    theirs = {"kv_transfer_params": {}, "mine": 1, "predicate": 1, 3: 4}
+    for given in (near, near, theirs):
+        assert brought(dict(given)) == given
+    hint = "Unknown field of a request ignored; did you mean {!r}?"
+    names = (KEY, "recipes", "memory", "gpu_align", "conversation")
+    assert sorted(plugin_log) == sorted(map(hint.format, names))
 
 
 @pytest.mark.parametrize("given", [{"min_p": 0.2}, {"logit_bias": {3: 5.0}}], ids=str)

@@ -17,6 +17,7 @@ from .prediction import (
     FIELD,
     KEYS,
     NO_TOKENIZER,
+    OURS,
     FieldError,
     Limits,
     as_prediction,
@@ -24,6 +25,7 @@ from .prediction import (
     choices_of,
     ids_of,
     serve_without_prediction,
+    tell_near_misses,
 )
 from .usage import http_request
 
@@ -62,6 +64,7 @@ def _prepared(processor: Any, params: Any) -> Any:
     """`params` with what the engine shall know; the caller's own where that is nothing."""
     extra_args, http = getattr(params, "extra_args", None) or {}, http_request.get()
     settings = Settings.of(processor.vllm_config)
+    tell_near_misses(extra_args)
     given = wire.Prediction() if http is None else http.prediction
     if wire.KEY in extra_args:
         given = _offline(processor, extra_args[wire.KEY])
@@ -84,7 +87,7 @@ def _prepared(processor: Any, params: Any) -> Any:
         kept = wire.Prediction(drafts=False, memory=False)
     # Where nothing is drafted for a request, its answer may still be one that is not to be remembered.
     apart = kept is None and given.memory is False
-    changes: dict[str, Any] = {**dict.fromkeys((*KEYS, CONVERSATION)), wire.KEY: kept}
+    changes: dict[str, Any] = {**dict.fromkeys(OURS), wire.KEY: kept}
     changes[wire.MEMORY_KEY] = False if apart else None
     if kept is None and not apart and not changes.keys() & extra_args.keys():
         return params

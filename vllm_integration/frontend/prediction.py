@@ -35,6 +35,8 @@ NO_TOKENIZER = f"prediction: expected token ids in {XARGS} or extra_args, there 
 _JSON_FORMATS = ("json_object", "json_schema", "structural_tag")
 #: Key of `vllm_xargs`: whether a request without a prediction drafts from its own messages.
 CONVERSATION = "conversation"
+#: All keys of `vllm_xargs` and `extra_args` that are ours.
+OURS = (wire.KEY, CONVERSATION, *KEYS)
 
 #: Where a prediction is read; on the last are the same requests, as SageMaker sends them.
 ENDPOINTS = (
@@ -331,11 +333,9 @@ def take(body: bytes, endpoint: str, switch: str | None, vllm_config: Any, rende
         return Taken()
     xargs = document.get("vllm_xargs")
     xargs = xargs if isinstance(xargs, dict) else {}
-    for given, known in ((document, (FIELD,)), (xargs, (wire.KEY, CONVERSATION, *KEYS))):
-        for key in given.keys() - known:
-            for name in difflib.get_close_matches(str(key)[:64], known, 1, 0.8):
-                tell_once(f"Unknown field of a request ignored; did you mean {name!r}?")
-    ours = {key: xargs.pop(key) for key in (wire.KEY, CONVERSATION, *KEYS) if key in xargs}
+    tell_near_misses(document, (FIELD,))
+    tell_near_misses(xargs)
+    ours = {key: xargs.pop(key) for key in OURS if key in xargs}
     if FIELD in document:
         ours[FIELD] = document.pop(FIELD)
     rest = json.dumps(document).encode() if ours else None
@@ -389,6 +389,19 @@ def _prediction(
     if renderer.tokenizer is None:
         raise FieldError(NO_TOKENIZER, "unsupported")
     return as_prediction(ids_with_views(renderer, limits, text, names), limits)
+
+
+def tell_near_misses(given: Iterable[Any], known: tuple[str, ...] = OURS) -> None:
+    """Tell of keys that are close to one of ours, or to the field's name; others may be another plugin's."""
+    for key in set(given).difference(known):
+        if name := _near(str(key)[:64], known):
+            tell_once(f"Unknown field of a request ignored; did you mean {name!r}?")
+
+
+@functools.lru_cache(256)
+def _near(key: str, known: tuple[str, ...]) -> str | None:
+    found = difflib.get_close_matches(key, (*known, FIELD), 1, 0.8)
+    return next((name if name in known else wire.KEY for name in found), None)
 
 
 @functools.cache
