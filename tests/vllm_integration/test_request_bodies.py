@@ -20,8 +20,10 @@ from typing import Any
 import pytest
 
 from tests.vllm_integration.fakes import ENDPOINTS, Engine, post, refused
+from vllm_integration.frontend import middleware
 from vllm_integration.frontend.middleware import LongBody, PredictionMiddleware
 from vllm_integration.frontend.prediction import UNSUPPORTED_ENDPOINTS
+from vllm_integration.seams.guard import Guard
 
 #: Characters of a prediction that are read; what lies beyond them is cut.
 CHARACTERS = 16 * 512
@@ -269,8 +271,8 @@ def test_only_a_body_that_predicts_is_refused(
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_a_long_body_reaches_vllm_whole_but_for_its_prediction(seed: int) -> None:
-    """However it is cut, and whatever is in it."""
+def test_a_long_body_tells_whether_it_predicts(seed: int) -> None:
+    """However it is cut and encoded, and whatever is in it."""
     draw = random.Random(seed)
     texts = [
         "",
@@ -284,6 +286,9 @@ def test_a_long_body_reaches_vllm_whole_but_for_its_prediction(seed: int) -> Non
         "vllm_xargs",
         "gpu_align",
         "off",
+        "x" * 126,
+        "x" * 127,
+        '\\"' * 90,
     ]
 
     def value(depth: int) -> Any:
@@ -305,33 +310,41 @@ def test_a_long_body_reaches_vllm_whole_but_for_its_prediction(seed: int) -> Non
                 KEY: value(1),
             }
         indent, ascii_ = draw.choice([None, 2]), draw.random() < 0.5
-        body = json.dumps(document, indent=indent, ensure_ascii=ascii_).encode()
-        cuts = sorted(draw.sample(range(len(body)), min(len(body), draw.randrange(9))))
-        found, got = LongBody(), b""
+        encoding = draw.choice(["utf-8", "utf-8-sig", "utf-16", "utf-32-le"])
+        body = json.dumps(document, indent=indent, ensure_ascii=ascii_).encode(encoding)
+        cuts = sorted(draw.sample(range(4, len(body)), min(len(body) - 4, draw.randrange(9))))
+        found = LongBody()
         for start, end in pairwise([0, *cuts, len(body)]):
-            got += found.feed(body[start:end], end == len(body))
-        assert found.has_prediction == (document.get("prediction") is not None)
-        xargs: Any = document.get("vllm_xargs", {})
-        assert found.has_ids == (xargs.get(KEY) is not None)
-        assert found.switch == ((xargs and str(xargs["gpu_align"]).lower()) or None)
-        passed = json.loads(got)
-        if not found.has_prediction:
-            assert got == body
-        assert {**passed, "prediction": 0} == {**document, "prediction": 0}
+            found.feed(body[start:end])
+        assert found.num_bytes == len(body)
+        assert found.document() == outer(document, ascii_)
+
+
+def outer(document: dict[str, Any], ensure_ascii: bool) -> dict[str, Any]:
+    """The two levels of it that are kept."""
+
+    def short(value: Any, levels: int) -> Any:
+        if isinstance(value, dict) and levels:
+            return {short(key, 0): short(each, levels - 1) for key, each in value.items()}
+        if isinstance(value, (dict, list)):
+            return 0
+        is_long = isinstance(value, str) and len(json.dumps(value, ensure_ascii=ensure_ascii)) > 128
+        return "" if is_long else value
+
+    return dict(short(document, 2))
 
 
 def test_a_long_body_is_neither_kept_nor_stops_other_requests() -> None:
     """64 MB of a prediction in one piece; processor time between two turns of the event loop."""
     text, most, turns = b"word \\n" * 2**23, 0.0, 0
-    body = b'{"model":"m","prediction":"' + text + b'"}'
+    pieces = [b'{"model":"m","prediction":"', text, b'"}']
 
     async def receive() -> Any:
-        return {"type": "http.request", "body": body}
+        return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
 
     async def vllm(scope: Any, receive: Any, send: Any) -> None:
-        sizes.append(len((await receive())["body"]))
-        while (await receive())["type"] == "http.request":
-            sizes.append(0)
+        while (message := await receive())["type"] == "http.request":
+            sizes.append(len(message["body"]))
 
     async def watch(task: Any) -> None:
         nonlocal most, turns
@@ -356,10 +369,20 @@ def test_a_long_body_is_neither_kept_nor_stops_other_requests() -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert answers[0]["status"] == 413
-    assert sum(sizes) < 100_000
-    assert peak < 2**22
-    assert turns > len(body) / 2**17
+    assert sizes == [27, len(text)]  # and its end never
+    assert peak < 2**20
+    assert turns > len(text) / 2**15
     assert most < 0.05
+
+
+def test_a_fault_that_looks_at_a_long_body_lets_it_pass(
+    request_app: Any, small_limit: None, monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
+) -> None:
+    guard = Guard("body limit", "does not limit request bodies", core=True)
+    monkeypatch.setattr(middleware, "_limiting", guard)
+    monkeypatch.setattr(LongBody, "feed", lambda *_: 1 / 0)
+    assert post(request_app, "/v1/completions", as_json({**BIG, "prediction": "a"}))[0] == 200
+    assert ["ZeroDivisionError" in line for line in plugin_log] == [True]
 
 
 # --- a prediction where nothing would read it ---

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import json
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..config.in_use import drafts_predictions
@@ -47,6 +47,10 @@ _MODEL_CHANGES = (
 )  # fmt: skip
 #: Bytes of a body that are looked at on the event loop; longer ones are in a thread.
 _SHORT = 65536
+#: Bytes of a longer body that are read between two turns of the loop; characters of its strings that may be ours.
+_PIECE, _LONGEST = 16384, 128
+#: A string of JSON, one that ends with a later piece, a bracket, or other text.
+_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|(?P<open>".*)|[][{}]|[^][{}"]+', re.S)
 _limiting = Guard("body limit", "does not limit request bodies", core=True, then=metrics.show_faults)
 
 
@@ -71,7 +75,7 @@ class PredictionMiddleware:
 
     Other paths pass untouched, as does everything on servers that do not draft from predictions. A body in which
     nothing can be ours is not parsed, and goes to vLLM as it came. One over that limit is neither kept nor parsed
-    here: vLLM gets it piece by piece. One that is refused is read to its end, because some clients read the answer
+    here: vLLM gets it as it comes. One that is refused is read to its end, because some clients read the answer
     only after they have sent everything.
     """
 
@@ -120,36 +124,27 @@ class PredictionMiddleware:
         self, body: _Body, messages: list[Message], scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Let vLLM have a body over the limit as it comes; if it brought a prediction, the answer is ours."""
-        error: FieldError | None = None
+        long, error = LongBody(), None
 
-        async def pieces() -> AsyncIterator[Message]:
+        async def looked_at() -> Message:
             nonlocal error
-            long, num_bytes, more = LongBody(), 0, True
-            while more:
-                message = messages.pop(0) if messages else await receive()
-                more, whole = message.get("more_body", False), message.get("body", b"")
-                if message["type"] != "http.request":
-                    yield message
-                    return
-                num_bytes += len(whole)
-                for start in range(0, len(whole) or 1, _SHORT):
-                    last = not more and start + _SHORT >= len(whole)
-                    fed = long.feed(whole[start : start + _SHORT], last)
-                    if last and (error := body.refusal(long, num_bytes)):
-                        yield {"type": "http.disconnect"}
-                    yield {"type": "http.request", "body": fed, "more_body": not last}
-                    await asyncio.sleep(0)  # others get turns
-
-        async def again() -> Message:
-            return await anext(rest, None) or await receive()
+            message = messages.pop(0) if messages else await receive()
+            if message["type"] != "http.request":
+                return message
+            part = message.get("body", b"")
+            for start in range(0, len(part), _PIECE):
+                _limiting.run(long.feed, part[start : start + _PIECE])
+                await asyncio.sleep(0)  # others get turns
+            if not message.get("more_body", False) and (error := body.refusal(long)):
+                return {"type": "http.disconnect"}
+            return message
 
         async def send_if_served(message: Message) -> None:
             if error is None:
                 await send(message)
 
-        rest = pieces()
         try:
-            await self._serve(body.passed_on(), body, scope, again, send_if_served)
+            await self._serve(body.passed_on(), body, scope, looked_at, send_if_served)
         except FieldError as raised:
             error = raised
         except Exception:  # vLLM's own, as for a client that has gone
@@ -210,88 +205,48 @@ def scan(body: bytes) -> bool:
 
 
 class LongBody:
-    """Looks for a prediction in a body of JSON that comes in pieces, and keeps none of them.
+    """A body of JSON that comes in pieces, of which two levels are kept, without long texts: they tell whether it
+    predicts. ::
 
-    ::
+        for piece in pieces:
+            body.feed(piece)
+        body.document()    # {"prediction": {"type": "content", "content": ""}, "messages": 0, "vllm_xargs": {…}}
 
-        pieces = [body.feed(piece, last) for piece, last in ...]  # the same body, without the prediction's strings
-        body.has_prediction, body.has_ids, body.switch
-
-    has_prediction, has_ids: whether the field, or that of `vllm_xargs`, is there and not null; of equal keys the
-    last one counts. switch: what `vllm_xargs` says of drafts, if anything. Time is linear in the pieces.
+    Arrays, and objects in objects, are 0. What is no JSON, or longer than `_SHORT` in these levels, is {}.
     """
 
     def __init__(self) -> None:
-        self.has_prediction = self.has_ids = False
-        self.switch: str | None = None
-        self._depth, self._quoted, self._held = 0, False, b""
-        #: The start of the last string; the members of both levels that are being read.
-        self._text, self._member, self._xarg = b"", "", ""
+        self.num_bytes, self._depth, self._level = 0, 0, 0
+        #: Text that is kept, and a string that has begun.
+        self._kept, self._open = "", ""
         self._decoder: Any = None
 
-    def feed(self, piece: bytes, last: bool) -> bytes:
-        """The next bytes for vLLM; a few may come with those of the next piece."""
-        if not self._depth and b"\0" in piece[:4]:
-            self._decoder = codecs.getincrementaldecoder(json.detect_encoding(piece))("replace")
-        if self._decoder is not None:  # UTF-16 and UTF-32 pass as they came
-            self._read(self._decoder.decode(piece, last).encode("utf-8", "replace"), last)
-            return piece
-        return self._read(piece, last)
+    def feed(self, piece: bytes) -> None:
+        self.num_bytes += len(piece)
+        self._decoder = self._decoder or codecs.getincrementaldecoder(json.detect_encoding(piece))("replace")
+        text, self._open = self._open + self._decoder.decode(piece), ""
+        for found in _TOKEN.finditer(text) if len(self._kept) <= _SHORT else ():
+            token, is_kept = found[0], self._level == self._depth
+            if found["open"]:  # of a long one only that it is long is kept, and whether an escape has begun
+                escape = "\\" * ((len(token) - len(token.rstrip("\\"))) % 2)
+                self._open = token if len(token) <= _LONGEST else '"'.ljust(_LONGEST, "_") + escape
+                return
+            if token in "[{":
+                self._level += is_kept and token == "{" and self._depth < 2
+                self._depth += 1
+                token = token if self._level == self._depth else "0"
+            elif token in "]}":
+                self._level -= is_kept
+                self._depth -= 1
+            elif len(token) > _LONGEST and token[0] == '"':
+                token = '""'
+            self._kept += token if is_kept else ""
 
-    def _read(self, piece: bytes, last: bool) -> bytes:
-        raw = self._held + piece
-        # Escapes are blanked: what is left of quotes begins and ends strings.
-        plain = raw.replace(rb"\\", b"  ").replace(rb"\"", b"  ")
-        end = len(raw) - len(plain.rpartition(b'"')[2])
-        if self._quoted ^ (plain.count(b'"') % 2):
-            end = len(raw) - plain.endswith(b"\\")
-        if last or len(raw) - end > _SHORT:  # of what is between two strings all is needed, but not so much
-            end = len(raw)
-        self._held, start, parts = raw[end:], 0, list[bytes]()
-        for number, part in enumerate(plain[:end].split(b'"')):
-            if number:
-                self._quoted = not self._quoted
-                self._text = b"" if self._quoted else self._text
-            whole = raw[start : start + len(part)]
-            if self._quoted:
-                self._text += whole[: 128 - len(self._text)]
-            else:
-                self._between(part)
-            parts.append(b"" if self._quoted and self._member == FIELD else whole)
-            start += len(part) + 1
-        return b'"'.join(parts)
-
-    def _between(self, part: bytes) -> None:
-        """Read the text after a string and before the next one."""
-        found = part.strip()
-        in_xargs = self._depth == 2 and self._member == "vllm_xargs"
-        if found.startswith(b":") and (self._depth == 1 or in_xargs):
-            name, value = _unescaped(self._text), found[1:].strip()
-            is_null = value.startswith(b"null")
-            if in_xargs:
-                self._xarg = name
-                if name == wire.KEY:
-                    self.has_ids = not is_null
-                elif name == wire.SWITCH_KEY and value:
-                    self.switch = value.rstrip(b" ,}\r\n\t").decode("utf-8", "replace")
-            else:
-                self._member = name
-                if name == FIELD:
-                    self.has_prediction = not is_null
-                elif name == "vllm_xargs":
-                    self.has_ids, self.switch = False, None
-        elif in_xargs and self._xarg == wire.SWITCH_KEY:
-            self.switch = _unescaped(self._text)
-        self._depth += part.count(b"{") + part.count(b"[") - part.count(b"}") - part.count(b"]")
-        if found.endswith(b","):
-            self._xarg = ""
-            self._member = self._member if self._depth > 1 else ""
-
-
-def _unescaped(text: bytes) -> str:
-    with contextlib.suppress(ValueError):
-        return str(json.loads(b'"%s"' % text))
-    return ""
+    def document(self) -> dict[str, Any]:
+        with contextlib.suppress(ValueError):
+            if len(self._kept) <= _SHORT and isinstance(found := json.loads(self._kept), dict):
+                return found
+        return {}
 
 
 class _Body:
@@ -315,20 +270,25 @@ class _Body:
         chosen = choices_of({wire.SWITCH_KEY: self._switch}, self._settings)
         return HttpRequest(wire.Prediction(**chosen), self._settings) if self._is_limited else None
 
-    def refusal(self, long: LongBody, num_bytes: int) -> FieldError | None:
+    def refusal(self, long: LongBody) -> FieldError | None:
         """Why a body over the limit is refused, if it is."""
-        if not self._is_limited and long.has_prediction:
-            return FieldError(f"{FIELD}: {self.endpoint} does not take a prediction", "unsupported")
-        if not (self._is_limited and (long.has_prediction or long.has_ids)):
+        document = long.document()
+        xargs = document.get("vllm_xargs")
+        xargs = xargs if isinstance(xargs, dict) else {}
+        predicts = document.get(FIELD) is not None
+        if not self._is_limited:
+            message = f"{FIELD}: {self.endpoint} does not take a prediction"
+            return FieldError(message, "unsupported") if predicts else None
+        if not predicts and xargs.get(wire.KEY) is None:
             return None
         try:
-            given = self._switch if long.switch is None else long.switch
-            if choices_of({wire.SWITCH_KEY: given}, self._settings).get("drafts") is False:
-                return None
+            choices = choices_of({wire.SWITCH_KEY: xargs.get(wire.SWITCH_KEY, self._switch)}, self._settings)
         except FieldError as error:
             return error
+        if choices.get("drafts") is False:
+            return None
         most = f"{self.max_bytes} bytes (GPU_ALIGN_MAX_BODY_BYTES)"
-        message = f"{FIELD}: expected a request body of at most {most}, got {num_bytes}"
+        message = f"{FIELD}: expected a request body of at most {most}, got {long.num_bytes}"
         return FieldError(message, "bytes", code=413)
 
     async def take(self, body: bytes) -> tuple[HttpRequest | None, bytes | None]:
