@@ -3,7 +3,8 @@
 A batch of requests of which most are to be aborted, each in a phase drawn for it; then, with nobody left:
 outputs of the others == greedy by transformers      held: no slot, row, prediction, KV block, count
 On V2 half of the texts are sampled with a seed: those that the engine wrote without a prediction.
-The same few requests, served first and last, are served alike, step by step, and count alike.
+The same few requests, served first and last, are served alike, step by step, and count alike, as soon as the server
+has forgotten which drafts it accepted.
 """
 
 from __future__ import annotations
@@ -46,6 +47,12 @@ ENGINES: dict[str, tuple[dict[str, Any], int, int, str]] = {
         "decode",
     ),
 }
+#: What a server learns of its drafts is to outlive requests.
+FORGET = """
+from vllm_integration.scheduler.draft_budget import Calibration
+budget = engine.scheduler.draft_budget
+budget.calibration, budget._cost, found = Calibration(), 0.0, True
+"""
 #: The control's, whose drafts must be the same at the end: no earlier answers.
 APART = {"memory": False}
 #: Phase → the most times that a request is found in it before it is aborted, how often it is wished for.
@@ -95,6 +102,7 @@ class Texts:
 
 def served(engine: V2Engine, control: Sequence[tuple[Request, list[int]]]) -> list[Any]:
     """How the control is served: its answers, their usage and their steps."""
+    assert engine.execute(FORGET)
     run = engine.run([request for request, _ in control])
     assert run.outputs == [output for _, output in control]
     steps = [step for step in run.steps if step]  # one may be left in flight of what was before

@@ -9,10 +9,12 @@ import pytest
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from tests.vllm_integration.fakes import config, report_of, request_of
+from vllm_integration.budget.step_times import PATIENCE
 from vllm_integration.config.settings import Settings
 from vllm_integration.scheduler import schedulers
+from vllm_integration.seams.guard import faults
 from vllm_integration.wire import reports
-from vllm_integration.wire.reports import DraftReport
+from vllm_integration.wire.reports import DraftReport, StepTime
 
 K = 16
 
@@ -34,6 +36,25 @@ def scheduler_of(name: str, *running: Any, **settings: Any) -> Any:
 def test_the_schedulers_go_by_the_settings() -> None:
     budget = scheduler_of("PredictedOutputsScheduler", max_slowdown=1.5).draft_budget
     assert (budget._max_slowdown, budget.times.captured) == (1.5, 512)
+
+
+def test_times_that_are_none_are_told_until_there_are_some(caplog: pytest.LogCaptureFixture) -> None:
+    scheduler = scheduler_of("PredictedOutputsScheduler")
+
+    def take(ms: float) -> None:
+        scheduler._take(DraftReport(times=[StepTime(ms, 1, 1, 0, True)]), None)
+
+    for _ in range(PATIENCE):
+        take(0.0)
+    assert not scheduler.times.is_off
+    assert "step times" not in faults()
+    take(0.0)
+    take(-1.0)
+    assert faults()["step times"] == "17 in a row are no times, the last of 0.0 ms"
+    assert caplog.messages == [f"gpu_align uses no step times for now: {faults()['step times']}"]
+    take(5.0)
+    assert "step times" not in faults()
+    assert caplog.messages[1:] == ["gpu_align: step times works again"]
 
 
 PLANNED = SimpleNamespace(scheduled_new_reqs=[], scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=()))

@@ -82,9 +82,14 @@ class StepTimes:
             return b if math.isnan(a) else a
         return math.log((1 - share) * math.exp(a) + share * math.exp(b))
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether times come in; or none does."""
+        return self.unusable <= PATIENCE
+
     def waits_for(self, requests: int, tokens: int, in_graph: bool = True) -> bool:
         """Whether steps of about so many tokens were not seen yet, though times come in."""
-        if not self._steps or self.unusable > PATIENCE:
+        if not (self._steps and self.is_usable):
             return False
         known = self._points(in_graph and tokens <= self.captured)[0]
         return not (len(known) and known[0] <= NEAR * tokens and tokens <= NEAR * known[-1])

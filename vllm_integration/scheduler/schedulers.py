@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress, islice
 from typing import Any
@@ -23,7 +23,7 @@ from ..seams.guard import Guard, faults, shown_fault, strict
 from ..seams.install import install, missing, seam
 from ..wire import reports
 from ..wire import request as wire
-from ..wire.reports import DRAFTING, INNER_DRAFTER, REPORTS, SLOTS, DraftReport
+from ..wire.reports import DRAFTING, INNER_DRAFTER, REPORTS, SLOTS, DraftReport, StepTime
 from ..wire.steps import tell_faults
 from .draft_budget import DraftBudget, DraftedRequests, Granted, room_for_drafts
 from .verification_ledger import VerificationLedger
@@ -143,6 +143,7 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         self.slots = Guard(SLOTS, "schedules no drafts", core=True)
         self.usage = Guard("usage", "counts no usage")
         self.memory = Guard("response memory", "remembers no answers")
+        self.times = Guard("step times", "uses no step times")
         #: Whether the table of this step may be wrong.
         self._failed = False
         #: Parts that are off in the worker, and what each front end was told.
@@ -298,7 +299,7 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         self.drafted_requests.take(report, *known)
         if self.draft_budget is None:
             return
-        self.draft_budget.observe(report.times)
+        self._observe(self.draft_budget, report.times)
         granted = next((given for output, given in self._under_way if output is planned), None)
         while granted is not None and self._under_way.popleft()[1] is not granted:
             pass
@@ -307,6 +308,16 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         else:
             rows, _, slots, sampled = begun.columns
             self.draft_budget.settle(rows, slots, sampled, granted)
+
+    def _observe(self, budget: DraftBudget, times: Sequence[StepTime]) -> None:
+        budget.observe(times)
+        if budget.times.is_usable == self.times.is_off:
+            if budget.times.is_usable:
+                self.times.succeeded()
+                return
+            reason = f"{budget.times.unusable} in a row are no times, the last of {times[-1].ms} ms"
+            logger.warning("gpu_align uses no step times for now: %s", reason)
+            self.times.end(reason)
 
     def _settle(self, begun: Any, outputs: Any) -> None:
         self.ledger.settle(begun, [output for client in outputs.values() for output in client.outputs])
