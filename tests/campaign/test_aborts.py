@@ -3,8 +3,8 @@
 A batch of requests of which most are to be aborted, each in a phase drawn for it; then, with nobody left:
 outputs of the others == greedy by transformers      held: no slot, row, prediction, KV block, count
 On V2 half of the texts are sampled with a seed: those that the engine wrote without a prediction.
-The same few requests, served first and last, are served alike, step by step, and count alike, as soon as the server
-has forgotten which drafts it accepted.
+The same few requests, served first and last, are served alike, step by step, and count alike, where the server
+forgets which drafts it accepted.
 """
 
 from __future__ import annotations
