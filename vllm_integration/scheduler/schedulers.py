@@ -153,8 +153,8 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         self._scored: set[str] = set()
         #: Steps that run and what they were granted, the oldest first.
         self._under_way: deque[tuple[Any, Granted]] = deque(maxlen=16)
-        #: Prompts that wait for something else than tokens: none came into the last step.
-        self._blocked = False
+        #: Steps in a row into which none of the prompts that wait came: they wait for something else than tokens.
+        self._blocked = 0
         #: Where there are none, a step is vLLM's but for this test.
         self.drafted_requests = DraftedRequests(False)
         try:
@@ -225,9 +225,8 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
             self.num_spec_tokens = placeholders
         if self.draft_budget is not None and (granted := self.draft_budget.granted) is not None:
             self._under_way.append((output, granted))
-            self._blocked = bool(self.waiting) and not (
-                output.scheduled_new_reqs or output.scheduled_cached_reqs.resumed_req_ids
-            )
+            came = output.scheduled_new_reqs or output.scheduled_cached_reqs.resumed_req_ids
+            self._blocked = self._blocked + 1 if self.waiting and not came else 0
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
@@ -357,7 +356,7 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         those that wait came into the last one, they wait for memory, and have a share in every fourth step."""
         found = [request for request in self.running if request.is_prefill_chunk]
         seats = min(self.max_num_running_reqs - len(self.running), _MOST_PROMPTS)
-        if seats > 0 and self.waiting and not (self._blocked and self.current_step % 4):
+        if seats > 0 and self.waiting and self._blocked % 4 == 0:
             found += islice(self.waiting, seats)
         return [max(request.num_tokens - request.num_computed_tokens, 1) for request in found]
 
