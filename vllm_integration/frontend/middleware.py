@@ -49,8 +49,9 @@ _MODEL_CHANGES = (
 _SHORT = 65536
 #: Bytes of a longer body that are read between two turns of the loop; characters of its strings that may be ours.
 _PIECE, _LONGEST = 16384, 128
-#: A string of JSON, one that ends with a later piece, a bracket, or other text.
-_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|(?P<open>".*)|[][{}]|[^][{}"]+', re.S)
+#: Text with whole strings whose escapes are blanked, then a bracket; a string with its escapes.
+_PART = re.compile(r'(?:[^][{}"]+|"[^"]*")*([][{}]?)')
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.S)
 _limiting = Guard("body limit", "does not limit request bodies", core=True, then=metrics.show_faults)
 
 
@@ -204,6 +205,10 @@ def scan(body: bytes) -> bool:
     return any(part in body for part in (b"predict", b"vllm_xargs", rb"\u")) and bool(_OURS.search(body))
 
 
+def _shortened(found: re.Match[str]) -> str:
+    return found[0] if len(found[0]) <= _LONGEST else '""'
+
+
 class LongBody:
     """A body of JSON that comes in pieces, of which two levels are kept, without long texts: they tell whether it
     predicts. ::
@@ -225,22 +230,24 @@ class LongBody:
         self.num_bytes += len(piece)
         self._decoder = self._decoder or codecs.getincrementaldecoder(json.detect_encoding(piece))("replace")
         text, self._open = self._open + self._decoder.decode(piece), ""
-        for found in _TOKEN.finditer(text) if len(self._kept) <= _SHORT else ():
-            token, is_kept = found[0], self._level == self._depth
-            if found["open"]:  # of a long one only that it is long is kept, and whether an escape has begun
-                escape = "\\" * ((len(token) - len(token.rstrip("\\"))) % 2)
-                self._open = token if len(token) <= _LONGEST else '"'.ljust(_LONGEST, "_") + escape
-                return
-            if token in "[{":
-                self._level += is_kept and token == "{" and self._depth < 2
+        plain = text.replace(r"\\", "__").replace(r"\"", "__")  # what is left of quotes is around strings
+        if plain.count('"') % 2:
+            begun, escape = plain.rindex('"'), "\\" * plain.endswith("\\")
+            plain, self._open = plain[:begun], text[begun:]
+            if len(self._open) > _LONGEST:  # of a long one only that it is, and whether an escape has begun
+                self._open = '"'.ljust(_LONGEST, "_") + escape
+        for found in _PART.finditer(plain) if len(self._kept) <= _SHORT else ():
+            mark, is_kept = found[1], self._level == self._depth
+            if is_kept:
+                self._kept += _STRING.sub(_shortened, text[found.start() : found.start(1)])
+            if mark in ("[", "{"):
+                self._level += is_kept and mark == "{" and self._depth < 2
                 self._depth += 1
-                token = token if self._level == self._depth else "0"
-            elif token in "]}":
+                mark = mark if self._level == self._depth else "0"
+            elif mark:
                 self._level -= is_kept
                 self._depth -= 1
-            elif len(token) > _LONGEST and token[0] == '"':
-                token = '""'
-            self._kept += token if is_kept else ""
+            self._kept += mark if is_kept else ""
 
     def document(self) -> dict[str, Any]:
         with contextlib.suppress(ValueError):
