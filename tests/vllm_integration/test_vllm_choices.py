@@ -197,7 +197,14 @@ def test_an_unforeseen_error_serves_an_offline_request_without(
 
 def test_keys_near_ours_are_told_once_and_other_plugins_keys_never(plugin_log: list[str]) -> None:
     prediction.tell_once.cache_clear()
-    near = {"prediction": "x", "Predictions": "x", "recipe": 1, "memorry": 1, "gpu_aling": 1, "conversations": 1}
+    near = {
+        "prediction": "x",
+        "Predictions": "x",
+        "recipe": 1,
+        "memorry": 1,
+        "gpu_aling": 1,
+        "conversations": 1,
+    }
     theirs = {"kv_transfer_params": {}, "mine": 1, "predicate": 1, 3: 4}
     for given in (near, near, theirs):
         assert brought(dict(given)) == given

@@ -14,7 +14,9 @@ from vllm.v1.sample import rejection_sampler
 from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
 from tests.vllm_integration.fakes import config
+from vllm_integration.seams import guard
 from vllm_integration.seams.install import wrapped_by
+from vllm_integration.wire.reports import ATTRIBUTE, take
 from vllm_integration.wire.request import PredictedOutputParams, RequestContent
 from vllm_integration.worker import proposer_v1
 from vllm_integration.worker.proposer_v1 import PredictedOutputs
@@ -53,6 +55,21 @@ def test_nothing_is_drafted_for_a_request_with_a_thinking_budget(budget: int | N
     ours._batch = SimpleNamespace(req_ids=["a"], num_prompt_tokens=[1])
     ours._admit("a", SamplingParams(extra_args=extra, thinking_token_budget=budget))
     assert bool(ours.requests) == (budget is None)
+
+
+def test_an_engine_reports_neither_faults_nor_refusals_of_another(plugin_log: list[str]) -> None:
+    """Two in a process: the scheduler of one without faults grants slots, and each counts its own refusals."""
+    broken, whole = PredictedOutputs(config()), PredictedOutputs(config())
+    broken.guard.end(RuntimeError("no kernel"))
+    broken.refused.tell("a", "malformed", "Request %s is refused")
+    reports: list[Any] = []
+    for ours in (whole, broken):
+        output = ours.leaves(SimpleNamespace())
+        reports.append(take(output) if hasattr(output, ATTRIBUTE) else None)
+    assert reports[0] is None
+    assert (list(reports[1].faults), reports[1].refused) == (["drafting"], {"a": "malformed"})
+    assert list(guard.faults()) == ["drafting"], "the process has it"
+    assert len(plugin_log) == 2
 
 
 def test_no_draft_goes_over_a_limit_that_vllm_has_lowered() -> None:

@@ -15,9 +15,8 @@ import vllm_integration
 from vllm_integration.seams.guard import shown_error, shown_id
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.request import KEY, PredictedOutputParams, Prediction, TextKind
-from vllm_integration.worker import requests as predictions
 from vllm_integration.worker.request_drafter import RequestDrafter
-from vllm_integration.worker.requests import open_request, take_refusals
+from vllm_integration.worker.requests import Refusals, open_request
 
 TWO = b"\1\0\0\0\2\0\0\0"
 
@@ -134,24 +133,25 @@ def test_a_malformed_prediction_becomes_one_that_shows_nothing() -> None:
         wire.decode_token_ids(b"123")
 
 
-def accept(value: Any) -> list[int] | None:
+def accept(value: Any, refused: Refusals | None = None) -> list[int] | None:
     params = SimpleNamespace(extra_args={KEY: value})
-    content = open_request("req-7", params, vocab_size=100, capacity=8)
+    refused = Refusals() if refused is None else refused
+    content = open_request("req-7", params, refused, vocab_size=100, capacity=8)
     return None if content is None else content.token_ids.tolist()
 
 
 def test_the_worker_takes_what_fits(plugin_log: list[str]) -> None:
-    predictions.take_refusals()  # those of other tests
     assert accept([0, 99]) == [0, 99]
     for extra_args in (None, {"x": 1}):
         params = SimpleNamespace(extra_args=extra_args)
-        assert open_request("r", params, vocab_size=9, capacity=9) is None
-        content = open_request("r", params, vocab_size=9, capacity=9, even_without=True)
+        assert open_request("r", params, Refusals(), vocab_size=9, capacity=9) is None
+        content = open_request("r", params, Refusals(), vocab_size=9, capacity=9, even_without=True)
         assert content == wire.RequestContent()
     assert accept([]) == []
     assert plugin_log == []
-    assert accept(list(range(12))) == list(range(8))
-    assert predictions.take_refusals() == {"req-7": "tokens"}
+    refused = Refusals()
+    assert accept(list(range(12)), refused) == list(range(8))
+    assert refused.take() == {"req-7": "tokens"}
     (line,) = plugin_log
     assert all(part in line for part in ("req-7", "at most 8", "got 12"))
 
@@ -168,25 +168,26 @@ def test_the_worker_takes_what_fits(plugin_log: list[str]) -> None:
 @pytest.mark.parametrize("extra_args", [{KEY: [1]}, {}])
 def test_the_worker_knows_what_ends_a_request(params: Any, ends: Any, extra_args: Any) -> None:
     given = SimpleNamespace(extra_args=extra_args, temperature=0.9, **params)
-    content = open_request("r", given, vocab_size=9, capacity=9, even_without=True)
+    content = open_request("r", given, Refusals(), vocab_size=9, capacity=9, even_without=True)
     assert content is not None
     assert (content.end_tokens, content.temperature) == (ends, 0.9)
 
 
 @pytest.mark.parametrize("value", [*BAD, *FOREIGN], ids=str)
 def test_the_worker_drops_what_is_malformed(value: Any, plugin_log: list[str]) -> None:
-    assert accept(value) is None
+    refused = Refusals()
+    assert accept(value, refused) is None
     (line,) = plugin_log
     assert line.startswith("Request req-7 is served without its prediction: ")
     assert "31337" not in line
-    assert predictions.take_refusals() == {"req-7": "malformed"}
+    assert refused.take() == {"req-7": "malformed"}
 
 
 def test_an_unknown_pack_is_told_once_and_all_are_used(plugin_log: list[str]) -> None:
     """Where a pack cannot be read, the front end does not know the names."""
     for recipes, used in ((("a",), ("a",)), (("a", "other\n"), None), (("other\n",), None), ((), ())):
         params = SimpleNamespace(extra_args={KEY: Prediction(TWO, recipes=recipes)})
-        content = open_request("r", params, vocab_size=9, capacity=9, packs=("a", "b"))
+        content = open_request("r", params, Refusals(), vocab_size=9, capacity=9, packs=("a", "b"))
         assert content is not None
         assert content.recipes == used
     (line,) = plugin_log
@@ -220,12 +221,13 @@ def test_a_message_is_one_line_and_may_fail() -> None:
 
 @pytest.mark.parametrize("req_id", HOSTILE)
 def test_log_lines_about_requests(req_id: str, plugin_log: list[str]) -> None:
+    refused = Refusals()
     assert shown_id(req_id) == HOSTILE[req_id]
     for value, capacity in (({"x": 1}, 9), ([1, 2, 3], 2)):
         params = SimpleNamespace(extra_args={wire.KEY: value})
-        open_request(req_id, params, vocab_size=9, capacity=capacity)
-    no_room = SimpleNamespace(drafter=SimpleNamespace(add=lambda *_, **__: False))
+        open_request(req_id, params, refused, vocab_size=9, capacity=capacity)
+    no_room = SimpleNamespace(drafter=SimpleNamespace(add=lambda *_, **__: False), refused=refused)
     RequestDrafter.add(cast(Any, no_room), 0, req_id, wire.RequestContent(), 0)
-    assert take_refusals() == {req_id: "room"}  # the last one
+    assert refused.take() == {req_id: "room"}  # the last one
     assert len(plugin_log) == 3
     assert all(HOSTILE[req_id] in line and line.isprintable() and len(line) < 400 for line in plugin_log)

@@ -87,13 +87,15 @@ def first_to_tell(line: str) -> bool:
     return True
 
 
-#: Part → why it is off in this process.
-_faults: dict[str, str] = {}
+#: Engine or None, part → why it is off in this process.
+_faults: dict[tuple[object, str], str] = {}
 
 
-def faults() -> dict[str, str]:
-    """The parts of the plugin that are off in this process, and why: "Type at file:line function, …"."""
-    return dict(_faults)
+def faults(engine: object = None) -> dict[str, str]:
+    """The parts of the plugin that are off in this process, and why: "Type at file:line function, …".
+
+    engine: without those of other engines."""
+    return {part: why for (of, part), why in _faults.items() if engine is None or of in (None, engine)}
 
 
 class Guard:
@@ -106,7 +108,7 @@ class Guard:
     this process. The same fault is told once. With `GPU_ALIGN_STRICT=1` it is raised instead.
 
     part: its name in `faults()`. costs: the line's words. spared: types of errors that are never raised. then:
-    called after each fault.
+    called after each fault. engine: what stands for its engine in `faults`, if it is one's.
 
     core: a fault costs its step alone; after `IN_A_ROW` without a step that succeeds between them the part is off
     for `PAUSE` seconds of `clock`. Then the next step tries again, and one more fault ends that.
@@ -127,8 +129,9 @@ class Guard:
         spared: tuple[type[Exception], ...] = (),
         num_ranks: int = 1,
         then: Callable[[], object] = lambda: None,
+        engine: object = None,
     ) -> None:
-        self.part, self._costs = part, costs
+        self.part, self._costs, self._key = part, costs, (engine, part)
         self._in_a_row, self._pause = (IN_A_ROW, PAUSE) if core else (1, math.inf)
         self._clock, self._then = clock or time.monotonic, then
         self._spared, self.num_ranks = spared, num_ranks
@@ -168,11 +171,11 @@ class Guard:
         """Turn the part off, for good or for so many seconds of `clock`. A reason in words was told before."""
         self._count, self._until = self._in_a_row, self._clock() + pause
         if isinstance(error, str):
-            _faults[self.part] = error
+            _faults[self._key] = error
             return
         self.raise_if_wrong(error)
         self.tell("any more" if pause == math.inf else f"for {pause:.0f} s", error)
-        _faults[self.part] = shown_fault(error)
+        _faults[self._key] = shown_fault(error)
 
     def tell(self, how_long: str, error: Exception) -> None:
         """The ERROR line, once for each fault."""
@@ -193,7 +196,7 @@ class Guard:
         if not self._count:
             return
         self._count, self._until = 0, -math.inf
-        if _faults.pop(self.part, None) is not None:
+        if _faults.pop(self._key, None) is not None:
             logger.warning("gpu_align: %s works again", self.part)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..seams.guard import Guard, faults
+from ..seams.guard import Guard
 from ..wire.reports import DraftReport, Ints, StepDrafts, StepTime, attach, survival_levels
 
 #: Steps whose copies may be under way at once, beyond the batches that the engine has in flight.
@@ -158,11 +158,12 @@ class DraftReporter:
         model_runner_output: Any,
         step: int,
         refused: Mapping[str, str] | None = None,
+        off: Mapping[str, str] | None = None,
         times: Sequence[StepTime] = (),
     ) -> None:
-        """Attach to the output of `step` what has arrived from it or from earlier ones."""
+        """Attach to the output of `step` what has arrived from it or earlier ones, and which parts are off."""
         drafts, trimmed = self._arrived_by(step)
-        report = DraftReport(drafts, trimmed, refused or {}, faults(), times, self.plain_graphs_alone)
+        report = DraftReport(drafts, trimmed, refused or {}, off or {}, times, self.plain_graphs_alone)
         attach(model_runner_output, report)
 
     def _arrived_by(self, now: int) -> tuple[list[StepDrafts], dict[str, int]]:

@@ -21,7 +21,7 @@ from ..seams.install import install, seam, watch
 from ..wire.reports import DraftReport, StepDrafts, attach, survival_levels
 from ..wire.request import RequestContent
 from .request_drafter import RequestDrafter, ours
-from .requests import StopRule, stop_rule, take_refusals
+from .requests import StopRule, stop_rule
 
 
 @dataclass
@@ -82,7 +82,7 @@ class PredictedOutputsProposer(RequestDrafter):
     def report(self) -> Callable[..., None]:
         """Of what the last step proposed; of nothing when asked again."""
         drafts, self._drafts = self._drafts, []
-        report = DraftReport(drafts, {}, take_refusals(), faults())
+        report = DraftReport(drafts, {}, self.refused.take(), faults(self.engine))
         return lambda output, times=(): attach(output, report._replace(times=times))
 
     def observe(self, runner: Any, scheduler_output: Any) -> None:

@@ -23,7 +23,7 @@ from ..seams.install import off_reason, seam
 from ..wire import request as wire
 from ..wire.reports import DRAFTING, REPORTS, DraftReport, StepTime, attach
 from .draft_reporter import when_it_leaves
-from .requests import any_refusals, open_request, refuse
+from .requests import Refusals, open_request
 from .startup import compiling, drafter_config, load_recipes
 from .step_log import DebugLog, open_log
 from .step_timer import StepTimer
@@ -57,11 +57,19 @@ class RequestDrafter:
     ) -> None:
         self.settings = Settings.of(vllm_config)
         self.timer = StepTimer(device, int(getattr(vllm_config.parallel_config, "pipeline_parallel_size", 1)))
+        #: This engine, for its guards: another one of the process goes on without what is off here.
+        self.engine, self.refused = object(), Refusals()
         self.guard = Guard(
-            DRAFTING, "drafts nothing", core=True, clock=clock, num_ranks=num_ranks, then=self.start_over
+            DRAFTING,
+            "drafts nothing",
+            core=True,
+            clock=clock,
+            num_ranks=num_ranks,
+            then=self.start_over,
+            engine=self.engine,
         )
         #: Of reports. Where it is off the scheduler grants no slots, and all ranks draft on alike.
-        self.reporting = Guard(REPORTS, "reports no drafts", core=True)
+        self.reporting = Guard(REPORTS, "reports no drafts", core=True, engine=self.engine)
         self.num_draft_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
         self.vocab_size = int(vllm_config.model_config.get_vocab_size())
         self._model_config = vllm_config.model_config
@@ -158,25 +166,31 @@ class RequestDrafter:
 
     def leaves(self, output: Any) -> Any:
         """The output of a step of the runner, with a draft report."""
-        if not (self.timer.pending or any_refusals() or faults()) and self.has_nothing_to_report():
+        if not (self.timer.pending or self.refused or faults(self.engine)) and self.has_nothing_to_report():
             return output
         try:
             return when_it_leaves(output, partial(self._attach, self.report()))
         except Exception as error:
             self.reporting.fail(error)
-            attach_faults(output)
+            self.attach_faults(output)
             return output
 
     def _attach(self, report: Callable[..., None], output: Any) -> None:
         self.reporting.run(partial(report, output, times=self.timer.take()))
         if self.reporting.is_off:
-            attach_faults(output)
+            self.attach_faults(output)
+
+    def attach_faults(self, output: Any, times: Sequence[StepTime] = ()) -> None:
+        """So that the scheduler grants no slots."""
+        with suppress(Exception):
+            attach(output, DraftReport(faults=faults(self.engine), times=times))
 
     def open(self, req_id: str, sampling_params: Any) -> wire.RequestContent | None:
         """`open_request` with what this drafter has."""
         return open_request(
             req_id,
             sampling_params,
+            self.refused,
             vocab_size=self.vocab_size,
             capacity=self.capacity,
             packs=() if self.recipes is None else self.recipes.names,
@@ -224,16 +238,10 @@ class RequestDrafter:
             return content
         if content.kind == wire.TextKind.PREDICTION:
             told = "Request %s is served without its prediction: no room for it among the others "
-            refuse(req_id, "room", told + "(GPU_ALIGN_ARENA_TOKENS)")
+            self.refused.tell(req_id, "room", told + "(GPU_ALIGN_ARENA_TOKENS)")
         else:
             _tell_of_no_room()
         return content._replace(token_ids=content.token_ids[:0])
-
-
-def attach_faults(output: Any, times: Sequence[StepTime] = ()) -> None:
-    """So that the scheduler grants no slots."""
-    with suppress(Exception):
-        attach(output, DraftReport(faults=faults(), times=times))
 
 
 def ours(runner: Any) -> Any:

@@ -14,26 +14,22 @@ from ..wire import request as wire
 logger = logging.getLogger("vllm.gpu_align")
 
 _MAX_REFUSALS = 1000
-_refusals: dict[str, str] = {}
 
 
-def take_refusals() -> dict[str, str]:
-    """Request → why its prediction is not used as it came, one of `REFUSALS`, since this was last asked."""
-    taken = dict(_refusals)
-    _refusals.clear()
-    return taken
+class Refusals(dict[str, str]):
+    """Request → why an engine does not use its prediction as it came, one of `REFUSALS`."""
 
+    def take(self) -> dict[str, str]:
+        """Those since this was last called."""
+        taken = dict(self)
+        self.clear()
+        return taken
 
-def any_refusals() -> bool:
-    """Whether `take_refusals` has any."""
-    return bool(_refusals)
-
-
-def refuse(req_id: str, reason: str, told: str, *args: Any) -> None:
-    """Report it, and say so in one WARNING: `told` with the request's id and `args`."""
-    if len(_refusals) < _MAX_REFUSALS:  # they must not pile up if they are not read
-        _refusals[req_id] = reason
-    logger.warning(told, shown_id(req_id), *args)
+    def tell(self, req_id: str, reason: str, told: str, *args: Any) -> None:
+        """Add one, and say so in one WARNING: `told` with the request's id and `args`."""
+        if len(self) < _MAX_REFUSALS:  # they must not pile up if they are not read
+            self[req_id] = reason
+        logger.warning(told, shown_id(req_id), *args)
 
 
 #: Names of packs that requests have asked for and this worker does not have.
@@ -44,6 +40,7 @@ _MAX_UNKNOWN = 100
 def open_request(
     req_id: str,
     sampling_params: Any,
+    refused: Refusals,
     *,
     vocab_size: int,
     capacity: int,
@@ -76,11 +73,11 @@ def open_request(
             raise ValueError(f"prediction: expected 0 ≤ token id < {vocab_size}, got others")
     except (TypeError, ValueError) as error:
         told = "Request %s is served without its prediction: %s"
-        refuse(req_id, "malformed", told, shown_reason(error))
+        refused.tell(req_id, "malformed", told, shown_reason(error))
         return content if even_without else None
     if token_ids.size > capacity:
         told = "The prediction of request %s was cut: expected at most %d tokens, got %d"
-        refuse(req_id, "tokens", told, capacity, token_ids.size)
+        refused.tell(req_id, "tokens", told, capacity, token_ids.size)
     return content._replace(token_ids=token_ids[:capacity])
 
 

@@ -18,14 +18,13 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from ..config import engine_config
 from ..config.in_use import inner_tokens
-from ..seams.guard import PAUSE, Guard
+from ..seams.guard import PAUSE, Guard, faults
 from ..seams.install import install, seam
 from ..wire.reports import DRAFT_MODEL, INNER_DRAFTER
 from ..wire.request import RequestContent
 from .draft_reporter import DraftReporter
 from .own_draw import verify_by_own_draw
-from .request_drafter import RequestDrafter, attach_faults, ours
-from .requests import take_refusals
+from .request_drafter import RequestDrafter, ours
 from .startup import compiling
 from .step_log import DebugLog
 
@@ -74,7 +73,7 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         self._idle = torch.zeros(max_slots, dtype=torch.int32, device=device)
         self.reporter: Any = None
         #: Of the model's own drafter, where there is one.
-        self.inner = Guard(INNER_DRAFTER, "uses no drafter of the model's")
+        self.inner = Guard(INNER_DRAFTER, "uses no drafter of the model's", engine=self.engine)
         self.start(partial(self._make_all, vllm_config, device))
 
     def _make_all(self, vllm_config: Any, device: torch.device) -> None:
@@ -166,8 +165,9 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
     def report(self) -> Callable[..., None]:
         reporter = self.reporter
         if reporter is None:
-            return attach_faults
-        return partial(reporter.attach, step=reporter.step, refused=take_refusals())
+            return self.attach_faults
+        told = {"refused": self.refused.take(), "off": faults(self.engine)}
+        return partial(reporter.attach, step=reporter.step, **told)
 
     @torch.inference_mode()
     def propose(
