@@ -42,6 +42,16 @@ def test_the_curve_is_the_machine_s(machine: Callable[[float], float]) -> None:
     assert (np.diff(found) >= 0).all()
 
 
+@pytest.mark.parametrize("machine", [dense, experts], ids=["dense", "experts"])
+def test_steps_that_no_longer_come_are_as_known_as_before(machine: Callable[[float], float]) -> None:
+    """Such as those without drafts, when all others are of 900 to 1,500 tokens."""
+    times, rng = StepTimes(), np.random.default_rng(0)
+    for step in range(1_000):
+        tokens = 256 if step < 20 else int(rng.uniform(900, 1_500))
+        times.observe(256, tokens, machine(tokens) * rng.normal(1, 0.05), in_graph=False)
+    assert float(times.ms(256, 256)) == pytest.approx(machine(256), rel=0.08)
+
+
 @pytest.mark.parametrize("factor", [2.0, 0.5])
 def test_another_machine_is_known_after_200_steps(factor: float) -> None:
     """Also where no step goes any more."""

@@ -15,10 +15,8 @@ Floats = npt.NDArray[np.float64]
 KNOTS = np.array([1, 2, 3, *(base << i for i in range(1, 14) for base in (2, 3)), 1 << 15])
 #: Steps near a knot whose median is its first value: a compile among them changes nothing.
 FIRST = 3
-#: Share by which a knot follows each later step, and the most that one may be off (natural logarithm).
-FOLLOW, MOST = 0.2, 0.3
-#: A knot that was near no step for so many follows the others; after more it is forgotten.
-STALE, FORGOTTEN = 50, 4_000
+#: Share of what a step is off (natural logarithm, at most `MOST`) that all knots follow; and the least of those near it.
+FOLLOW, LEARN, MOST = 0.1, 0.05, 0.3
 #: Beyond the last knot that is known, twice the tokens take so much longer; and steps without graphs, if none was
 #: seen.
 GUESS, NO_GRAPH = 0.5, 1.2
@@ -32,16 +30,21 @@ class StepTimes:
     """``ms(requests, tokens)`` of a step, by what was observed. captured: tokens of the largest CUDA graph, or 0.
 
     A step in a graph and one without follow curves of their own; beyond `captured` all run without. A curve is a
-    line through the knots that are known, never falling. Where nothing is known it is a guess on the dear side.
+    line through the knots that are known, never falling; a factor that follows each step moves both. Where nothing
+    is known it is a guess on the dear side.
     """
 
     def __init__(self, captured: int = 0) -> None:
         self.captured = captured
+        #: Natural logarithm of what a step takes longer than the knots say.
+        self._drift = 0.0
         #: [2, N] natural logarithm of ms at each knot, without a graph and in one; NaN: not known.
         self._log_ms = np.full((2, len(KNOTS)), np.nan)
         self._first: dict[tuple[int, int], list[float]] = {}
-        self._seen = np.zeros((2, len(KNOTS)))
-        self._steps = 0
+        #: [2, N] steps near each.
+        self._count = np.zeros((2, len(KNOTS)))
+        #: Of steps without a graph and in one, tokens and ms of the knots that are known, never falling.
+        self._points: list[tuple[Floats, Floats]] = [(np.zeros(0), np.zeros(0))] * 2
         #: Steps of which no time could be used since the last one of which it could.
         self.unusable = 0
 
@@ -51,36 +54,25 @@ class StepTimes:
             self.unusable += 1
             return
         self.unusable = 0
-        self._steps += 1
-        log_ms, seen, y = self._log_ms[int(in_graph)], self._seen[int(in_graph)], math.log(ms)
-        place = float(np.interp(tokens, KNOTS, np.arange(len(KNOTS))))
+        kind = int(in_graph)
+        log_ms, place = self._log_ms[kind], float(np.interp(tokens, KNOTS, np.arange(len(KNOTS))))
         nearest, left = round(place), int(place)
-        if self._steps - seen[nearest] > FORGOTTEN:
-            log_ms[nearest] = np.nan
-        seen[nearest] = self._steps
+        self._count[kind, nearest] += 1
+        off = math.log(ms) - self._drift
         if np.isnan(log_ms[nearest]):
-            first = self._first.setdefault((int(in_graph), nearest), [])
-            first.append(y)
+            first = self._first.setdefault((kind, nearest), [])
+            first.append(off)
             if len(first) == FIRST:
                 log_ms[nearest] = sorted(first)[FIRST // 2]
-                first.clear()
-            return
-        right = min(left + 1, len(KNOTS) - 1)
-        share = place - left
-        found = y - self._at(log_ms, left, right, share)
-        change = FOLLOW * min(max(found, -MOST), MOST)
-        # What no step was near to for long moves along, by the mean of those that some were: the machine changes.
-        age = np.minimum((self._steps - self._seen) / STALE, 1)
-        self._log_ms += change * age / max(float((1 - age).sum()), 1)
-        for knot, weight in ((left, 1 - share), (right, share)):
-            log_ms[knot] += change * weight * (1 - age[int(in_graph), knot])
-
-    @staticmethod
-    def _at(log_ms: Floats, left: int, right: int, share: float) -> float:
-        a, b = float(log_ms[left]), float(log_ms[right])
-        if math.isnan(a) or math.isnan(b):
-            return b if math.isnan(a) else a
-        return math.log((1 - share) * math.exp(a) + share * math.exp(b))
+        else:
+            off = min(max(off - math.log(np.interp(tokens, *self._points[kind])), -MOST), MOST)
+            self._drift += FOLLOW * off
+            for knot, weight in ((left, left + 1 - place), (min(left + 1, len(KNOTS) - 1), place - left)):
+                log_ms[knot] += off * weight * max(1 / max(self._count[kind, knot], 1), LEARN)
+        known = np.flatnonzero(~np.isnan(log_ms))
+        points = np.exp(log_ms[known])
+        rising, falling = np.maximum.accumulate(points), np.minimum.accumulate(points[::-1])[::-1]
+        self._points[kind] = KNOTS[known].astype(np.float64), (rising + falling) / 2
 
     @property
     def is_usable(self) -> bool:
@@ -89,9 +81,9 @@ class StepTimes:
 
     def waits_for(self, requests: int, tokens: int, in_graph: bool = True) -> bool:
         """Whether steps of about so many tokens were not seen yet, though times come in."""
-        if not (self._steps and self.is_usable):
+        if not (self._count.any() and self.is_usable):
             return False
-        known = self._points(in_graph and tokens <= self.captured)[0]
+        known = self._points[in_graph and tokens <= self.captured][0]
         return not (len(known) and known[0] <= NEAR * tokens and tokens <= NEAR * known[-1])
 
     def ms(self, requests: int, tokens: npt.ArrayLike, in_graph: bool = True) -> Floats:
@@ -105,19 +97,12 @@ class StepTimes:
         return np.where((wanted <= self.captured) & in_graph, within, without)
 
     def _line(self, in_graph: bool, requests: int, tokens: Floats) -> Floats:
-        known, ms = self._points(in_graph)
+        known, ms = self._points[in_graph]
         if not len(known):
-            known, ms = self._points(not in_graph)
+            known, ms = self._points[not in_graph]
             ms = ms if in_graph else ms * NO_GRAPH
         if not len(known):
             known, ms = np.array([float(max(requests, 1))]), np.ones(1)
         beyond, below = np.maximum(tokens / known[-1] - 1, 0), np.maximum(1 - tokens / known[0], 0)
-        return np.asarray(np.interp(tokens, known, ms) + GUESS * (ms[-1] * beyond - ms[0] * below))
-
-    def _points(self, in_graph: bool) -> tuple[Floats, Floats]:
-        """Tokens and ms of the knots that are known, never falling."""
-        log_ms = self._log_ms[int(in_graph)]
-        known = np.flatnonzero(~np.isnan(log_ms) & (self._steps - self._seen[int(in_graph)] <= FORGOTTEN))
-        tokens, ms = KNOTS[known].astype(np.float64), np.exp(log_ms[known])
-        rising, falling = np.maximum.accumulate(ms), np.minimum.accumulate(ms[::-1])[::-1]
-        return tokens, (rising + falling) / 2
+        line = np.interp(tokens, known, ms) + GUESS * (ms[-1] * beyond - ms[0] * below)
+        return np.asarray(line * math.exp(self._drift))
