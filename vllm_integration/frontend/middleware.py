@@ -92,79 +92,70 @@ class PredictionMiddleware:
                 reading.run(conversation.forget_styles, scope["app"].state)
             return await self._app(scope, _replay([], receive, tells=True) if tells else receive, send)
         messages: list[Message] = []
-        num_bytes, request = 0, None
-        while not messages or messages[-1].get("more_body", False):
+        num_bytes, request, long = 0, None, None
+        while long is None and (not messages or messages[-1].get("more_body", False)):
             messages.append(await receive())
             if messages[-1]["type"] != "http.request":  # the client has gone
                 return await self._app(scope, _replay(messages, receive), send)
             num_bytes += len(messages[-1].get("body", b""))
-            if num_bytes > body.max_bytes:
-                return await self._pass_on(body, messages, scope, receive, send)
+            long = LongBody() if num_bytes > body.max_bytes else None
         try:
-            request, rest = await body.take(b"".join(message.get("body", b"") for message in messages))
-            if rest is not None:
-                messages = [{"type": "http.request", "body": rest, "more_body": False}]
+            if long is not None:
+                request = body.passed_on()
+            else:
+                request, rest = await body.take(b"".join(message.get("body", b"") for message in messages))
+                if rest is not None:
+                    messages = [{"type": "http.request", "body": rest, "more_body": False}]
         except FieldError as error:
             return await _answer(error, body.endpoint)(scope, receive, send)
         except Exception as error:
             serve_without_prediction("A request", error)
-        await self._serve(request, body, scope, _replay(messages, receive), send)
-
-    async def _serve(
-        self, request: HttpRequest | None, body: _Body, scope: Scope, receive: Receive, send: Send
-    ) -> None:
+        received, sent = _replay(messages, receive), send
+        if long is not None:
+            received, sent = _looked_at(long, body, received), _unless_refused(long, send)
         if request is not None and body.endpoint != _MESSAGES:
-            send = _completing(send, request)
+            sent = _completing(sent, request)
         token = http_request.set(request)  # in the context of this request's own task
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, received, sent)
+        except Exception:  # vLLM's own, as for a client that has gone
+            if long is None or long.refused is None:
+                raise
         finally:
             http_request.reset(token)
+        if long is not None and long.refused is not None:
+            await _answer(long.refused, body.endpoint)(scope, receive, send)
 
-    async def _pass_on(
-        self, body: _Body, messages: list[Message], scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        """Let vLLM have a body over the limit as it comes; if it brought a prediction, the answer is ours."""
-        long, error = LongBody(), None
 
-        async def looked_at() -> Message:
-            nonlocal error
-            message = messages.pop(0) if messages else await receive()
-            if message["type"] != "http.request":
-                return message
-            part = message.get("body", b"")
-            for start in range(0, len(part), _PIECE):
-                _limiting.run(long.feed, part[start : start + _PIECE])
-                await asyncio.sleep(0)  # others get turns
-            if not message.get("more_body", False) and (error := body.refusal(long)):
-                return {"type": "http.disconnect"}
-            return message
+def _looked_at(long: LongBody, body: _Body, receive: Receive) -> Receive:
+    """A `receive` for vLLM of a body over the limit: if it brings a prediction, as if the client had gone."""
 
-        async def send_if_served(message: Message) -> None:
-            if error is None:
-                await send(message)
+    async def look() -> Message:
+        message = await receive()
+        part = message.get("body", b"")
+        for start in range(0, len(part), _PIECE):
+            _limiting.run(long.feed, part[start : start + _PIECE])
+            await asyncio.sleep(0)  # others get turns
+        if message["type"] == "http.request" and not message.get("more_body", False):
+            long.refused = body.refusal(long)
+        return message if long.refused is None else {"type": "http.disconnect"}
 
-        try:
-            await self._serve(body.passed_on(), body, scope, looked_at, send_if_served)
-        except FieldError as raised:
-            error = raised
-        except Exception:  # vLLM's own, as for a client that has gone
-            if error is None:
-                raise
-        if error is not None:
-            await _answer(error, body.endpoint)(scope, receive, send)
+    return look
+
+
+def _unless_refused(long: LongBody, send: Send) -> Send:
+    async def send_if_served(message: Message) -> None:
+        if long.refused is None:
+            await send(message)
+
+    return send_if_served
 
 
 def _answer(error: FieldError, endpoint: str) -> ASGIApp:
     from starlette.responses import JSONResponse
 
     error.count()
-    told = {
-        "message": str(error),
-        "type": "BadRequestError",
-        "param": error.parameter,
-        "code": error.code,
-    }
+    told = {"message": str(error), "type": "BadRequestError", "param": error.parameter, "code": error.code}
     kind = {"type": "error"} if endpoint == _MESSAGES else {}
     return JSONResponse({**kind, "error": told}, status_code=error.code)
 
@@ -177,13 +168,7 @@ def _to_be_read(scope: Scope) -> _Body | None:
     if not endpoint or engine_client is None or not drafts_predictions(engine_client.vllm_config):
         return None
     switch = dict(scope["headers"]).get(HEADER)
-    return _Body(
-        Settings.of(engine_client.vllm_config),
-        endpoint,
-        engine_client,
-        switch,
-        Template.of(scope["app"].state),
-    )
+    return _Body(endpoint, engine_client, switch, Template.of(scope["app"].state))
 
 
 def _pattern(key: bytes) -> bytes:
@@ -222,6 +207,7 @@ class LongBody:
 
     def __init__(self) -> None:
         self.num_bytes, self._depth, self._level = 0, 0, 0
+        self.refused: FieldError | None = None
         #: Text that is kept, and a string that has begun.
         self._kept, self._open = "", ""
         self._decoder: Any = None
@@ -259,17 +245,10 @@ class LongBody:
 class _Body:
     """One request's body on its way in. switch: what its header says of drafts, if anything."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        endpoint: str,
-        client: Any,
-        switch: bytes | None = None,
-        template: Template = Template(),  # noqa: B008 (it does not change)
-    ) -> None:
+    def __init__(self, endpoint: str, client: Any, switch: bytes | None, template: Template) -> None:
         self.endpoint, self._is_limited = endpoint, endpoint in ENDPOINTS
-        self._settings, self._client, self._template = settings, client, template
-        self.max_bytes = settings.max_body_bytes
+        self._settings, self._client, self._template = Settings.of(client.vllm_config), client, template
+        self.max_bytes = self._settings.max_body_bytes
         self._switch = None if switch is None else switch.decode("latin-1")
 
     def passed_on(self) -> HttpRequest | None:
