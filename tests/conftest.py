@@ -62,6 +62,7 @@ ENGINES = {
     "v2-server": ["test_v2_server"],
     "ranks": ["campaign/test_ranks"],
     "recipes": ["test_v2_recipes"],
+    "weights": ["vllm/test_weights"],
     "in-process": [""],
 }
 
