@@ -102,8 +102,8 @@ format: $(VENV)/.dev  ## apply what ruff can fix
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(VENV)/.dev  ## CPU beside GPU alignment, with RapidFuzz, difflib, Myers, suffix trees
-	@$(BIN)/python -m pytest -q benchmarks/alignment --benchmark-only --benchmark-columns=median,iqr,rounds
+bench: $(VENV)/.dev  ## CPU beside GPU alignment, with RapidFuzz, difflib, Myers, suffix trees; the scheduler
+	@$(BIN)/python -m pytest -q benchmarks/alignment benchmarks/serving --benchmark-only --benchmark-columns=median,iqr,rounds
 
 bench-quality: $(VENV)/.dev  ## draft quality: every drafter, our trade-off, what has to hold, pictures (needs g++)
 	@$(BIN)/python -m benchmarks.quality --json benchmarks/results/quality.json

@@ -151,9 +151,10 @@ def test_survivals_are_corrected_by_what_is_accepted() -> None:
     assert (np.diff(calibration.levels.astype(int)) >= 0).all()
 
 
+@pytest.mark.parametrize("in_graph", [True, False])
 @pytest.mark.parametrize("ms", [None, 0.0, float("nan"), 1e12, 5.0])
-def test_a_machine_that_lies_about_its_times_drafts_on(ms: float | None) -> None:
-    """No times, such as are none, and all the same."""
+def test_a_machine_that_lies_about_its_times_drafts_on(ms: float | None, in_graph: bool) -> None:
+    """No times, such as are none, and all the same; also where graphs are captured and no step runs in one."""
     running = [request_of(str(i), max_tokens=10**6) for i in range(4)]
     requests = DraftedRequests(False, K)
     for request in running:
@@ -165,5 +166,5 @@ def test_a_machine_that_lies_about_its_times_drafts_on(ms: float | None) -> None
         slots.append(int(granted.sum()))
         budget.settle(requests.rows_of([str(i) for i in range(4)]), granted, granted + 1, budget.granted)
         if ms is not None:
-            budget.observe([StepTime(ms, 4, 4 + slots[-1], 0, True)])
+            budget.observe([StepTime(ms, 4, 4 + slots[-1], 0, in_graph)])
     assert slots[-1] > 0

@@ -49,12 +49,10 @@ def choose(
     if most <= 0 or times.waits_for(requests, base, in_graph=not prefill):
         return Chosen(np.zeros(survival.shape[1], dtype=np.int64), without, without)
     # Between these both the gain and the time are lines, so that the best is one of them.
-    count = np.unique(
-        np.clip(np.concatenate([at_least, KNOTS - base, most * _SHARES]).astype(np.int64), 0, most)
-    )
+    count = np.concatenate([[0], at_least, KNOTS - base, most * _SHARES]).clip(0, most).astype(np.int64)
     gain = np.interp(count, np.concatenate([[0], at_least]), np.concatenate([[0.0], gained]))
     ms = times.ms(requests, base + count, in_graph=in_graph and not prefill)
-    ms[0] = without
+    ms[count == 0] = without
     rate = np.where(ms <= ratio * without, (requests + gain) / ms, 0.0)
     best = int(rate.argmax())
     return Chosen(likeliest(survival.T, int(count[best])), float(ms[best]), without)

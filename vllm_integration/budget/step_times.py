@@ -15,8 +15,8 @@ Floats = npt.NDArray[np.float64]
 KNOTS = np.array([1, 2, 3, *(base << i for i in range(1, 14) for base in (2, 3)), 1 << 15])
 #: Steps near a knot whose median is its first value: a compile among them changes nothing.
 FIRST = 3
-#: Share of what a step is off (natural logarithm, at most `MOST`) that all knots follow; and the least of those near it.
-FOLLOW, LEARN, MOST = 0.1, 0.05, 0.3
+#: Share of what a step is off (natural logarithm, at most `MOST`) that all knots follow; the least of those near it.
+FOLLOW, LEARN, MOST = 0.05, 0.02, 0.3
 #: Beyond the last knot that is known, twice the tokens take so much longer; and steps without graphs, if none was
 #: seen.
 GUESS, NO_GRAPH = 0.5, 1.2
@@ -83,7 +83,7 @@ class StepTimes:
         """Whether steps of about so many tokens were not seen yet, though times come in."""
         if not (self._count.any() and self.is_usable):
             return False
-        known = self._points[in_graph and tokens <= self.captured][0]
+        known, _ = self._known(in_graph and tokens <= self.captured)
         return not (len(known) and known[0] <= NEAR * tokens and tokens <= NEAR * known[-1])
 
     def ms(self, requests: int, tokens: npt.ArrayLike, in_graph: bool = True) -> Floats:
@@ -96,11 +96,16 @@ class StepTimes:
         without = self._line(False, requests, wanted)
         return np.where((wanted <= self.captured) & in_graph, within, without)
 
-    def _line(self, in_graph: bool, requests: int, tokens: Floats) -> Floats:
+    def _known(self, in_graph: bool) -> tuple[Floats, Floats]:
+        """Tokens and ms of the knots of one curve; of the other where this one has none."""
         known, ms = self._points[in_graph]
-        if not len(known):
-            known, ms = self._points[not in_graph]
-            ms = ms if in_graph else ms * NO_GRAPH
+        if len(known):
+            return known, ms
+        known, ms = self._points[not in_graph]
+        return known, ms if in_graph else ms * NO_GRAPH
+
+    def _line(self, in_graph: bool, requests: int, tokens: Floats) -> Floats:
+        known, ms = self._known(in_graph)
         if not len(known):
             known, ms = np.array([float(max(requests, 1))]), np.ones(1)
         beyond, below = np.maximum(tokens / known[-1] - 1, 0), np.maximum(1 - tokens / known[0], 0)

@@ -29,7 +29,7 @@ PREFIX = "GPU_ALIGN_"
 #: Tokens that the predictions of all requests together may have: 12 bytes each on the device.
 ARENA_TOKENS = 4 * 2**20
 #: How much longer a step with drafts may take than without, where a request has none: docs/tuning.md.
-MAX_SLOWDOWN = 3.0
+MAX_SLOWDOWN = 4.0
 #: Settings that went, and what there is in their place.
 GONE = dict.fromkeys(("FILL_TOKENS", "SURE", "MAX_DRAFT_TOKENS"), "MAX_SLOWDOWN")
 #: Characters of a prediction that are tokenised, for each token that is kept.

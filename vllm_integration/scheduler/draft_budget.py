@@ -24,7 +24,7 @@ Levels = npt.NDArray[np.integer[Any]]
 #: new request, and the most.
 START, MOST = 8.0, 32.0
 #: What each step gives back, over the square root of its requests; and what an accepted draft earns.
-REFILL, EARNED = 0.02, 2.0
+REFILL, EARNED = 0.015, 2.0
 #: Classes of survivals that `Calibration` learns about; what share it believes, as if it had seen so many
 #: drafts of each; what older ones count after 16 steps, so that it believes again in what it does not try.
 CLASSES, BELIEF, PRIOR, KEPT = 32, 0.9, 30.0, 0.9

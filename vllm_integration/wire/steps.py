@@ -4,8 +4,7 @@ so that it reaches whichever front end the request came from. On both sides a ba
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from operator import add
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -72,16 +71,13 @@ def encode(steps: Steps, output: Ints, own: Ints, refused: Ints) -> list[str]:
     A message is the four numbers of each of its steps, in their order, then one of its flags.
     """
     in_order = np.array(steps)[:, np.argsort(output, kind="stable")]
-    ends = _STEP * np.cumsum(np.bincount(output, minlength=len(own)))
-    return list(
-        map(add, _cut(in_order.T, ends), _cut(own + 2 * refused, _FLAGS * np.arange(1, len(own) + 1)))
-    )
-
-
-def _cut(numbers: Ints, ends: Ints) -> Iterator[str]:
-    """The text of these numbers in pieces that end there. (Loops over them would be in the interpreter.)"""
-    text = numbers.astype(_INT).tobytes().decode("latin-1")
-    return map(text.__getitem__, map(slice, [0, *ends.tolist()], ends.tolist()))
+    ends = np.cumsum(len(Steps._fields) * np.bincount(output, minlength=len(own)) + 1)
+    numbers = np.empty(in_order.size + len(own), dtype=_INT)
+    is_flag = np.zeros(len(numbers), dtype=np.bool_)
+    is_flag[ends - 1] = True
+    numbers[is_flag], numbers[~is_flag] = own + 2 * refused, in_order.T.ravel()
+    text, until = numbers.tobytes().decode("latin-1"), (_INT.itemsize * ends).tolist()
+    return list(map(text.__getitem__, map(slice, [0, *until], until)))
 
 
 def decode(texts: Sequence[str]) -> Messages:
