@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .drafter.arena import ArenaStats as ArenaStats
     from .drafter.config import DrafterConfig as DrafterConfig
+    from .drafter.drafter import CapturedStep as CapturedStep
     from .drafter.drafter import Drafter as Drafter
     from .drafter.memory import Recalled as Recalled
     from .drafter.memory import ResponseMemory as ResponseMemory
-    from .drafter.steps import CapturedStep as CapturedStep
     from .ops.layout import Draft as Draft
     from .ops.layout import Source as Source
     from .ops.recipes.table import Recipes as Recipes
@@ -25,7 +25,7 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "ArenaStats": "drafter.arena",
-    "CapturedStep": "drafter.steps",
+    "CapturedStep": "drafter.drafter",
     "Draft": "ops.layout",
     "Drafter": "drafter.drafter",
     "DrafterConfig": "drafter.config",

@@ -24,7 +24,6 @@ import typer
 from benchmarks import tables
 from benchmarks.compiled.launches import TARGETS, Launch, in_place_of_triton
 from gpu_align import Drafter, Recipes
-from gpu_align.ops.index import build_index
 from gpu_align.ops.lcs import lcs_length, lcs_prefix_row
 
 TABLE = tables.RESULTS / "static.json"
@@ -34,21 +33,16 @@ Table = dict[str, dict[str, dict[str, Any]]]
 
 
 def step(K: int, has_shapes: bool) -> None:
-    """Predictions that arrive, and a step."""
+    """A prediction of several blocks that arrives, a long context, and a step."""
     shape_of = np.arange(1024, dtype=np.int32) if has_shapes else None
     recipes = Recipes.from_lists([([1], [2], [0.5])], shape_of=shape_of)
     drafter = Drafter(
-        max_slots=2, max_context_len=64, max_prediction_len=64, num_draft_tokens=K, vocab_size=1024, device="cpu",
-        backend="triton", recipes=recipes,
+        max_slots=2, max_context_len=2048, max_prediction_len=2048, num_draft_tokens=K, vocab_size=1024,
+        device="cpu", backend="triton", recipes=recipes,
     )  # fmt: skip
-    drafter.add(0, [1, 2, 3], 0)
+    drafter.add(0, [1, 2, 3] * 400, 0)
     ones = torch.ones(2, dtype=torch.int32)
-    drafter.propose(torch.zeros((2, 64), dtype=torch.int32), ones, torch.arange(2), ones)
-
-
-def index(bits: int) -> None:
-    """From 16 bits on, which is from predictions of 131,072 tokens on, keys have 32."""
-    build_index(*(torch.zeros(1 << 17, dtype=torch.int32) for _ in range(3)), 0, 1 << 16, bits, "triton")
+    drafter.propose(torch.zeros((2, 2048), dtype=torch.int32), ones, torch.arange(2), ones)
 
 
 def lcs(size: int, has_row: bool) -> None:
@@ -61,7 +55,6 @@ def lcs(size: int, has_row: bool) -> None:
 #: Name → a call that launches kernels; nothing runs.
 LAUNCHES: dict[str, Callable[[], None]] = {
     **{f"step {K}": partial(step, K, K == 64) for K in (16, 64, 256)},
-    **{f"index {bits}": partial(index, bits) for bits in (11, 16)},
     **{f"lcs {size}": partial(lcs, size, size == 4096) for size in (1024, 4096, 32_768)},
 }
 

@@ -34,7 +34,6 @@ from benchmarks.alignment.workload import (
 )
 from gpu_align import Drafter
 from gpu_align.ops.align import GLOBAL_EVERY
-from gpu_align.ops.layout import SEEN
 
 #: A row's name, and what measures it.
 Row = tuple[str, Callable[[], dict[str, Any]]]
@@ -135,7 +134,9 @@ class StepBatch(Steps):
         advance, idle = (
             partial(each.add_, self.case.step_tokens) for each in (self.total_len, self._scratch)
         )
-        return [*ahead, advance, self.step] * self.case.steps, [*ahead, idle] * self.case.steps
+        batch = self.token_ids, self.total_len, self.slots, self.num_sampled
+        enter = [partial(self.drafter._admission.enter, *batch)] if self.case.restart else []
+        return [*ahead, advance, *enter, self.step] * self.case.steps, [*ahead, idle] * self.case.steps
 
     def before(self) -> None:
         """Lead to the next interval: it advances by ``steps * step_tokens`` from here. Not timed."""
@@ -159,8 +160,9 @@ class StepBatch(Steps):
 
     def _restart(self) -> None:
         """New requests in all slots, prefilled in chunks, none of them sampled yet."""
-        # As `Drafter.add` does for one slot that gets an equal prediction.
-        self.drafter._state.align_state[:, SEEN] = -1
+        for slot, prediction in enumerate(self.texts.predictions):
+            self.drafter.add(slot, prediction, self.texts.prompt_len)
+        self.drafter.flush()
         for end in range(PREFILL_CHUNK, self.texts.done + PREFILL_CHUNK, PREFILL_CHUNK):
             self.written = min(end, self.texts.done)
             self.total_len.fill_(self.written)
@@ -249,7 +251,7 @@ def measure(case: Case, size: int, num_text: int, repeats: int, device: str) -> 
 
 
 def measure_add(num_tokens: int, device: str) -> dict[str, Any]:
-    """Microseconds of `Drafter.add` of a new prediction: until the call returns, and until the device is done."""
+    """Microseconds of `Drafter.add` of a new prediction: until the call returns, and until it is indexed."""
     sizes = {"max_slots": 64, "max_context_len": num_tokens, "max_prediction_len": num_tokens}
     drafter = Drafter(**sizes, num_draft_tokens=NUM_DRAFT_TOKENS, vocab_size=VOCAB_SIZE, device=device)
     texts = np.random.default_rng(0).integers(0, 40_000, (64, num_tokens), np.int32)
@@ -258,6 +260,7 @@ def measure_add(num_tokens: int, device: str) -> dict[str, Any]:
         begin = time.perf_counter_ns()
         drafter.add(slot, text, 0)
         host.append((time.perf_counter_ns() - begin) / 1e3)
+        drafter.flush()
         if device == "cuda":
             torch.cuda.synchronize()
         whole.append((time.perf_counter_ns() - begin) / 1e3)

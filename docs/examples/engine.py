@@ -125,7 +125,6 @@ class Engine:
             self.lengths[slot] = self.computed[slot] = self.sampled[slot] = 0
             self._append(slot, list(request.prompt))
             self.drafter.add(slot, list(request.prediction), len(request.prompt))
-            self.drafter.prepare(self.token_ids, self.total_len, [slot])  # beside the prefill
             predictor = request.predictor
             if predictor is None and self.draft_model is not None and not request.prediction:
                 predictor = DraftModelTokenPredictor(self.draft_model)  # with a KV cache of its own

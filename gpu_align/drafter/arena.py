@@ -1,15 +1,33 @@
-"""`PredictionArena`: where in the device's memory each prediction lies. Bookkeeping on the host, no tensors."""
+"""`PredictionArena` says where on the device a prediction lies, `Admission` how it and the slots get there."""
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from ..ops.layout import PAGE
+from ..ops.index import BLOCK, admit, enter_contexts
+from ..ops.layout import (
+    MAX_END_TOKENS,
+    NOWHERE,
+    OUTPUT_START,
+    PAGE,
+    SLOT_META,
+    STAGED_ROW,
+    STAGED_TEXT,
+    TEXT_KINDS,
+    TEXT_RULES,
+    StepState,
+    TextRules,
+    index_bits,
+    pack_rules,
+    whole_pages,
+)
+from ..ops.recipes import ALL_PACKS
 
 #: ``PREDICTION_BASE`` and what is computed from it are int32.
 MAX_TOKENS = 2**31 - 1
@@ -27,28 +45,26 @@ def tokens_for_all(max_predictions: int, max_len: int, page: int = PAGE) -> int:
     return ((2 * max_predictions - 1) * pages - max_predictions + 1) * page
 
 
-#: The tokens of a prediction, and its sharing key.
-_Key = tuple[bytes, Hashable]
-
-
 @dataclass(eq=False, slots=True)
-class _Entry:
-    """One prediction in the arena."""
+class ArenaText:
+    """A prediction, see `PredictionArena.find`."""
 
-    key: _Key = field(repr=False)  # a user's text
-    pages: slice
-    marks: bytes  # a 1 for each page
+    key: tuple[bytes, Hashable] = field(repr=False)  # its tokens, a user's, and its sharing key
+    num_tokens: int
+    marks: bytes = field(repr=False)  # a 1 for each of its pages
+    base: int = 0  # where it begins in the arena, in tokens: a multiple of the page
+    pages: slice = field(init=False, repr=False)  # of it, while it is held
     num_users: int = 0
+    is_held: bool = False  # whether it has pages
+
+    @property
+    def tokens(self) -> npt.NDArray[np.int32]:
+        """[num_tokens], read only."""
+        return np.frombuffer(self.key[0], np.int32)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Extent:
-    """The consecutive pages that one request's prediction takes. Every `acquire` returns one of its own."""
-
-    base: int  # where the prediction begins in the arena, in tokens: a multiple of the page; 0 if it is empty
-    num_tokens: int  # of the prediction
-    fresh: bool  # whether the caller has to upload the prediction and build its index
-    entry: _Entry | None = None  # None: an empty prediction
+#: For a request without a prediction.
+NO_TEXT = ArenaText((b"", None), 0, b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +75,9 @@ class ArenaStats:
     cached_tokens: int  # of predictions that no request uses any more, kept for one that comes back
     free_tokens: int  # of no prediction; the three together are the arena's `num_tokens`
     num_predictions: int  # different pairs of prediction and sharing key, used and cached; no empty ones
-    reused: int  # acquires that found their prediction there
+    reused: int  # predictions taken that were there
     evicted: int  # cached predictions dropped to make room
-    refused: int  # acquires that found no room
+    refused: int  # predictions that found no room
 
 
 class PredictionArena:
@@ -69,17 +85,14 @@ class PredictionArena:
 
     ::
 
-        extent = arena.acquire(tokens)
-        if extent is None:
+        text = arena.find(tokens)
+        is_new = not text.is_held
+        if not arena.take(text):
             ...                                  # no room: serve the request without its prediction
-        elif extent.fresh:
-            try:
-                ...                              # upload to extent.base, build the index
-            except BaseException:
-                arena.discard(extent)
-                raise
+        elif is_new:
+            ...                                  # upload it to text.base, build its index
         ...                                      # steps that read the pages
-        arena.release(extent)                    # once
+        arena.release(text)                      # once
 
     A prediction gets ``ceil(len / page)`` consecutive pages: the lowest run of free pages that is long enough.
     Equal predictions with equal sharing keys share their pages; neither the result nor the work of a call tells
@@ -90,10 +103,10 @@ class PredictionArena:
 
     Predictions are found by their tokens and the sharing key: 4 bytes a token on the host. (A digest would save
     that and takes 3 to 8 times as long.) Placement depends on the sequence of calls alone, so ranks that are told
-    the same do the same. What is drafted must depend on neither `Extent.base` nor `Extent.fresh`.
+    the same do the same. What is drafted must not depend on `ArenaText.base`.
 
-    One CUDA stream: a step launched before `release` may still be reading pages that the next `acquire` hands
-    out, and the upload follows it. `acquire` is linear in the tokens and in the pages. Not thread-safe.
+    One CUDA stream: a step launched before `release` may still be reading pages that the next `take` hands out,
+    and the upload follows it. `find` is linear in the tokens, `take` in the pages. Not thread-safe.
     """
 
     def __init__(self, num_tokens: int, page: int = PAGE) -> None:
@@ -101,79 +114,229 @@ class PredictionArena:
         self.page, self.num_tokens = page, num_pages * page
         # A byte a page, 1 where the page is free; and where no request uses it: what dropping all unused frees.
         self._free, self._not_in_use = (bytearray(b"\1" * num_pages) for _ in range(2))
-        self._entries: dict[_Key, _Entry] = {}
-        self._unused: OrderedDict[_Key, _Entry] = OrderedDict()  # the one released longest ago first
+        self._texts: dict[tuple[bytes, Hashable], ArenaText] = {}
+        self._unused: OrderedDict[ArenaText, None] = OrderedDict()  # the one released longest ago first
         self._reused = self._evicted = self._refused = 0
 
-    def acquire(self, tokens: npt.NDArray[np.int32], sharing_key: Hashable = None) -> Extent | None:
-        """Find or make a place for a prediction, until `release`; None if there is no room.
+    def find(self, tokens: npt.NDArray[np.int32], sharing_key: Hashable = None) -> ArenaText:
+        """The equal prediction of this key that is held, or one without pages. Nothing changes.
 
         tokens: [n] int32, may be empty. Read only; they may change afterwards.
-        sharing_key: pages are shared with equal predictions of this key alone; None is a key like any other.
+        sharing_key: pages are shared with equal predictions of this key alone; None is a key like any other. Its
+            ``__eq__`` runs here.
         """
-        if not tokens.size:
-            return Extent(base=0, num_tokens=0, fresh=False)
-        key = tokens.tobytes(), sharing_key
-        fresh = key not in self._entries
-        entry = self._place(key, -(-tokens.size // self.page)) if fresh else self._entries[key]
-        if entry is None:
-            self._refused += 1
-            return None
-        self._reused += not fresh
-        self._unused.pop(key, None)
-        self._not_in_use[entry.pages] = bytes(len(entry.marks))
-        entry.num_users += 1
-        return Extent(entry.pages.start * self.page, tokens.size, fresh, entry)
+        key, num_tokens = (tokens.tobytes(), sharing_key), len(tokens)
+        return self._texts.get(key) or ArenaText(key, num_tokens, b"\1" * -(-num_tokens // self.page))
 
-    def has_room(
-        self, tokens: npt.NDArray[np.int32], sharing_key: Hashable = None, without: Iterable[Extent] = ()
-    ) -> bool:
-        """Whether `acquire` would find or make a place for these tokens once `without` is released."""
-        if not tokens.size or (tokens.tobytes(), sharing_key) in self._entries:
+    def take(self, text: ArenaText) -> bool:
+        """Give a prediction to one more request, until `release`; False if there is no room for it. Until then
+        nothing else may happen to the arena since `find` but `release`."""
+        if not text.num_tokens:
             return True
-        room, users = self._not_in_use.copy(), Counter(extent.entry for extent in without)
-        for entry, num_users in users.items():
-            if entry is not None and entry.num_users == num_users:
-                room[entry.pages] = entry.marks
-        return b"\1" * -(-tokens.size // self.page) in room
+        if text.is_held:
+            self._reused += 1
+            if not text.num_users:
+                del self._unused[text]
+        elif not self._place(text):
+            self._refused += 1
+            return False
+        if not text.num_users:
+            self._not_in_use[text.pages] = bytes(len(text.marks))
+        text.num_users += 1
+        return True
 
-    def release(self, extent: Extent) -> None:
-        """The request is done with its extent. The prediction stays until its room is needed."""
-        if (entry := extent.entry) is None:
-            return
-        entry.num_users -= 1
-        if entry.num_users == 0:
-            self._not_in_use[entry.pages] = entry.marks
-            self._unused[entry.key] = entry
+    def has_room(self, text: ArenaText, without: Iterable[ArenaText] = ()) -> bool:
+        """Whether `take` would succeed once `without` is released."""
+        if text.is_held or not text.num_tokens:
+            return True
+        room = self._not_in_use.copy()
+        for other, num_users in Counter(without).items():
+            if other.num_users == num_users:
+                room[other.pages] = other.marks
+        return text.marks in room
 
-    def discard(self, extent: Extent) -> None:
-        """Take back a fresh extent that could not be filled, and that no other request has got since. What was
-        evicted for it stays evicted."""
-        self.release(extent)
-        if extent.entry is not None:
-            self._drop(extent.entry)
+    def release(self, text: ArenaText) -> None:
+        """A request is done with its prediction, which stays until its room is needed."""
+        if text.num_tokens:
+            text.num_users -= 1
+            if text.num_users == 0:
+                self._not_in_use[text.pages] = text.marks
+                self._unused[text] = None
 
     def stats(self) -> ArenaStats:
         """Count pages and calls."""
         free, not_in_use = (marks.count(1) * self.page for marks in (self._free, self._not_in_use))
         return ArenaStats(
-            self.num_tokens - not_in_use, not_in_use - free, free, len(self._entries), self._reused,
+            self.num_tokens - not_in_use, not_in_use - free, free, len(self._texts), self._reused,
             self._evicted, self._refused,
         )  # fmt: skip
 
-    def _place(self, key: _Key, num_pages: int) -> _Entry | None:
-        """Take the lowest free run of `num_pages`, after as few evictions as it takes."""
-        run = b"\1" * num_pages
-        if run not in self._not_in_use:
-            return None
-        while (start := self._free.find(run)) < 0:
-            self._drop(next(iter(self._unused.values())))
+    def _place(self, text: ArenaText) -> bool:
+        """Take the lowest free run of pages that is long enough, after as few evictions as it takes."""
+        if text.marks not in self._not_in_use:
+            return False
+        while (start := self._free.find(text.marks)) < 0:
+            oldest, _ = self._unused.popitem(last=False)
+            oldest.is_held = False
+            del self._texts[oldest.key]
+            self._free[oldest.pages] = oldest.marks
             self._evicted += 1
-        entry = self._entries[key] = _Entry(key, slice(start, start + num_pages), run)
-        self._free[entry.pages] = bytes(num_pages)
-        return entry
+        text.base, text.pages, text.is_held = start * self.page, slice(start, start + len(text.marks)), True
+        self._texts[text.key] = text
+        self._free[text.pages] = bytes(len(text.marks))
+        return True
 
-    def _drop(self, entry: _Entry) -> None:
-        """Forget an unused prediction."""
-        del self._unused[entry.key], self._entries[entry.key]
-        self._free[entry.pages] = entry.marks
+
+# What is on its way to the device.
+
+#: Words that one round sends, where more than one prediction is staged.
+ROUND_WORDS = 1 << 20
+#: Columns of ``slot_meta`` of a vacant slot, and in a row that is staged of one.
+_VACANT = (*[0] * OUTPUT_START, NOWHERE, *[0] * (SLOT_META - OUTPUT_START - 1))
+_NO_ENDS = (-1,) * MAX_END_TOKENS
+
+
+class _Half:
+    """A half of the ring. On CUDA it is pinned, and written again once the kernels that read it are done."""
+
+    def __init__(self, num_words: int, is_cuda: bool) -> None:
+        self.words = torch.empty(num_words, dtype=torch.int32, pin_memory=is_cuda)
+        self.array = self.words.numpy()
+        self.read = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
+
+
+class Admission:
+    """Rows of slots and predictions, written on the host; `flush` sends them, on the current stream.
+
+    The last row that is staged for a slot counts, and a prediction that the arena dropped is not sent. So the
+    device ends as if each call had been sent by itself. Sending is one kernel (see `admit`) and an event; more
+    rounds where predictions have more than `ROUND_WORDS` tokens together, of which the third waits for the first.
+
+    Args:
+        state: the drafter's.
+        context_shift: of `StepSettings`.
+        longest: tokens of the longest prediction.
+        backend: of the step.
+        uses_context: whether any request drafts from its context.
+    """
+
+    def __init__(
+        self, state: StepState, context_shift: int, longest: int, backend: str, uses_context: bool = True
+    ) -> None:
+        self._state, self._context_shift, self._backend = state, context_shift, backend
+        self._uses_context, self._longest, self._num_slots = uses_context, longest, len(state.slot_meta)
+        #: The latest row of each slot that is occupied, and those that the device does not have yet.
+        self._rows: dict[int, tuple[int, ...]] = {}
+        self._staged: dict[int, tuple[int, ...]] = {}
+        self._texts: list[ArenaText] = []
+        self._ring: list[_Half] = []
+        is_cuda = state.slot_meta.is_cuda
+        #: 0 while the context of a slot's new request may have to be entered; the device says when it is.
+        self._starts = torch.ones(self._num_slots, dtype=torch.int32, pin_memory=is_cuda)
+        self._started = self._starts.numpy()
+        self._is_parallel = backend == "triton" and uses_context
+        #: Whether there is anything to do before a step.
+        self.is_busy = False
+        if is_cuda:
+            self._make_ring()
+
+    def occupy(
+        self,
+        slot: int,
+        text: ArenaText,
+        prompt_len: int,
+        *,
+        is_fresh: bool = False,
+        recipe_packs: int = ALL_PACKS,
+        text_kind: TextRules = TEXT_KINDS["prediction"],
+        is_hot: bool = False,
+        end_tokens: Sequence[int] = (),
+    ) -> None:
+        """Give a slot to a request. is_fresh: its prediction has to be sent, unless the arena drops it first.
+        Other arguments: columns of ``slot_meta``."""
+        num_tokens = text.num_tokens
+        if is_fresh and num_tokens:
+            self._texts.append(text)
+        ends = (*end_tokens, *_NO_ENDS)[:MAX_END_TOKENS] if end_tokens else _NO_ENDS
+        self._rows[slot] = self._staged[slot] = (
+            slot, 1, text.base, num_tokens, shift_of(num_tokens), prompt_len, self._uses_context, recipe_packs,
+            pack_rules(text_kind), is_hot, *ends,
+        )  # fmt: skip
+        self._started[slot] = 0
+        self.is_busy = True
+
+    def vacate(self, slot: int) -> None:
+        """Nothing is drafted for the slot any more."""
+        if self._rows.pop(slot, None):
+            self._staged[slot] = slot, 1, *_VACANT
+            self._started[slot] = 1
+            self.is_busy = True
+
+    def take_prediction(self, slot: int) -> None:
+        """The slot's request has no prediction any more; what is known of its context stays."""
+        _, is_new, *meta = self._rows[slot]
+        meta[:OUTPUT_START], meta[TEXT_RULES] = (0, 0, shift_of(0)), pack_rules(TEXT_KINDS["prediction"])
+        self._rows[slot] = self._staged[slot] = slot, is_new and slot in self._staged, *meta
+        self.is_busy = True
+
+    def before_step(self, *batch: torch.Tensor) -> None:
+        """Send what is staged, and enter the contexts of requests that are new in a batch."""
+        self.flush()
+        self.is_busy = not self._started.all()
+        if self.is_busy:
+            self.enter(*batch)
+
+    def enter(self, *batch: torch.Tensor) -> None:
+        """Enter the contexts of the new requests in a batch, beyond what a step does as fast."""
+        if self._is_parallel and batch[0].shape[1] > BLOCK:
+            enter_contexts(self._state, self._context_shift, self._starts, *batch)
+        else:
+            self._started[:] = 1
+
+    def flush(self) -> None:
+        """Send what is staged. Does nothing where nothing is."""
+        texts = [text for text in self._texts if text.is_held]
+        while self._staged or texts:
+            if not self._ring:
+                self._make_ring()
+            half = self._ring[0]
+            if half.read is not None:
+                half.read.synchronize()  # was recorded two rounds ago
+            num_rows, num_texts, longest = len(self._staged), 0, 0
+            end = num_rows * STAGED_ROW
+            for text in texts:
+                end += STAGED_TEXT + text.num_tokens
+                if end > len(half.array):
+                    break
+                num_texts += 1
+            table = [word for row in self._staged.values() for word in row]
+            end = num_rows * STAGED_ROW + num_texts * STAGED_TEXT
+            for text in texts[:num_texts]:
+                start, end, longest = end, end + text.num_tokens, max(longest, text.num_tokens)
+                half.array[start:end] = text.tokens
+                table += text.base, text.num_tokens, shift_of(text.num_tokens), start
+            half.array[: len(table)] = table
+            admit(self._state, half.words, num_rows, num_texts, longest, self._context_shift, self._backend)
+            if half.read is not None:
+                half.read.record()
+            self._ring.reverse()
+            self._staged.clear()
+            self._texts = texts = texts[num_texts:]
+
+    def _make_ring(self) -> None:
+        """On the CPU at the first flush, with one half."""
+        is_cuda = self._state.slot_meta.is_cuda
+        longest = max(self._longest, min(ROUND_WORDS, self._state.prediction_tokens.numel()))
+        num_words = self._num_slots * (STAGED_ROW + STAGED_TEXT) + longest
+        self._ring = [_Half(num_words, is_cuda) for _ in range(2 if is_cuda else 1)]
+
+    def warm_up(self, *batch: torch.Tensor) -> None:
+        """Compile or load the kernels of all that a batch may need, and run none."""
+        if self._backend == "triton":
+            admit(self._state, self._starts, 0, 0, BLOCK + 1, self._context_shift, self._backend)
+            enter_contexts(self._state, self._context_shift, self._starts, *(x[:0] for x in batch))
+
+
+def shift_of(num_tokens: int) -> int:
+    """The shift of the index of a prediction of so many tokens, see `bucket_of`."""
+    return 32 - index_bits(whole_pages(num_tokens))

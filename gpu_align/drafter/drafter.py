@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from functools import partial, wraps
 from typing import Any, TypeVar, cast
@@ -29,11 +28,18 @@ from ..ops.choose.survival import HIGH_TEMPERATURE, SurvivalTables
 from ..ops.layout import Draft, allocate_draft, allocate_state
 from ..ops.match import MAX_CONTEXT_LEN
 from ..ops.recipes.table import Recipes
-from ..ops.slots import occupy_slot, store_prediction, vacate_slot
 from ..ops.step import StepLaunch, make_step
-from .arena import MAX_PREDICTION_LEN, MAX_TOKENS, ArenaStats, Extent, PredictionArena, tokens_for_all
+from .arena import (
+    MAX_PREDICTION_LEN,
+    MAX_TOKENS,
+    NO_TEXT,
+    Admission,
+    ArenaStats,
+    ArenaText,
+    PredictionArena,
+    tokens_for_all,
+)
 from .config import DrafterConfig
-from .steps import CapturedStep, Preparation
 
 #: What the kernel can count: lanes of a draft, positions as parts of 32-bit keys, and the rest in 32 bits.
 _MOST = {
@@ -72,7 +78,6 @@ class Drafter:
     The loop that an engine runs::
 
         drafter.add(slot, prediction, prompt_len)              # when a request arrives
-        drafter.prepare(token_ids, total_len, [slot])          # optional: beside the prefill of a long prompt
         while generating:
             draft = drafter.propose(token_ids, total_len, slots, num_sampled)
             ...                                                # verify, append what was accepted
@@ -103,7 +108,8 @@ class Drafter:
 
     Memory on the device: 12 bytes a token of `max_prediction_tokens` (the tokens and their index), and a slot 4 to
     8 bytes a token of `max_context_len` (the index of its context, 32 KB at least) and 0.5 KB; about 400 bytes a
-    recipe. On the host: 4 bytes a token of the predictions that are held.
+    recipe. On the host: 4 bytes a token of the predictions that are held, and for a GPU up to 8 MB of pinned
+    memory, more for predictions over a million tokens. All that runs on a GPU runs on the current stream.
 
     TypeError, ValueError: an argument of another type, a size below 1 or above what the kernel can count, a device
     that is not there, or a backend that cannot run on it.
@@ -140,9 +146,9 @@ class Drafter:
         device = check_device(device)
 
         self._arena = PredictionArena(max(max_prediction_tokens, c.PAGE))
-        self._extents: dict[int, Extent] = {}
-        #: Slots that draft from earlier answers, the oldest first, and `occupy_slot` with all that each was given.
-        self._memories: dict[int, Callable[..., None]] = {}
+        self._texts: dict[int, ArenaText] = {}
+        #: Slots that draft from earlier answers, the oldest first.
+        self._memories: dict[int, None] = {}
         self._state = allocate_state(max_slots, max_context_len, self._arena.num_tokens, device)
         self.device = device = self._state.prediction_tokens.device  # with its index
         self._tables = SurvivalTables.load(
@@ -158,14 +164,13 @@ class Drafter:
         self._drafts: dict[int, Draft] = {}
         self._settings = config.step_settings(vocab_size, max_context_len)
         self._backend = resolve_backend(backend, self._state.prediction_tokens)
-        make = partial(
-            make_step, self._backend, self._state, self._tables, self._recipes, settings=self._settings
+        self._step = make_step(
+            self._backend, self._state, self._tables, self._recipes, self._draft, self._settings
         )
-        self._step = make(out=self._draft)
-        self._preparation = Preparation(make, max_slots, num_draft_tokens, device)
-        weakref.finalize(self, self._preparation.finish).atexit = False  # its memory is not reused then
+        self._admission = Admission(
+            self._state, self._settings.context_shift, max_prediction_len, self._backend, config.use_context
+        )
 
-    @on_its_device
     def add(
         self,
         slot: int,
@@ -205,9 +210,9 @@ class Drafter:
             Whether the prediction is held. False: there was no room for it, and the request gets drafts from its
             own context alone (`prediction_stats` counts these).
 
-        On CUDA the prediction is copied once, asynchronously on the current stream, from pinned memory, and
-        indexed there; the host waits for neither. One that is held already with the same `sharing_key` is shared,
-        which takes less time; with another key it is uploaded and indexed as if it were not there.
+        This writes to the host's memory alone; the next `propose` or `flush` sends all that has come by then, by
+        one kernel. A prediction that is held already with the same `sharing_key` is shared, which takes less
+        time; with another key it is sent and indexed as if it were not there.
 
         TypeError, ValueError: an argument of another type or outside its domain. The slot is then as it was.
         """
@@ -216,67 +221,59 @@ class Drafter:
         ids = check_integers("prediction", prediction)
         if len(ids) > (most := self.max_prediction_len):
             raise ValueError(f"prediction: expected at most {most} tokens, found {len(ids)}")
-        is_gap = (ids >= c.FIRST_GAP) & (ids < 2**31)
-        check_token_ids("prediction", np.where(is_gap, 0, ids), self.vocab_size)
-        try:
-            hash(sharing_key)  # a tuple is a Hashable, whatever is in it
-        except TypeError:
-            raise TypeError(f"sharing_key: expected a hashable value, found {sharing_key!r}"[:200]) from None
+        check_token_ids("prediction", ids, self.vocab_size, c.FIRST_GAP)
+        if sharing_key is not None:
+            try:
+                hash(sharing_key)  # a tuple is a Hashable, whatever is in it
+            except TypeError:
+                raise TypeError(
+                    f"sharing_key: expected a hashable value, found {sharing_key!r}"[:200]
+                ) from None
         check_type("memory", memory, bool, "a bool")
         check_type("related", related, bool, "a bool")
-        if isinstance(recipes, str) or not isinstance(recipes, Iterable | None):
+        if isinstance(recipes, str) or not (recipes is None or isinstance(recipes, Iterable)):
             found = f"the str {recipes!r}" if isinstance(recipes, str) else type(recipes).__name__
             raise TypeError(f"recipes: expected names of packs, found {found}")
-        ends = check_integers("end_tokens", end_tokens)
+        ends = check_integers("end_tokens", end_tokens).tolist() if len(end_tokens) else ()
         check_temperature(temperature)
-        occupy = partial(
-            occupy_slot, self._state, slot, prompt_len=prompt_len, use_context=self.config.use_context,
-            recipe_packs=self._pack_bits(recipes), is_hot=bool(temperature >= HIGH_TEMPERATURE),
-            end_tokens=tuple(ends[(ends >= 0) & (ends < self.vocab_size)].tolist()),
-        )  # fmt: skip
-        tokens = ids.astype(np.int32, copy=False)
-        self._preparation.join()
+        packs = self._pack_bits(recipes)
+        # The key's own code runs here, before anything changes.
+        text = self._arena.find(ids.astype(np.int32, copy=False), sharing_key)
         self._release(slot)
-        if not memory:
-            self._make_room(tokens, sharing_key)
-        extent = self._arena.acquire(tokens, sharing_key)
-        if extent is not None:
-            if extent.fresh:
-                self._store(slot, extent, tokens)
-            self._extents[slot] = extent
+        try:
+            if self._memories and not memory:
+                self._make_room(text)
+            is_fresh = not text.is_held
+            is_held = self._arena.take(text)
+        except BaseException:
+            self._admission.vacate(slot)
+            raise
+        if is_held:
+            self._texts[slot] = text
             if memory:
-                self._memories[slot] = occupy
-        base, num_tokens = (0, 0) if extent is None else (extent.base, extent.num_tokens)
-        occupy(base=base, num_tokens=num_tokens, text_kind=c.text_kind(ids, memory, related))
-        return extent is not None
+                self._memories[slot] = None
+        self._admission.occupy(
+            slot, text if is_held else NO_TEXT, prompt_len, is_fresh=is_fresh and is_held, recipe_packs=packs,
+            text_kind=c.text_kind(ids, memory, related), is_hot=bool(temperature >= HIGH_TEMPERATURE),
+            end_tokens=[end for end in ends if 0 <= end < self.vocab_size],
+        )  # fmt: skip
+        return is_held
 
-    def _make_room(self, tokens: npt.NDArray[np.int32], sharing_key: Hashable) -> None:
+    def _make_room(self, text: ArenaText) -> None:
         """Earlier answers that others draft from give way to a prediction, the oldest first, if that is of use."""
-        has_room = partial(self._arena.has_room, tokens, sharing_key)
-        if has_room() or not has_room(without=[self._extents[slot] for slot in self._memories]):
+        has_room = partial(self._arena.has_room, text)
+        if has_room() or not has_room(without=[self._texts[slot] for slot in self._memories]):
             return
         while not has_room():
-            slot, occupy = next(iter(self._memories.items()))
+            slot = next(iter(self._memories))
             self._release(slot)
-            occupy(base=0, num_tokens=0)
+            self._admission.take_prediction(slot)
 
-    def _store(self, slot: int, extent: Extent, tokens: npt.NDArray[np.int32]) -> None:
-        """Upload and index a prediction that the arena did not hold; the slot is vacant where that fails."""
-        try:
-            store_prediction(self._state, extent.base, tokens, self._backend)
-        except BaseException:
-            # These pages hold no request's prediction now, and the slot's old one is released.
-            self._arena.discard(extent)
-            vacate_slot(self._state, slot)
-            raise
-
-    @on_its_device
     def remove(self, slot: int) -> None:
         """Free `slot`: it gets no drafts until the next `add`. Freeing a free slot does nothing."""
         slot = self._check_slot(slot)
-        self._preparation.join()
         self._release(slot)
-        vacate_slot(self._state, slot)
+        self._admission.vacate(slot)
 
     @property
     def prediction_stats(self) -> ArenaStats:
@@ -285,8 +282,14 @@ class Drafter:
 
     def _release(self, slot: int) -> None:
         self._memories.pop(slot, None)
-        if (extent := self._extents.pop(slot, None)) is not None:
-            self._arena.release(extent)
+        if (text := self._texts.pop(slot, None)) is not None:
+            self._arena.release(text)
+
+    @on_its_device
+    def flush(self) -> None:
+        """Send what `add` and `remove` have staged, on the current stream. `propose` and `CapturedStep.replay` do
+        it themselves; call it before you replay a graph of your own that holds a `propose`."""
+        self._admission.flush()
 
     @on_its_device
     def propose(
@@ -328,38 +331,14 @@ class Drafter:
         if self.device.type == "cpu" and isinstance(self._step, StepLaunch):
             # Under Triton's interpreter; the reference looks itself.
             check_batch(self.max_slots, self.max_context_len, total_len, slots, num_sampled)
-        self._preparation.join()
+        if self._admission.is_busy and not (
+            self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        ):
+            self._admission.before_step(token_ids, total_len, slots, num_sampled)
         self._step(token_ids, total_len, slots, num_sampled)
         if batch_size not in self._drafts:
             self._drafts[batch_size] = Draft(*(tensor[:batch_size] for tensor in self._draft))
         return self._drafts[batch_size]
-
-    @on_its_device
-    def prepare(self, token_ids: torch.Tensor, total_len: torch.Tensor, slots: Sequence[int]) -> None:
-        """Do now what the next step would do first for these slots; no draft depends on it.
-
-        A step enters all tokens of a new context in its index, and aligns all output of a request that returns
-        after a preemption, and the batch waits for its slowest request (docs/developer/compiled-kernels.md).
-        Called behind `add`, when the tokens are in their row, this happens beside the prefill.
-
-        Args:
-            token_ids, total_len: as in `propose`. Read only.
-            slots: distinct slots, ``0 <= slot < max_slots``; a vacant one is left alone.
-
-        On CUDA it runs on a stream of its own, behind what the current stream holds now; the next call of another
-        method, or the next replay of `capture`, comes after it on the device, but not that of a graph recorded
-        otherwise. The host does not wait. Until then keep `token_ids`, and do not change what is in the rows of
-        these slots before their `total_len`; you may append tokens. On the CPU it runs at once.
-
-        TypeError, ValueError: as in `propose`, or a slot that is there twice.
-        """
-        chosen = [self._check_slot(slot) for slot in slots]
-        if twice := [slot for slot in set(chosen) if chosen.count(slot) > 1]:
-            num = chosen.count(twice[0])
-            raise ValueError(f"slots: expected distinct slots, found {twice[0]} {num} times")
-        self._check_rows(token_ids, total_len)
-        if chosen:
-            self._preparation.start(token_ids, total_len, chosen)
 
     @on_its_device
     def warm_up(self, token_ids: torch.Tensor, total_len: torch.Tensor) -> None:
@@ -368,16 +347,10 @@ class Drafter:
         Args:
             token_ids, total_len: as in `propose`. Read only; no slot changes.
         """
-        # Pinned memory is kept by powers of two. PyTorch sorts few keys by one kernel and many by another, and
-        # there are keys of 16 and of 32 bits.
-        most = min(max(self.max_prediction_len, c.SLOT_META), self._arena.num_tokens)
-        sizes = {min(1 << i, most) for i in range(most.bit_length() + 1 if self._backend == "triton" else 1)}
-        for num_tokens in () if self._arena.stats().num_predictions else sorted(sizes):  # in unused pages
-            store_prediction(self._state, 0, np.zeros(num_tokens, dtype=np.int32), self._backend)
         # Nothing is sampled: the step leaves the slot as it is.
         slots, num_sampled = (torch.zeros(1, dtype=d, device=self.device) for d in (torch.int64, torch.int32))
+        self._admission.warm_up(token_ids, total_len, slots, num_sampled)
         self.propose(token_ids, total_len, slots, num_sampled)
-        self.prepare(token_ids, total_len, [0])
 
     @on_its_device
     def capture(
@@ -389,7 +362,7 @@ class Drafter:
         All graphs write to the same `Draft` buffers. `add` and `remove` go on as ever, as long as they run on the
         stream that replays. On the CPU there is no graph, and a replay is a call of `propose`.
         """
-        return CapturedStep(self.propose, self._preparation, token_ids, total_len, slots, num_sampled)
+        return CapturedStep(self.propose, self._admission, token_ids, total_len, slots, num_sampled)
 
     def _check_slot(self, slot: int) -> int:
         return check_int("slot", slot, 0, self.max_slots - 1, f"0 <= slot < {self.max_slots}")
@@ -398,3 +371,31 @@ class Drafter:
         size = self.max_slots, self.max_context_len
         check_tensor("token_ids", token_ids, dtype=torch.int32, shape=size, device=self.device)
         check_tensor("total_len", total_len, dtype=torch.int32, shape=size[:1], device=self.device)
+
+
+class CapturedStep:
+    """A step of a `Drafter` that an engine replays, to `draft`: no arguments, no checks, one launch."""
+
+    def __init__(self, propose: Callable[..., Draft], admission: Admission, *inputs: torch.Tensor) -> None:
+        *others, num_sampled = inputs
+        self._admission, self._inputs = admission, inputs
+        self._propose = partial(propose, *inputs)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        # Nothing sampled: the kernel is compiled and runs once, and leaves every slot as it is.
+        self.draft = propose(*others, torch.zeros_like(num_sampled))
+        if num_sampled.is_cuda:
+            torch.cuda.current_stream(num_sampled.device).synchronize()
+            self._graph = torch.cuda.CUDAGraph()
+            # Whatever other threads do with the device meanwhile.
+            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+                self._propose()
+
+    def replay(self) -> Draft:
+        """Run the step with what the captured tensors hold now."""
+        if self._graph is None:
+            return self._propose()
+        if self._admission.is_busy:
+            with torch.cuda.device(self._inputs[0].device):
+                self._admission.before_step(*self._inputs)
+        self._graph.replay()
+        return self.draft

@@ -44,8 +44,8 @@ from ..ops.match.reference import Workspace, allocate_workspace
 from ..ops.recipes import ALL_PACKS
 from ..ops.recipes.reference import find_recipe
 from ..ops.recipes.table import Recipes, RecipeTable
-from ..ops.slots import occupy_slot, store_prediction
 from ..ops.step.reference import choose_draft, load_request, update_state
+from .arena import Admission, PredictionArena
 from .config import DrafterConfig
 
 
@@ -91,21 +91,24 @@ class StepView:
                 num_draft_tokens, "cpu", config.survival_table, config.min_survival, config.min_survival_lost
             )
         self.tables = as_arrays(tables)
-        capacities, base = [whole_pages(len(prediction)) for prediction in predictions], 0
-        state = allocate_state(len(predictions), max_context_len, sum(capacities), "cpu")
+        # A draft is shown as it is found: no vocabulary ends it, but a gap.
+        self._settings = config.step_settings(FIRST_GAP, max_context_len)
+        arena = PredictionArena(sum(whole_pages(len(prediction)) for prediction in predictions))
+        state = allocate_state(len(predictions), max_context_len, arena.num_tokens, "cpu")
+        admission = Admission(
+            state, self._settings.context_shift, arena.num_tokens, "reference", config.use_context
+        )
         for slot, (prediction, prompt_len) in enumerate(zip(predictions, prompt_lens, strict=True)):
-            if len(prediction):
-                store_prediction(state, base, np.array(prediction, dtype=np.int32))
-            occupy_slot(
-                state, slot, base, len(prediction), prompt_len, config.use_context,
-                recipe_packs=recipe_packs, text_kind=kind,
-            )  # fmt: skip
-            base += capacities[slot]
+            text = arena.find(np.array(prediction, dtype=np.int32))
+            is_fresh = not text.is_held
+            arena.take(text)
+            admission.occupy(
+                slot, text, prompt_len, is_fresh=is_fresh, recipe_packs=recipe_packs, text_kind=kind
+            )
+        admission.flush()
         self.state = as_arrays(state)
         self.token_ids = np.zeros((len(predictions), max_context_len), dtype=np.int32)
         self._recipes = recipes
-        # A draft is shown as it is found: no vocabulary ends it, but a gap.
-        self._settings = config.step_settings(FIRST_GAP, max_context_len)
 
     def look(self, slots: IntArray, totals: IntArray) -> View:
         """Bring requests up to date, and say what there is to draft from. totals: [R], tokens of each so far."""

@@ -21,6 +21,8 @@ from .errors import check_type as check_type
 
 Backend = Literal["auto", "triton", "reference"]
 _BACKENDS = get_args(Backend)
+#: Types of 4 and 8 bytes, by `dtype.str` → the unsigned one.
+_UNSIGNED = {np.dtype(t).str: np.dtype(f"u{t().itemsize}") for t in (np.int32, np.int64)}
 
 
 def check_integers(
@@ -31,6 +33,8 @@ def check_integers(
     TypeError for anything else, or another number of dimensions than one; ValueError for a tensor on another
     device.
     """
+    if type(values) is np.ndarray and values.ndim == 1 and values.dtype.kind in "iu":
+        return values  # the usual case
     if isinstance(values, torch.Tensor) and values.device.type != "cpu":
         raise ValueError(f"{name}: expected a tensor on the CPU, found device {values.device}")
     check_type(name, values, (Sequence, np.ndarray, torch.Tensor), "a sequence of integers")
@@ -50,11 +54,22 @@ def check_integers(
     return ids
 
 
-def check_token_ids(name: str, ids: npt.NDArray[Any], vocab_size: int) -> npt.NDArray[Any]:
-    """The integers; ValueError for the first of them that is no token id, ``0 <= id < vocab_size``."""
-    if ids.size and (ids.min() < 0 or ids.max() >= vocab_size):
-        wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))[0]
-        raise ValueError(f"{name}[{wrong}]: expected 0 <= id < {vocab_size}, found {ids[wrong]}")
+def check_token_ids(
+    name: str, ids: npt.NDArray[Any], vocab_size: int, first_gap: int = 2**31
+) -> npt.NDArray[Any]:
+    """The integers; ValueError for the first of them that is no token id, ``0 <= id < vocab_size``, and no gap,
+    ``first_gap <= id < 2**31``."""
+    if not ids.size:
+        return ids
+    # Most ids come in these types, and are looked at once: below 0 is above all others in the unsigned type.
+    unsigned = _UNSIGNED.get(ids.dtype.str)
+    if np.maximum.reduce(ids if unsigned is None else ids.view(unsigned)) >= vocab_size or (
+        unsigned is None and ids.min() < 0
+    ):
+        is_wrong = (ids < 0) | (ids >= vocab_size) & ~((ids >= first_gap) & (ids < 2**31))
+        if is_wrong.any():
+            wrong = np.flatnonzero(is_wrong)[0]
+            raise ValueError(f"{name}[{wrong}]: expected 0 <= id < {vocab_size}, found {ids[wrong]}")
     return ids
 
 

@@ -38,7 +38,8 @@ def check_probability(name: str, value: float) -> None:
 
 def check_temperature(value: float) -> None:
     """Raise TypeError or ValueError if the value is no finite number of 0 or more."""
-    check_type("temperature", value, Real, "a number")
+    if type(value) is not float:
+        check_type("temperature", value, Real, "a number")
     if not 0 <= value < math.inf:
         raise ValueError(f"temperature: expected a finite number, 0 or more, found {value}")
 
@@ -49,9 +50,12 @@ def check_int(name: str, value: object, low: int, high: int | None = None, domai
 
     high: None is any number. domain: how the message writes the domain, if not as "low to high".
     """
-    if isinstance(value, bool) or not isinstance(value, Integral):
+    if type(value) is int:  # asked first: the other question takes ten times as long
+        found = value
+    elif isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name}: expected an int, found {type(value).__name__}")
-    found = int(value)
+    else:
+        found = int(value)
     if found < low or (high is not None and found > high):
         most = "or more" if high is None else f"to {high}"
         raise ValueError(f"{name}: expected {domain or f'{low} {most}'}, found {value}")

@@ -44,11 +44,15 @@ if TYPE_CHECKING:
 MAX_END_TOKENS = 8
 SLOT_META = END_TOKENS + MAX_END_TOKENS
 
-#: Columns of ``align_state``: context tokens processed so far (-1: none, start over); edits recorded; then the
-#: fields of `Alignment`.
+#: Columns of ``align_state``: context tokens processed so far (0: none, start over; -1: of a new request), those
+#: whose positions are in the context's index (-1: clear it first), edits recorded; then the fields of `Alignment`.
 (
-    SEEN, NUM_EDITS, IN_SYNC, CURSOR, ANCHOR, DIVERGED_AT, NUM_IN_SYNC, NUM_COMMON, LCS_ROW, ALIGN_STATE,
-) = range(10)  # fmt: skip
+    SEEN, INDEXED, NUM_EDITS, IN_SYNC, CURSOR, ANCHOR, DIVERGED_AT, NUM_IN_SYNC, NUM_COMMON, LCS_ROW, ALIGN_STATE,
+) = range(11)  # fmt: skip
+
+#: What `add` and `remove` stage for the device, int32: rows of a slot, 1 where its request is new, and its
+#: ``slot_meta``; texts of `PREDICTION_BASE`, `PREDICTION_LEN`, `PREDICTION_SHIFT` and where the tokens begin.
+STAGED_ROW, STAGED_TEXT = 2 + SLOT_META, 4
 
 #: Columns of ``edits``: the key, which is the token at the edit's position (`NO_EDIT` where there is no edit any
 #: more) and the one after it, the output position of the first new token, the number of old and of new tokens, 1
@@ -211,7 +215,7 @@ def allocate_state(
 
     slot_meta, align_state = zeros(max_slots, SLOT_META), zeros(max_slots, ALIGN_STATE)
     slot_meta[:, OUTPUT_START] = NOWHERE
-    align_state[:, SEEN] = -1
+    align_state[:, :NUM_EDITS] = -1
     return StepState(
         zeros(num_tokens), zeros(num_tokens), zeros(num_tokens), slot_meta, align_state,
         zeros(max_slots, MAX_EDITS, EDIT), zeros(max_slots, 1 << context_index_bits(max_context_len), WAYS),

@@ -67,6 +67,7 @@ class SlotAudit:
         from gpu_align.ops import layout as c
         from vllm_integration.wire import request as wire
 
+        ours.drafter.flush()
         meta = ours.drafter._state.slot_meta[slot].tolist()
         base, length = meta[c.PREDICTION_BASE], meta[c.PREDICTION_LEN]
         given = wire.brought_by(request.sampling_params)

@@ -175,12 +175,14 @@ class Streams:
 
 
 def snapshot(drafter):
-    """A copy of all that a drafter holds on its device."""
+    """A copy of all that a drafter holds on its device, once it has all that is staged."""
+    drafter.flush()
     return [tensor.clone() for tensor in drafter._state]
 
 
 def same(before, drafter):
     """Whether a drafter holds what it held."""
+    drafter.flush()
     return all(torch.equal(a, b) for a, b in zip(before, drafter._state, strict=True))
 
 

@@ -18,7 +18,7 @@ from gpu_align.ops.choose import NUM_CLASSES, SURVIVAL_ONE
 from gpu_align.ops.layout import SEEN, WAYS
 from gpu_align.ops.recipes import LINE_END, NUM_RUNS
 from gpu_align.ops.step import StepLaunch
-from tests.gpu_align.engine import BACKENDS, device_of, edited, flat_curves, poison, use_curves
+from tests.gpu_align.engine import BACKENDS, device_of, edited, flat_curves, poison, snapshot, use_curves
 from tests.gpu_align.step_oracle import Oracle
 
 SOURCES = ("nothing", "prediction", "context", "recipe", "memory")
@@ -196,12 +196,6 @@ class StepBatch:
         self.remove(slot)
         self.add(other, request)
 
-    def prepare(self, slots: Sequence[int]) -> None:
-        """On which no draft depends."""
-        self.write()
-        for drafter in self.drafters.values():
-            drafter.prepare(*(x.to(drafter.device) for x in (self.token_ids, self.total_len)), slots)
-
     def write(self) -> None:
         for slot, request in self.running.items():
             tokens = request.tokens[: request.done]
@@ -220,7 +214,7 @@ class StepBatch:
             self.token_ids, self.total_len, torch.tensor(slots, dtype=torch.int64),
             torch.tensor(sampled, dtype=torch.int32),
         )  # fmt: skip
-        before = {b: [tensor.clone() for tensor in d._state] for b, d in self.drafters.items()}
+        before = {backend: snapshot(drafter) for backend, drafter in self.drafters.items()}
         found = {backend: self._launch(d, inputs, wild) for backend, d in self.drafters.items()}
         rows = [self._row(b, *of, found) for b, of in enumerate(zip(slots, sampled, strict=True))]
         active = [s for s, n in zip(slots, sampled, strict=True) if n and s in self.running]
@@ -399,8 +393,6 @@ class StepBatch:
         """One launch for some of the slots, vacant ones among them."""
         rng = self.rng
         self.turn_over()
-        if rng.random() < 0.1:
-            self.prepare(rng.sample(range(self.max_slots), rng.randint(0, self.max_slots)))
         slots = rng.sample(sorted(self.running), rng.randint(1, len(self.running)))
         vacant = [s for s in range(self.max_slots) if s not in self.running]
         if vacant and rng.random() < 0.3:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gpu_align.drafter.arena import ArenaStats, Extent, PredictionArena, tokens_for_all
+from gpu_align.drafter.arena import ArenaStats, ArenaText, PredictionArena, tokens_for_all
 
 P = 4
 
@@ -16,19 +16,19 @@ def text(name: int, num_tokens: int) -> np.ndarray:
     return np.full(num_tokens, name, dtype=np.int32)
 
 
-def take(arena: PredictionArena, name: int, num_pages: int) -> Extent:
-    extent = arena.acquire(text(name, num_pages * arena.page))
-    assert extent is not None
-    return extent
+def take(arena: PredictionArena, name: int, num_pages: int) -> ArenaText:
+    found = arena.find(text(name, num_pages * arena.page))
+    assert arena.take(found)
+    return found
 
 
 def test_an_empty_prediction_takes_nothing_and_always_fits() -> None:
     arena = PredictionArena(P, page=P)
     take(arena, 0, 1)
-    for extent in (arena.acquire(text(0, 0)), arena.acquire(text(0, 0))):
-        assert extent is not None
-        assert (extent.base, extent.num_tokens, extent.fresh) == (0, 0, False)
-        arena.release(extent)
+    for found in (arena.find(text(0, 0)), arena.find(text(0, 0))):
+        assert arena.take(found)
+        assert (found.base, found.num_tokens) == (0, 0)
+        arena.release(found)
     assert arena.stats() == ArenaStats(P, 0, 0, 1, 0, 0, 0)
 
 
@@ -39,7 +39,7 @@ SLOTS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=40)
 @given(st.integers(1, 4), st.integers(1, 4), SLOTS)
 def test_the_size_that_never_refuses(num_slots: int, most: int, calls: list[tuple[int, int]]) -> None:
     arena = PredictionArena(tokens_for_all(num_slots, most, page=1), page=1)
-    slots: list[Extent | None] = [None] * num_slots
+    slots: list[ArenaText | None] = [None] * num_slots
     for name, (slot, num_pages) in enumerate(calls):
         slot %= num_slots
         if (old := slots[slot]) is not None:
@@ -110,7 +110,7 @@ class ArenaMachine(RuleBasedStateMachine):
     def begin(self, num_pages: int) -> None:
         self.arena = PredictionArena(num_pages * P, page=P)
         self.model = Model(num_pages)
-        self.held: list[tuple[tuple[int, int], Extent]] = []
+        self.held: list[tuple[tuple[int, int], ArenaText]] = []
 
     # Few names, so that most come back; lengths on both sides of a page's end.
     @rule(
@@ -119,33 +119,24 @@ class ArenaMachine(RuleBasedStateMachine):
         num_tokens=st.sampled_from([1, 3, 4, 5, 8, 9, 13, 20, 33]),
     )
     def acquire(self, text_of: int, key: str | None, num_tokens: int) -> None:
-        extent = self.arena.acquire(text(text_of, num_tokens), key)
+        found = self.arena.find(text(text_of, num_tokens), key)
+        was_held, is_taken = found.is_held, self.arena.take(found)
+        assert found.tokens.tolist() == [text_of] * num_tokens
         # To the model, one text under two keys is two names: what is shared is equal in both.
         name = 2 * text_of + (key is not None)
         expected = self.model.acquire((name, num_tokens))
-        if expected is None:
-            assert extent is None
-            return
-        assert extent is not None
-        start, fresh = expected
-        assert (extent.base, extent.num_tokens, extent.fresh) == (start * P, num_tokens, fresh)
-        self.held.append(((name, num_tokens), extent))
+        assert is_taken == (expected is not None)
+        if expected is not None:
+            start, fresh = expected
+            assert (found.base, found.num_tokens, was_held) == (start * P, num_tokens, not fresh)
+            self.held.append(((name, num_tokens), found))
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        name, extent = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
-        self.arena.release(extent)
+        name, found = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+        self.arena.release(found)
         self.model.release(name)
-
-    @precondition(lambda self: any(e.fresh and self.model.users[name] == 1 for name, e in self.held))
-    @rule(data=st.data())
-    def discard(self, data: st.DataObject) -> None:
-        fresh = [i for i, (name, e) in enumerate(self.held) if e.fresh and self.model.users[name] == 1]
-        name, extent = self.held.pop(data.draw(st.sampled_from(fresh)))
-        self.arena.discard(extent)
-        self.model.release(name)
-        self.model.forget(name)
 
     @invariant()
     def counts(self) -> None:

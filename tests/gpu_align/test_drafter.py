@@ -5,18 +5,16 @@ import math
 import random
 import re
 import warnings
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpu_align
 from gpu_align import Drafter, DrafterConfig, RecipePack, Source
-from gpu_align.ops.index.kernel import index_kernel, index_keys_kernel
+from gpu_align.ops import layout
 from gpu_align.ops.layout import PAGE
-from tests.gpu_align.engine import BACKENDS, DEVICE, Engine, device_of, distinct, same, snapshot
+from tests.gpu_align.engine import BACKENDS, Engine, device_of, distinct, same, snapshot
 
 
 @pytest.mark.parametrize("K", [16, 64])
@@ -64,7 +62,7 @@ class TestOnTheGPU:
         assert torch.cuda.memory_stats()["allocation.all.allocated"] == allocated
 
     def test_add_and_remove_wait_for_nothing(self):
-        """With few tokens, which PyTorch sorts by one kernel, with many, and with an index of 32 bits."""
+        """With tokens of one block and of many."""
         engine = Engine("triton", N=140_000, vocab=200_000)
         engine.drafter.warm_up(engine.token_ids, engine.total_len)
         torch.cuda.set_sync_debug_mode("error")
@@ -72,6 +70,7 @@ class TestOnTheGPU:
             for slot, num_tokens in enumerate((60, 8000, 140_000)):
                 assert engine.drafter.add(slot, distinct(num_tokens), 0)
             engine.drafter.remove(1)
+            engine.drafter.flush()
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
@@ -102,7 +101,6 @@ def test_inference_mode_may_come_and_go():
         for mode in (not making, making, not making):
             with torch.inference_mode(mode):
                 made.add(1, distinct(60), 0)
-                made.prepare(token_ids, total_len, [1])
                 drafted = made.propose(token_ids, total_len, torch.tensor([1]), ones)
                 assert drafted.length.tolist() == [8]
                 made.remove(1)
@@ -116,22 +114,10 @@ def test_the_gpu_of_a_drafter_is_current_while_it_runs(monkeypatch):
     )
     engine.drafter.device = torch.device("cuda:1")
     engine.drafter.add(0, [1, 2], 0)
-    engine.drafter.remove(0)
+    engine.drafter.flush()
     engine.drafter.device = torch.device("cpu")
-    engine.drafter.remove(0)
-    assert entered == ["cuda:1", "cuda:1"]
-
-
-class Operations(TorchDispatchMode):
-    """PyTorch's operations within a ``with`` block, by name."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names.append(function.name())
-        return function(*args, **(kwargs or {}))
+    engine.drafter.flush()
+    assert entered == ["cuda:1"]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -203,48 +189,62 @@ class TestPredictions:
             engine.drafter.add(1, prediction, 1, sharing_key=(1, {}))
         assert engine.propose([1])[0] == first, "a refused add leaves the slot as it was"
 
-    def test_an_upload_that_fails_leaves_the_slot_vacant(self, backend, monkeypatch):
-        engine = Engine(backend)
-        engine.add(0, distinct(60), [], [0, 1])
-        engine.add(1, distinct(60, 100), [], [100, 101])
+    def test_an_add_that_raises_changes_nothing(self, backend):
+        """A sharing key runs code of its own."""
 
-        def fail(*_):
-            raise RuntimeError("out of memory")
+        class Key:
+            def __hash__(self):
+                return 7
+
+            def __eq__(self, other):
+                raise RuntimeError("no answer")
+
+        engine = Engine(backend, max_slots=2, max_prediction_tokens=PAGE)
+        engine.add(0, distinct(40), [], [0, 1], sharing_key=Key())
+        with pytest.raises(RuntimeError, match="no answer"):
+            engine.drafter.add(0, distinct(40), 0, sharing_key=Key())
+        assert not engine.add(1, distinct(8, 71), [])
+        [(tokens, length, *_)] = engine.propose([0])
+        assert tokens[:length] == distinct(16, 2)
+
+    def test_an_add_that_is_interrupted_leaves_the_slot_vacant(self, backend, monkeypatch):
+        """After its old prediction was released, whose pages another request may get."""
+        engine = Engine(backend, max_slots=2, max_prediction_tokens=PAGE)
+        engine.add(0, distinct(40), [], [0, 1])
+
+        def interrupted(_):
+            raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr("gpu_align.ops.slots.build_index", fail)
-            with pytest.raises(RuntimeError, match="out of memory"):
-                engine.add(0, distinct(60, 200), [])
-        assert [length for _, length, *_ in engine.propose([0, 1])] == [0, 16]
-        # What was uploaded in part is not taken for a prediction that is there.
-        assert engine.add(0, distinct(60, 200), [], [200])
-        assert engine.propose([0])[0][0] == distinct(16, 201)
+            patch.setattr(engine.drafter._arena, "take", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                engine.drafter.add(0, distinct(40), 0)
+        assert engine.add(1, distinct(8, 71), [])
+        assert engine.propose([0])[0][1] == 0
 
-
-#: Of a copy to the device, on a GPU from pinned memory; of an `add`, which writes a slot's two rows; and of one
-#: that uploads and indexes a prediction as well.
-UPLOAD = ("detach",) if DEVICE == "cpu" else ("empty.memory_format", "detach", "copy_")
-OF_SLOT = ("select.int", *UPLOAD, "select.int", "slice.Tensor", *UPLOAD)
-OPERATIONS = ("slice.Tensor", *UPLOAD, "empty.memory_format", "sort.stable", *OF_SLOT)
-
-
-def test_kernels_and_operations_of_an_add(monkeypatch):
-    """How many of them there are is what `add` costs the host. Here none of the kernels runs."""
-    launched: list[tuple[Any, Any]] = []
-    monkeypatch.setattr(
-        "gpu_align.ops.index.launch",
-        lambda kernel, *_, variant=None, **__: launched.append((kernel, variant)),
-    )
-    drafter = Engine("triton").drafter
-    with Operations() as operations:
-        drafter.add(0, distinct(60), 0)
-    assert [kernel for kernel, _ in launched] == [index_keys_kernel, index_kernel]
-    assert operations.names == [f"aten::{name}" for name in OPERATIONS]
-    for call in (lambda: drafter.add(1, distinct(60), 0), lambda: drafter.remove(0)):
-        launched.clear()
-        with Operations() as operations:
-            call()
-        assert (launched, operations.names) == ([], [f"aten::{name}" for name in OF_SLOT])
+    def test_a_memory_that_gives_way_keeps_the_index_of_its_context(self, backend):
+        engine = Engine(backend, max_slots=2, N=PAGE, T=200, max_prediction_tokens=PAGE)
+        engine.add(0, distinct(30), distinct(150, 300), distinct(9), memory=True)
+        engine.propose([0])
+        assert engine.add(1, distinct(40, 500), [900], [500])
+        engine.drafter.flush()
+        state = engine.drafter._state
+        assert state.align_state[0, [layout.SEEN, layout.INDEXED]].tolist() == [0, 159]
+        engine.write(0, [7, 8])
+        other = Engine(backend, T=200)
+        other.add(3, [], distinct(150, 300), [*distinct(9), 7, 8])
+        assert engine.propose([0]) == other.propose([3])
+        slots = state.context_index[0], other.drafter._state.context_index[3]
+        assert torch.equal(*slots)
+        # And tokens that are taken back at that moment are in no index.
+        engine.add(0, distinct(30), distinct(150, 300), distinct(9), memory=True)
+        engine.drafter.remove(1)
+        engine.propose([0])
+        assert engine.add(1, distinct(40, 600), [900], [500])
+        engine.total_len[0] = 80
+        other.total_len[3] = 80
+        assert engine.propose([0]) == other.propose([3])
+        assert torch.equal(*slots)
 
 
 class Half:

@@ -32,7 +32,7 @@ def outputs(greedy: Greedy) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def engine(outputs: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[V2Engine]:
     """K = 4, asynchronous scheduling, with a pack that was learned from what the model writes. Its words are of
-    letters, which recipes do not cut. The KV cache overflows, and every request is prepared."""
+    letters, which recipes do not cut. The KV cache overflows."""
     directory = tmp_path_factory.mktemp("recipes")
     words = [f"{a}{b}" for a in "abcdefghijklmnopqrst" for b in "abcdefghijklmnopqrst"]
     texts = [" ".join(words[token - 4] for token in each) for each in map(add, PROMPTS, outputs)]
@@ -45,7 +45,6 @@ def engine(outputs: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -
         delay_counts=True,
         step_log=True,
         num_gpu_blocks_override=9,
-        before="from vllm_integration.worker import speculator\nspeculator.PREPARED_LEN = 1",
         environment={
             **SHORT,
             "GPU_ALIGN_RECIPES": str(directory / "pack.json.gz"),

@@ -104,34 +104,12 @@ def test_a_prefill_chunk_and_a_dummy_run_change_nothing(speculator: Any) -> None
     prediction = list(range(100, 120))
     write(speculator, 0, [7, 8, 100])
     speculator.add_request("r0", 0, 2, params_of(prediction))
+    speculator.drafter.flush()
     before = speculator.drafter._state.align_state.clone()
     propose(speculator, [0], [0])
     propose(speculator, [0, 1, 2], dummy_run=True, skip_attn_for_dummy_run=True, is_profile=True)
     assert torch.equal(speculator.drafter._state.align_state, before)
     assert propose(speculator, [0])[0].tolist() == [101, 102, 103, 104]
-
-
-def test_long_requests_and_those_that_return_are_prepared(
-    speculator: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before their first step; not short ones, nor those without a prediction, for which nothing is drafted."""
-    prepared: list[list[int]] = []
-    states = speculator.req_states
-    monkeypatch.setattr(speculator.drafter, "prepare", lambda tokens, total, slots: prepared.append(slots))
-    monkeypatch.setattr(module, "PREPARED_LEN", 20)
-
-    def arrive(*rows: tuple[int, int, int, Any]) -> None:
-        new = []
-        for row, prompt_len, num_tokens, prediction in rows:
-            states.prompt_len.np[row], states.prefill_len.np[row] = prompt_len, num_tokens
-            states.req_id_to_index[f"r{row}"] = row
-            new.append(SimpleNamespace(req_id=f"r{row}", sampling_params=params_of(prediction)))
-        speculator.observe_new(SimpleNamespace(scheduled_new_reqs=new))
-
-    arrive((0, 19, 19, [5, 6]), (1, 20, 20, None))
-    assert prepared == []
-    arrive((2, 20, 20, [5, 6]), (0, 4, 4, [5]), (3, 4, 5, [5, 6]))
-    assert prepared == [[2, 3]]
 
 
 WAITS = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__", "to")
@@ -321,7 +299,7 @@ def test_the_first_request_compiles_no_kernel(
 
     monkeypatch.setattr(StepLaunch, "__call__", counted)
     speculator = make_speculator()
-    assert len(launches) == 2  # a step, which compiles the kernel, and a preparation
+    assert len(launches) == 1  # a step, which compiles the kernel
     kernels = dict(backend._compiled)
     assert speculator.drafter.prediction_stats.num_predictions == 0
     write(speculator, 0, [1, 2, 5])

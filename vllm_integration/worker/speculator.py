@@ -30,8 +30,6 @@ from .step_log import DebugLog
 
 #: Steps that count as the seconds of `PAUSE` where ranks have to draft alike.
 PAUSE_STEPS = 3000
-#: Requests of so many tokens, and those that return with output, are prepared beside their prefill.
-PREPARED_LEN = 512
 
 
 class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignore[misc]  # not typed for us
@@ -99,23 +97,13 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
 
     def observe_new(self, scheduler_output: Any) -> None:
         """The runner has given rows to the new requests of a step, and to those that resume."""
-        long: list[int] = []
         for new in scheduler_output.scheduled_new_reqs:
-            self.for_request(new.req_id, self._observe, new, long)
-        if long and not self._starts_over:
-            states = self.req_states
-            try:
-                self.drafter.prepare(states.all_token_ids.gpu, states.total_len.gpu, long)
-            except Exception as error:
-                self.guard.fail(error)
+            self.for_request(new.req_id, self._observe, new)
 
-    def _observe(self, new: Any, long: list[int]) -> None:
-        states = self.req_states
-        slot = states.req_id_to_index[new.req_id]
-        prompt_len, num_tokens = int(states.prompt_len.np[slot]), int(states.prefill_len.np[slot])
+    def _observe(self, new: Any) -> None:
+        slot = self.req_states.req_id_to_index[new.req_id]
+        prompt_len = int(self.req_states.prompt_len.np[slot])
         self.add_request(new.req_id, slot, prompt_len, new.sampling_params)
-        if slot in self._held and (num_tokens >= PREPARED_LEN or num_tokens > prompt_len):
-            long.append(slot)
 
     def observe_gone(self, req_id: str) -> None:
         """The runner is about to free the row of a request: finished, aborted or preempted."""

@@ -254,7 +254,8 @@ def load_state(request):
     p_edits = request.edits + tl.arange(0, layout.MAX_EDITS) * layout.EDIT
     alignment = Alignment(*load_each(p_align + layout.IN_SYNC, layout.ALIGN_STATE - layout.IN_SYNC))
     edits = Edits(tl.load(p_align + layout.NUM_EDITS), *load_each(p_edits, layout.EDIT), 0)
-    return tl.load(p_align + layout.SEEN), alignment, edits
+    seen, indexed = load_each(p_align, 2)
+    return seen, indexed, alignment, edits
 
 
 @triton.jit
@@ -293,7 +294,7 @@ def realign(request, state):
     Returns ``(alignment, edits)``, with the cursor where the output stands.
     """
     prediction = request.prediction
-    seen, a, edits = state
+    seen, _, a, edits = state
     is_fresh = layout.starts_over(request.total, seen)
     a, edits = _start_over(is_fresh, a, edits)
     # An output is neither in sync with an empty prediction nor diverged from it.

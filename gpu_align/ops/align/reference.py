@@ -209,15 +209,15 @@ def _process_tokens(
 
 
 @njit
-def load_state(request: Request) -> tuple[int, Alignment, Edits]:
-    """``(seen, alignment, edits)`` of a slot as they were stored."""
+def load_state(request: Request) -> tuple[int, int, Alignment, Edits]:
+    """``(seen, indexed, alignment, edits)`` of a slot as they were stored."""
     state, edits = request.align_state, request.edits
     alignment = Alignment(
         to_int(state[layout.IN_SYNC]), to_int(state[layout.CURSOR]), to_int(state[layout.ANCHOR]),
         to_int(state[layout.DIVERGED_AT]), to_int(state[layout.NUM_IN_SYNC]), to_int(state[layout.NUM_COMMON]),
         to_int(state[layout.LCS_ROW]),
     )  # fmt: skip
-    return to_int(state[layout.SEEN]), alignment, Edits(
+    return to_int(state[layout.SEEN]), to_int(state[layout.INDEXED]), alignment, Edits(
         to_int(state[layout.NUM_EDITS]), edits[:, layout.EDIT_AT], edits[:, layout.EDIT_AFTER],
         edits[:, layout.EDIT_START], edits[:, layout.EDIT_OLD], edits[:, layout.EDIT_NEW],
         edits[:, layout.EDIT_SEEN_BEFORE], 0,
@@ -243,13 +243,13 @@ def _store_state(request: Request, a: Alignment, edits: Edits) -> None:
 
 
 @njit
-def realign(request: Request, state: tuple[int, Alignment, Edits]) -> tuple[Alignment, Edits]:
+def realign(request: Request, state: tuple[int, int, Alignment, Edits]) -> tuple[Alignment, Edits]:
     """Process what is new of a request's output, after a `load_state`, and write its state back.
 
     Returns ``(alignment, edits)``, with the cursor where the output stands.
     """
     prediction = request.prediction
-    seen, a, edits = state
+    seen, _, a, edits = state
     is_fresh = layout.starts_over(request.total, seen)
     a, edits = _start_over(is_fresh, a, edits)
     # An output is neither in sync with an empty prediction nor diverged from it.

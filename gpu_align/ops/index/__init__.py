@@ -1,66 +1,82 @@
-"""The index of a prediction, built where its tokens are, once, off the critical path."""
+"""The indexes of predictions and contexts, and what arrives: slots, predictions, contexts of new requests."""
 
 from __future__ import annotations
 
 import torch
 
-from ..backend import Backend, launch, resolve_backend
-from ..layout import HASH
+from ..backend import launch, resolve_backend
+from ..layout import StepState, as_arrays
 
-#: Positions or buckets of one program.
+#: Tokens of one program.
 BLOCK = 1024
+#: Programs that clear the index of one new slot, at most.
+CLEARING = 16
 
 
-def build_index(
-    prediction_tokens: torch.Tensor,
-    positions: torch.Tensor,
-    offsets: torch.Tensor,
-    base: int,
-    num_tokens: int,
-    bits: int,
-    backend: Backend = "auto",
+def admit(
+    state: StepState,
+    staged: torch.Tensor,
+    num_rows: int,
+    num_texts: int,
+    longest: int,
+    context_shift: int,
+    backend: str = "auto",
 ) -> None:
-    """Index the prediction ``tokens = prediction_tokens[base : base + num_tokens]`` of n tokens.
+    """Write rows of slots, and predictions with their indexes, to their places.
 
     ::
 
-        positions[base : base + n - 1] = sorted(range(1, n), key=lambda p: (bucket(tokens[p - 1]), p))
-        offsets[base + b] = number of positions in the buckets before b     # 0 <= b <= 2**bits
+        for slot, is_new, *meta in staged.rows:
+            slot_meta[slot] = meta;  seen[slot] = -1 if is_new else min(seen[slot], 0)
+            if is_new:
+                indexed[slot] = 0;  context_index[slot] = -1                 # if it uses its context
+        for base, n, shift, start in staged.texts:
+            tokens = staged[start : start + n]
+            prediction_tokens[base : base + n] = tokens
+            positions[base : base + n - 1] = sorted(range(1, n), key=lambda p: (bucket(tokens[p - 1]), p))
+            offsets[base + b] = number of positions in the buckets before b     # 0 <= b <= 2**(32 - shift)
 
-    with ``bucket(token) = (token * HASH mod 2**32) >> (32 - bits)``.
+    with ``bucket(token) = (token * HASH mod 2**32) >> shift``.
 
     Args:
-        prediction_tokens: [A] int32, tokens 0 or more.
-        positions, offsets: [A] int32, written; ``2**bits + 1`` entries of `offsets` are the prediction's own.
-        base: where the prediction begins in all three.
-        num_tokens: n >= 1.
-        bits: log2 of the number of buckets.
-        backend: "auto" runs two kernels around PyTorch's sort on CUDA tensors and the reference on CPU tensors.
+        state: changed in place. No slot is there twice, and texts share no pages. A text has at most half as many
+            buckets as its pages have tokens; entries of its pages that are not above mean nothing.
+        staged: [N] int32: `num_rows` rows of `STAGED_ROW`, `num_texts` texts of `STAGED_TEXT`, see `layout`, and
+            the tokens of these. On the device, or pinned: each of its words is read once.
+        longest: tokens of the longest text.
+        context_shift: of `StepSettings`.
+        backend: "auto" runs the kernels on CUDA tensors and the reference on CPU tensors.
 
-    No sync. A stable radix sort of n keys of 16 or 32 bits, and a search of 2**bits values in them.
+    No sync, no allocation. One kernel; two more where a text is longer than `BLOCK`, of which a token is compared
+    with all blocks of its text.
     """
-    num_keys, num_buckets = num_tokens - 1, 1 << bits
-    if resolve_backend(backend, prediction_tokens) == "reference":
-        tokens = prediction_tokens[base : base + num_keys].to(torch.int64)
-        bucket = ((tokens * HASH) & 0xFFFFFFFF) >> (32 - bits)
-        in_order, order = torch.sort(bucket.to(torch.int32), stable=True)
-        positions[base : base + num_keys] = order + 1
-        buckets = torch.arange(num_buckets + 1, dtype=torch.int32)
-        offsets[base : base + num_buckets + 1] = torch.searchsorted(in_order, buckets, out_int32=True)
+    if resolve_backend(backend, state.slot_meta) == "reference":
+        from .reference import admit_reference
+
+        admit_reference(as_arrays(state), staged.numpy(), num_rows, num_texts)
         return
     # Imported here: a kernel module reads TRITON_INTERPRET once, when it is loaded.
-    from .kernel import index_kernel, index_keys_kernel
+    from .kernel import admit_kernel, merge_kernel, offsets_kernel
 
-    # A radix sort makes one pass for every 8 bits of the type.
-    dtype = torch.int16 if bits < 16 else torch.int32
-    keys = torch.empty(num_keys, dtype=dtype, device=prediction_tokens.device)
+    blocks = -(-longest // BLOCK)
+    parts = max(blocks, min(CLEARING, -(-state.context_index[0].numel() // (4 * BLOCK))))
     launch(
-        index_keys_kernel, (-(-num_keys // BLOCK),), (prediction_tokens, keys, base, num_keys, 32 - bits),
-        {"BLOCK": BLOCK}, dtype, num_warps=4,
-    )  # fmt: skip
-    keys, order = torch.sort(keys, stable=True)
-    launch(
-        index_kernel, (-(-max(num_keys, num_buckets + 1) // BLOCK),),
-        (keys, order, positions, offsets, base, num_keys, num_buckets, 1 << num_keys.bit_length() >> 1),
-        {"BLOCK": BLOCK}, dtype, num_warps=4,
-    )  # fmt: skip
+        admit_kernel, (num_rows + num_texts, parts), (state, staged, num_rows, context_shift), {}, num_warps=8
+    )
+    if longest > BLOCK:
+        for kernel in (merge_kernel, offsets_kernel):
+            launch(kernel, (num_texts, blocks), (state, staged, num_rows), {}, num_warps=8)
+
+
+def enter_contexts(state: StepState, context_shift: int, started: torch.Tensor, *batch: torch.Tensor) -> None:
+    """Enter the contexts of the new requests of a batch in their indexes, on a GPU: a program `BLOCK` tokens.
+
+    started: [S] int32, on the device, or pinned: 1 from here on for each slot with ``num_sampled > 0``. batch: as
+    of a step. The step that follows enters what this did not.
+    """
+    from .kernel import contexts_kernel
+
+    token_ids, total_len, slots, num_sampled = batch
+    grid = slots.shape[0], -(-token_ids.shape[1] // BLOCK)
+    args = token_ids, token_ids.stride(0), token_ids.shape[1], total_len, slots, num_sampled
+    launch(contexts_kernel, grid, (state, context_shift, started, *args), {}, num_warps=8)

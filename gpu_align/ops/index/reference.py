@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ..host import layout, njit, to_int
-from ..layout import SourceText
+from ..layout import ContextIndex, IntArray, SourceText
 
 
 @njit
@@ -29,16 +31,49 @@ def nearest(prediction: SourceText, bucket: tuple[int, int], anchor: int, most: 
 
 
 @njit
-def insert_context(context: SourceText, seen: int) -> None:
-    """Enter the positions ``seen <= p < length``: ``ways[bucket, p % layout.WAYS]`` is the latest of them.
+def insert_context(context: SourceText, indexed: int) -> None:
+    """Enter the positions ``indexed <= p < length``: ``ways[bucket, p % layout.WAYS]`` is the latest of them.
 
-    A request that `starts_over` enters all of its positions in an empty index.
+    Of an index that is not cleared yet, or of which tokens were taken back, all positions in an empty one.
 
     The position after all tokens is entered with the next ones: nothing follows it yet.
     """
-    if context.length > 0 and layout.starts_over(context.length, seen):
-        context.index.ways[:] = -1
-        seen = 0
-    for position in range(max(seen, 1), context.length):
+    if indexed < 0 or context.length < indexed:
+        clear_index(context.index, 0, 1)
+        indexed = 0
+    for position in range(max(indexed, 1), context.length):
         bucket = layout.bucket_of(context.tokens[position - 1], context.index.shift)
         context.index.ways[bucket, position % layout.WAYS] = position
+
+
+@njit
+def clear_index(index: ContextIndex, i_part: int, num_parts: int) -> None:
+    """Enter none in the buckets of a part of the index."""
+    index.ways[i_part::num_parts] = -1
+
+
+def admit_reference(state: Any, staged: IntArray, num_rows: int, num_texts: int) -> None:
+    """Write rows of slots, and texts with their indexes, see `ops.index.admit`. state: `StepState` of arrays."""
+    for row in staged[: num_rows * layout.STAGED_ROW].reshape(-1, layout.STAGED_ROW):
+        slot, is_new, meta = int(row[0]), row[1], row[2:]
+        align_state = state.align_state[slot]
+        state.slot_meta[slot] = meta
+        if is_new:
+            align_state[layout.SEEN], align_state[layout.INDEXED] = -1, 0
+            if meta[layout.USES_CONTEXT]:
+                state.context_index[slot] = -1
+        else:
+            align_state[layout.SEEN] = min(align_state[layout.SEEN], 0)
+    texts = staged[num_rows * layout.STAGED_ROW :][: num_texts * layout.STAGED_TEXT].reshape(
+        -1, layout.STAGED_TEXT
+    )
+    for base, num_tokens, shift, start in texts.tolist():
+        tokens, num_keys = staged[start : start + num_tokens], num_tokens - 1
+        state.prediction_tokens[base : base + num_tokens] = tokens
+        bucket = ((tokens[:-1].astype(np.int64) * layout.HASH) & 0xFFFFFFFF) >> shift
+        # A radix sort, where 16 bits are enough.
+        order = np.argsort(bucket.astype(np.uint16 if shift >= 16 else np.int32), kind="stable")
+        state.positions[base : base + num_keys] = order + 1
+        counts = np.bincount(bucket, minlength=1 << (32 - shift))
+        state.offsets[base] = 0
+        np.cumsum(counts, out=state.offsets[base + 1 : base + 1 + len(counts)])

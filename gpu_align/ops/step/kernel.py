@@ -37,7 +37,8 @@ def load_request(state, settings, slot, p_tokens, total):
 
 @triton.jit
 def update_state(request, state):
-    insert_context(request.context, state[0])
+    insert_context(request.context, state[1])
+    tl.store(request.align_state + layout.INDEXED, request.context.length)
     alignment, edits = realign(request, state)
     tl.debug_barrier()  # the index is read below, by other threads
     return alignment, edits

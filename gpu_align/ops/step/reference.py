@@ -90,12 +90,13 @@ def load_request(
 
 
 @njit
-def update_state(request: Request, state: tuple[int, Alignment, Edits]) -> tuple[Alignment, Edits]:
+def update_state(request: Request, state: tuple[int, int, Alignment, Edits]) -> tuple[Alignment, Edits]:
     """Bring what is known of a request up to date: the index of its context, and where it stands.
 
     state: of `load_state`. Returns ``(alignment, edits)`` of `realign`.
     """
-    insert_context(request.context, state[0])
+    insert_context(request.context, state[1])
+    request.align_state[layout.INDEXED] = request.context.length
     return realign(request, state)
 
 
