@@ -15,7 +15,7 @@ Floats = npt.NDArray[np.float64]
 KNOTS = np.array([1, 2, 3, *(base << i for i in range(1, 14) for base in (2, 3)), 1 << 15])
 #: Steps near a knot whose median is its first value: a compile among them changes nothing.
 FIRST = 3
-#: Share of what a step is off (natural logarithm, at most `MOST`) that all knots follow; the least of those near it.
+#: Share of what a step is off (natural logarithm, at most `MOST`) that all knots follow; the least of those near.
 FOLLOW, LEARN, MOST = 0.05, 0.02, 0.3
 #: Beyond the last knot that is known, twice the tokens take so much longer; and steps without graphs, if none was
 #: seen.
