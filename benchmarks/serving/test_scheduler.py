@@ -1,4 +1,4 @@
-"""Time that the plugin adds to a step of vLLM's scheduler: ``make bench``. All requests are drafted for. The budget
+"""Time that the plugin adds to a step of vLLM's scheduler: ``make bench``. All are drafted for: the budget
 grants slots, takes the report and settles; the ledger counts. Wanted: 0.3 ms at 256 requests, 1 ms at 1,024."""
 
 from __future__ import annotations
