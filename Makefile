@@ -11,11 +11,11 @@ JOBS   ?= 2
 # The release of vLLM that `test` and `test-vllm` run beside the installed one, and whose names `probe` looks up.
 VLLM   ?= 0.33.0
 # What runs with it: engines of both model runners, servers, and the tests of the plugin, without those in which
-# nothing of vLLM takes part.
+# nothing of vLLM takes part, and the GPU day's dry run.
 PLAIN := demo usage_ledger vllm_conversation vllm_draft_slots vllm_request_clients vllm_server_bench \
   vllm_step_log vllm_wire
 RELEASE_TESTS := tests/vllm tests/campaign/test_greedy.py tests/vllm_integration \
-  $(PLAIN:%=--ignore=tests/vllm_integration/test_%.py)
+  $(PLAIN:%=--ignore=tests/vllm_integration/test_%.py) --ignore=tests/vllm/test_real_edits.py
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 # PyPI's torchvision, torchaudio and torchcodec are built for a CUDA torch. Beside a CPU build they fail at
 # import, and with them transformers and vLLM, which use them where they are found; text models need none.
