@@ -109,7 +109,7 @@ class Launch(NamedTuple):
             pointer = arg.untyped_storage().data_ptr()
             return begins[pointer] + arg.data_ptr() - pointer, 8
 
-        yield memory, constant_bank(target, map(placed, self.arguments.values()))
+        yield memory, constant_bank(target, self.grid, map(placed, self.arguments.values()))
         for own, array in zip(storages.values(), memory.arrays, strict=True):
             own[:] = array
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import product
 from typing import Annotated, NamedTuple
+from unittest import mock
 from zlib import crc32
 
 import torch
@@ -30,6 +31,7 @@ from benchmarks.compiled.launches import Launch, in_place_of_triton
 from benchmarks.compiled.racing import Findings, RacingMachine, where
 from benchmarks.compiled.sass import Program, disassemble
 from benchmarks.compiled.sass_warp import BANKS
+from gpu_align.ops.layout import StepState
 
 #: Cases that differ, and races, after which a run ends.
 MOST_WRONG = 20
@@ -78,8 +80,22 @@ class Emulator:
 
 def steps(rng: random.Random, K: int, has_shapes: bool, is_small: bool = False) -> None:
     """Batches of requests that arrive, leave, are preempted and repeat each other: drafts and all state. Those
-    with long prompts, or all, have two slots."""
+    with long prompts, or all, have two slots. Their predictions are indexed by the reference; see `indices`."""
+    from gpu_align.drafter import arena
+    from gpu_align.ops.index import admit
     from tests.gpu_align.step_batch import Known, StepBatch
+
+    def admit_rows(
+        state: StepState,
+        staged: torch.Tensor,
+        num_rows: int,
+        num_texts: int,
+        longest: int,
+        shift: int,
+        backend: str,
+    ) -> None:
+        admit(state, staged, num_rows, num_texts, longest, shift, "reference")
+        admit(state, staged, num_rows, 0, 0, shift, backend)  # the same rows once more
 
     has_indents = rng.random() < 0.5
 
@@ -91,9 +107,10 @@ def steps(rng: random.Random, K: int, has_shapes: bool, is_small: bool = False) 
     capacity = rng.choice([0, 2500])
     slots = 2 if is_small or capacity else 0
     batch = StepBatch.draw(rng, K=K, capacity=capacity, max_slots=slots, knows=knows)
-    for _ in range(rng.randint(1, 6)):
-        for row in batch.random_step():
-            assert not row.wrong, row.wrong
+    with mock.patch.object(arena, "admit", admit_rows):
+        for _ in range(rng.randint(1, 6)):
+            for row in batch.random_step():
+                assert not row.wrong, row.wrong
 
 
 def lcs_of(rng: random.Random, m: int, n: int, block_words: int | None) -> None:
@@ -115,10 +132,13 @@ def long_contexts(rng: random.Random) -> None:
     assert found[0] == found[1]
 
 
-def indices(rng: random.Random, bits: int) -> None:
+def indices(rng: random.Random, bits: int, is_small: bool = False) -> None:
+    """Predictions that arrive, with their indexes."""
     from tests.gpu_align.ops.test_suffix_index import check_index
 
     sizes = [rng.choice([1, 2, 255, 257, 1025, 2500, rng.randint(1, 3000)]) for _ in range(rng.randint(1, 3))]
+    if is_small:
+        sizes = [rng.choice([2, 1025])]
     texts = [
         [rng.choice([3, 3, rng.randrange(131_072), -5, 2**31 - 1]) for _ in range(max(size, 2 << bits))]
         for size in sizes
@@ -238,7 +258,7 @@ def main(
         few = (16, False), (256, True)
         CASES["step"] = [lambda rng, K=K, s=s: steps(rng, K, s, is_small=True) for K, s in few]
         CASES["lcs"] = [*CASES["lcs"][:2], lambda rng: lcs_of(rng, 8, 600, 8)]
-        CASES["index"] = CASES["index"][:2]
+        CASES["index"] = [lambda rng, bits=bits: indices(rng, bits, is_small=True) for bits in (0, 7)]
     version, is_wrong = triton.__version__, False
     stored = tables.read("machine_code")
     for target in ["sm_90"] if quick else BANKS:

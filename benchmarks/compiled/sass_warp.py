@@ -6,6 +6,7 @@ warps; `sass` has what instructions do to registers.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,9 +46,14 @@ def is_global(ins: Instruction) -> bool:
 BANKS = {"sm_80": (0x160, 0), "sm_90": (0x210, 0x400), "sm_100": (0x380, 0x400)}
 
 
-def constant_bank(target: str, arguments: Iterable[tuple[Any, int]]) -> bytes:
+#: Target → where the numbers of programs are there, by X and Y.
+GRIDS = {"sm_80": 0xC, "sm_90": 0xC, "sm_100": 0x370}
+
+
+def constant_bank(target: str, grid: tuple[int, int], arguments: Iterable[tuple[Any, int]]) -> bytes:
     """Constant bank 0 at a launch. arguments: value and bytes of each."""
     start, bank = BANKS[target][0], bytearray(4096)
+    struct.pack_into("<2I", bank, GRIDS[target], *grid)
     for value, size in arguments:
         start = -(-start // size) * size
         bank[start : start + size] = (int(value) & (1 << 8 * size) - 1).to_bytes(size, "little")

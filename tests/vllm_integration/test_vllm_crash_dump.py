@@ -21,7 +21,7 @@ from vllm_integration.config.settings import Settings
 from vllm_integration.scheduler import schedulers
 from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire import request as wire
-from vllm_integration.worker.requests import open_request
+from vllm_integration.worker.requests import Refusals, open_request
 
 IDS = [3141, 5926, 5358, 9793]
 FOUND = re.compile("|".join([*map(str, IDS), re.escape(repr(wire.encode_token_ids("", IDS))[2:10])]))
@@ -90,7 +90,7 @@ def test_a_request_of_our_schedulers_prints_a_size(scheduler: str, monkeypatch: 
         assert not FOUND.search(printed)
     # It reaches the workers whole.
     there = pickle.loads(pickle.dumps(plan)).scheduled_new_reqs[0].sampling_params
-    content = open_request("r", there, vocab_size=10_000, capacity=9)
+    content = open_request("r", there, Refusals(), vocab_size=10_000, capacity=9)
     assert content is not None
     assert content.token_ids.tolist() == IDS
     assert there.max_tokens == 7
@@ -125,7 +125,7 @@ def test_predictions_are_shared_within_one_cache_salt(monkeypatch: pytest.Monkey
     def key_of(cache_salt: str | None, sent: Any = None) -> Any:
         request = added(monkeypatch, SCHEDULERS[0], arrived(sent or prediction(), cache_salt))
         there = pickle.loads(pickle.dumps(request.sampling_params))
-        content = open_request("req-1", there, vocab_size=10_000, capacity=9)
+        content = open_request("req-1", there, Refusals(), vocab_size=10_000, capacity=9)
         return content and content.sharing_key
 
     assert key_of("one") == key_of("one") != key_of("two")
@@ -137,7 +137,9 @@ def test_predictions_are_shared_within_one_cache_salt(monkeypatch: pytest.Monkey
     # Under another scheduler nobody says who: a request shares with itself alone.
     forging = {**vars(forged), "kind": 0}
     for sent in (prediction(), forging):
-        content = open_request("r", arrived(sent, "one").sampling_params, vocab_size=10_000, capacity=9)
+        content = open_request(
+            "r", arrived(sent, "one").sampling_params, Refusals(), vocab_size=10_000, capacity=9
+        )
         assert content is not None
         assert content.sharing_key is None
     assert b"one" not in pickle.dumps(key_of("one"))

@@ -16,7 +16,7 @@ from vllm_integration.scheduler.schedulers import PredictedOutputsV1Scheduler, R
 from vllm_integration.seams.guard import Guard
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.request import KEY, Prediction
-from vllm_integration.worker.requests import open_request
+from vllm_integration.worker.requests import Refusals, open_request
 
 EMPTY = Prediction(token_ids=b"")
 
@@ -60,7 +60,7 @@ def test_answers_to_like_prompts_go_before_newer_ones() -> None:
     ):
         request = request_of(prompt=prompt)
         assert given_to(recall, request) == expected
-        content = open_request("r", request.sampling_params, vocab_size=99, capacity=9)
+        content = open_request("r", request.sampling_params, Refusals(), vocab_size=99, capacity=9)
         assert content is not None
         assert request.sampling_params.extra_args[KEY].kind == content.kind == kind
 
