@@ -31,8 +31,8 @@ def test_it_changes_no_slot_and_holds_no_prediction(backend):
 
 
 class Loads(TorchDispatchMode):
-    """What a GPU compiles, pins or loads when it comes for the first time: a variant of a kernel, as Triton tells
-    them apart; pinned memory; an operation of PyTorch by its types. Without a GPU no kernel runs."""
+    """Records what a GPU compiles, pins or loads on first use: variants of a kernel, as Triton tells them apart;
+    pinned memory; operations of PyTorch, by their types. Without a GPU no kernel runs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()

@@ -105,7 +105,7 @@ def _enter(index, b_token, o_position, m_position, SCOPE: tl.constexpr):
     tl.atomic_max(p_way, o_position, mask=m_position, sem="relaxed", scope=SCOPE)
 
 
-# Admission: what `add` and `remove` staged, see `ops.index.Staged`.
+# Admission: what `add` and `remove` staged, see `admit`.
 
 
 @triton.jit(do_not_specialize=["staged_ptr", "num_rows", "context_shift"])

@@ -45,8 +45,8 @@ def read_records(path: Path, tokenizer: str | None = None, with_views: bool = Fa
 
     Args:
         tokenizer: as `load_tokenizer` takes it; for records that name none.
-        with_views: draft from other forms of a text, too (`gpu_align.texts.views`): of the prediction, or where
-            there is none of the texts in the prompt. Records of ids stay as they are.
+        with_views: draft from other forms of the prediction, too (`gpu_align.texts.views`); without a prediction
+            from those of the texts in the prompt. Records of ids stay as they are.
 
     Raises:
         RecordError: as `json_lines`, or a line is not a record, or the file has none.
