@@ -47,7 +47,7 @@ def test_a_step_of_the_scheduler(count: int, benchmark: Any) -> None:
         time = StepTime(5 + 0.03 * sum(slots), count, count + sum(slots), 0, False)
         report = DraftReport([StepDrafts(ids, 1, position, length, one, levels)], times=[time])
         outputs = [
-            SimpleNamespace(request_id=req_id, new_token_ids=new, trace_headers=None)
+            SimpleNamespace(request_id=req_id, new_token_ids=new, trace_headers=None, finish_reason=None)
             for req_id, new in zip(ids, tokens, strict=True)
         ]
         return (budget.granted, output, sampled, report, outputs), {}

@@ -21,7 +21,7 @@ from vllm_integration.frontend import middleware
 from vllm_integration.frontend.usage import HttpRequest, http_request
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import DraftReport, StepDrafts, survival_levels
-from vllm_integration.wire.steps import Steps, encode
+from vllm_integration.wire.steps import Messages, Steps, encode
 
 
 def config(
@@ -93,11 +93,11 @@ class Step(NamedTuple):
     accepted: int
 
 
-def message(steps: Sequence[Step], *, own: bool = True, refused: int = 0) -> str:
+def message(steps: Sequence[Step], *, before: int = 0, own: bool = True, refused: int = 0) -> str:
     """What travels with one output: `steps`, the last of them its own if `own`."""
     columns = Steps(*np.array(steps, dtype=np.int64).reshape(-1, 4).T)
-    places = np.zeros(len(steps), np.int64)
-    (text,) = encode(columns, places, np.array([own]), np.array([refused]))
+    ends = (np.array([number]) for number in (len(steps), before, own, refused))
+    (text,) = encode(Messages(columns, *ends))
     return text
 
 

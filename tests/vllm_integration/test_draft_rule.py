@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from vllm_integration.budget.rule import choose, likeliest
+from vllm_integration.budget.rule import choose
 from vllm_integration.budget.step_times import KNOTS, StepTimes
 
 
@@ -89,7 +89,7 @@ def best_by_trial(
 def test_the_rule_chooses_the_best(seed: int) -> None:
     rng = np.random.default_rng(seed)
     B, K = int(rng.integers(1, 20)), int(rng.choice([1, 8, 32]))
-    levels = -np.sort(-rng.integers(0, 256, (K, B)), axis=0).astype(np.uint8)
+    levels = -np.sort(-rng.integers(0, 256, (B, K)), axis=1).astype(np.uint8)
     requests, prefill = B + int(rng.integers(0, 4)), int(rng.choice([0, 100]))
     room, ratio = int(rng.choice([0, 5, 1_000])), float(rng.choice([1.0, 1.5, 100.0]))
     times = learned([dense, experts][seed % 2], 1_000)
@@ -99,15 +99,20 @@ def test_the_rule_chooses_the_best(seed: int) -> None:
     count = int(choice.slots.sum())
     assert count <= room
     assert choice.ms <= ratio * choice.without + 1e-9
-    gained = sum(levels[:n, i].sum() for i, n in enumerate(choice.slots)) / 255
+    gained = sum(levels[i, :n].sum() for i, n in enumerate(choice.slots)) / 255
     best = best_by_trial(levels, requests, prefill, room, times, ratio)
     assert (requests + gained) / choice.ms >= 0.98 * best
 
 
 def test_the_likeliest_drafts_are_counted() -> None:
+    """With drafts that cost nothing, as many as there is room for; ties go to the first."""
     rows = np.array([[200, 200, 1], [255, 200, 0], [0, 0, 0]], dtype=np.uint8)
-    for count, expected in ((0, [0, 0, 0]), (1, [0, 1, 0]), (2, [1, 1, 0]), (4, [2, 2, 0]), (9, [3, 2, 0])):
-        assert likeliest(rows, count).tolist() == expected
+    times = StepTimes()
+    for _ in range(60):
+        times.observe(3, 3, 5.0, in_graph=False)
+        times.observe(3, 8, 5.0, in_graph=False)
+    for room, expected in ((0, [0, 0, 0]), (1, [0, 1, 0]), (2, [1, 1, 0]), (4, [2, 2, 0]), (9, [3, 2, 0])):
+        assert choose(rows, 3, 0, room, times, math.inf).slots.tolist() == expected
 
 
 def test_knots_rise() -> None:

@@ -21,7 +21,7 @@ from vllm_integration.config import in_use
 from vllm_integration.config.settings import Settings
 from vllm_integration.frontend import middleware
 from vllm_integration.frontend import usage as frontend
-from vllm_integration.scheduler.draft_budget import DraftedRequests
+from vllm_integration.scheduler.draft_budget import TOGETHER, DraftedRequests
 from vllm_integration.scheduler.verification_ledger import VerificationLedger
 from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire import request as wire
@@ -35,24 +35,25 @@ class Message(NamedTuple):
     steps: list[Step]
     own: bool
     refused: str = ""
+    before: int = 0
 
 
 def read(text: str) -> Message:
     found = decode([text])
     steps = [Step(*numbers) for numbers in zip(*(column.tolist() for column in found.steps), strict=True)]
     assert found.counts.tolist() == [len(steps)]
-    return Message(steps, bool(found.own[0]), REFUSALS[int(found.refused[0])])
+    return Message(steps, bool(found.own[0]), REFUSALS[int(found.refused[0])], int(found.before[0]))
 
 
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("refused", REFUSALS)
 @pytest.mark.parametrize("steps", [[], [Step(1, 16, 12, 3)], [Step(0, 0, 0, 0), Step(2, 1000, 1, 1)]])
 def test_a_message_survives_the_way(steps: list[Step], own: bool, refused: str) -> None:
-    expected = Message(steps, own and bool(steps), refused)
-    assert read(message(steps, own=expected.own, refused=REFUSALS.index(refused))) == expected
+    expected = Message(steps, own and bool(steps), refused, 300)
+    assert read(message(steps, before=300, own=expected.own, refused=REFUSALS.index(refused))) == expected
 
 
-@pytest.mark.parametrize("text", ["", "1", "123", "12345678", "1,2,3,4,5", "12345678" + chr(0xD800) * 2])
+@pytest.mark.parametrize("text", ["", "12", "123", "12345678", "1,2,3,4,5", "12345678" + chr(0xD800) * 4])
 def test_another_text_is_no_message(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         decode([message([Step(1, 2, 2, 2)]), text])
@@ -60,18 +61,18 @@ def test_another_text_is_no_message(text: str) -> None:
 
 class Oracle:
     """One request, as `VerificationLedger` tells of it. drafts: (position, length, source), the newest first.
-    is_theirs: the model's own drafter drafts for it, as much as was scheduled."""
+    is_theirs: the model's own drafter drafts for it, as much as was scheduled. every: so many
+    steps are told together."""
 
-    def __init__(self, is_theirs: bool) -> None:
-        self.num_tokens, self.refused, self.is_theirs = 10, "", is_theirs
+    def __init__(self, is_theirs: bool, every: int) -> None:
+        self.num_tokens, self.refused, self.is_theirs, self.every = 10, "", is_theirs, every
+        self.steps: list[Step] = []
+        self.tokens = 0
         self.drafts: list[tuple[int, int, int]] = []
         self.waiting: list[tuple[int, int, int, int]] = []
 
-    def settle(self, slots: int, sampled: int, kept: int, off: bool) -> Message:
-        """What travels with the output of a step."""
-        steps: list[Step] = []
-        own = False
-        self.waiting.append((self.num_tokens, slots, sampled, kept))
+    def resolve(self, off: bool) -> None:
+        """Its steps that need not wait any more are known."""
         for step in list(self.waiting):
             position, slots, sampled, kept = step
             made = next((draft for draft in self.drafts if draft[0] == position), None)
@@ -81,11 +82,26 @@ class Oracle:
                 continue
             _, length, source = made or (position, 0, 0)
             verified = max(0, min(slots, length))
-            steps.append(Step(source, length, verified, min(sampled - 1, verified, kept)))
+            self.steps.append(Step(source, length, verified, min(sampled - 1, verified, kept)))
             self.waiting.remove(step)
-            own = step[0] == self.num_tokens
-        refused, self.refused = self.refused, ""
-        return Message(steps, own, refused)
+
+    def settle(self, slots: int, sampled: int, kept: int, off: bool, is_last: bool) -> Message | None:
+        """What travels with the output of a step."""
+        own = self.num_tokens, slots, sampled, kept
+        self.waiting.append(own)
+        self.resolve(off)
+        before, self.tokens = self.tokens, self.tokens + kept
+        if not (is_last or len(self.steps) >= self.every):
+            return None
+        refused, self.refused, steps, self.steps, self.tokens = self.refused, "", self.steps, [], 0
+        return Message(steps, own not in self.waiting, refused, before)
+
+
+def output_of(req_id: str, tokens: int, is_last: bool) -> Any:
+    reason = "stop" if is_last else None
+    return SimpleNamespace(
+        request_id=req_id, new_token_ids=[5] * tokens, finish_reason=reason, trace_headers={"t": "p"}
+    )
 
 
 def drafts_of(made: dict[str, tuple[int, int, int]]) -> StepDrafts:
@@ -96,7 +112,8 @@ def drafts_of(made: dict[str, tuple[int, int, int]]) -> StepDrafts:
 @pytest.mark.parametrize("seed", range(40))
 def test_a_batch_is_settled_as_each_of_its_requests_alone(seed: int) -> None:
     """Reports are late, or never come; steps are of any size and order, and end inside their drafts; a grammar or
-    the device takes slots away; tokens are taken back; requests come, are aborted while they run, and are gone;
+    the device takes slots away; the next turn of a request takes tokens back; some have stop strings; requests
+    come, are aborted while they run, and are gone;
     nobody, or the model's own drafter, drafts for some of them; the worker is turned off."""
     draw = random.Random(seed)
     size, everybody = draw.choice([3, 12, 200]), draw.random() < 0.2
@@ -111,11 +128,14 @@ def test_a_batch_is_settled_as_each_of_its_requests_alone(seed: int) -> None:
         while len(requests) < size:
             name = f"{number}-{len(requests)}"
             predicted = draw.random() < 0.8
-            params = SimpleNamespace(extra_args={wire.KEY: [1]} if predicted else None)
+            stop = draw.choice([None, [], ["a"]])
+            params = SimpleNamespace(extra_args={wire.KEY: [1]} if predicted else None, stop=stop)
             requests[name] = SimpleNamespace(request_id=name, num_tokens=10, sampling_params=params)
             drafted.add(requests[name])
             if predicted or everybody or beside_model:
-                known[name] = Oracle(is_theirs=not (predicted or everybody))
+                every = int(drafted.table["every"][drafted.rows_of([name])[0]])
+                assert every == 1 if stop else 1 < every <= TOGETHER
+                known[name] = Oracle(not (predicted or everybody), every)
         batch = draw.sample(sorted(requests), draw.randrange(1, size + 1))
         slots = {name: draw.choice([0, 0, 1, 4]) for name in batch}
         sampled = {name: draw.randrange(slots[name] + 2) for name in batch}
@@ -141,26 +161,29 @@ def test_a_batch_is_settled_as_each_of_its_requests_alone(seed: int) -> None:
         for name, oracle in known.items():
             oracle.drafts = ([now[name]] if name in now else []) + oracle.drafts
             oracle.refused = refused.get(name, oracle.refused)
-        outputs, expected = [], {}
+        outputs, expected, ended, settled = [], {}, [], set()
         for name in draw.sample(batch, len(batch)):
             if name not in requests:
                 continue
             kept = draw.randrange(sampled[name] + 1) if draw.random() < 0.1 else sampled[name]
-            outputs.append(
-                SimpleNamespace(request_id=name, new_token_ids=[5] * kept, trace_headers={"t": "p"})
-            )
+            is_last = kept < sampled[name] or draw.random() < 0.05
+            outputs.append(output_of(name, kept, is_last))
             if name in known and sampled[name]:
                 left = min(slots[name] - invalid.get(name, 0), trimmed.get(name, slots[name]))
-                settled = known[name].settle(left, sampled[name], kept, off)
-                expected[name] = settled
+                told = known[name].settle(left, sampled[name], kept, off, is_last)
+                expected.update({} if told is None else {name: told})
+                settled.add(name)
+                ended += [name] * is_last
             requests[name].num_tokens += kept
+        for name in known.keys() - settled if settled else ():
+            known[name].resolve(off)
         # And one of a request that a connector has failed, which is not in the step.
-        outputs.append(SimpleNamespace(request_id="failed", new_token_ids=[], trace_headers={"t": "p"}))
+        outputs.append(output_of("failed", 0, True))
         ledger.settle(begun, outputs)
         found = {each.request_id: each.trace_headers for each in outputs if each.trace_headers.pop("t")}
         assert {name: read(headers[HEADER]) for name, headers in found.items() if headers} == expected
-        if draw.random() < 0.1 and expected:  # a failed transfer
-            requests[next(iter(expected))].num_tokens -= 1
+        for name in ended:
+            requests[name].num_tokens -= draw.randrange(3)
         made = {}
         for name in batch:
             if name in requests and name in known and draw.random() < 0.7:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -22,8 +24,10 @@ FOLLOW, LEARN, MOST = 0.05, 0.02, 0.3
 GUESS, NO_GRAPH = 0.5, 1.2
 #: Tokens of a step that one of so many times as many tells about; steps without a time until none is waited for.
 NEAR, PATIENCE = 1.3, 16
-#: Milliseconds that no step takes.
-NEVER = 600_000.0
+#: Milliseconds that no step takes, and tokens that none has.
+NEVER, FAR = 600_000.0, float(1 << 30)
+#: A few numbers of Python take less time than an array.
+_KNOTS: list[float] = KNOTS.astype(np.float64).tolist()
 
 
 class StepTimes:
@@ -38,13 +42,12 @@ class StepTimes:
         self.captured = captured
         #: Natural logarithm of what a step takes longer than the knots say.
         self._drift = 0.0
-        #: [2, N] natural logarithm of ms at each knot, without a graph and in one; NaN: not known.
-        self._log_ms = np.full((2, len(KNOTS)), np.nan)
+        #: Of steps without a graph and in one: logarithm of ms at each knot that is known; steps near each.
+        self._log_ms: tuple[dict[int, float], dict[int, float]] = ({}, {})
+        self._count = [0] * len(KNOTS), [0] * len(KNOTS)
         self._first: dict[tuple[int, int], list[float]] = {}
-        #: [2, N] steps near each.
-        self._count = np.zeros((2, len(KNOTS)))
-        #: Of steps without a graph and in one, tokens and ms of the knots that are known, never falling.
-        self._points: list[tuple[Floats, Floats]] = [(np.zeros(0), np.zeros(0))] * 2
+        #: Of the same, tokens and ms of the knots that are known, and of `FAR` and no tokens; empty: of none.
+        self._lines: list[tuple[Floats, Floats]] = [(np.zeros(0), np.zeros(0))] * 2
         #: Steps of which no time could be used since the last one of which it could.
         self.unusable = 0
 
@@ -55,24 +58,29 @@ class StepTimes:
             return
         self.unusable = 0
         kind = int(in_graph)
-        log_ms, place = self._log_ms[kind], float(np.interp(tokens, KNOTS, np.arange(len(KNOTS))))
-        nearest, left = round(place), int(place)
-        self._count[kind, nearest] += 1
+        log_ms, count = self._log_ms[kind], self._count[kind]
+        left = min(bisect_right(_KNOTS, tokens), len(_KNOTS) - 1) - 1
+        share = min((tokens - _KNOTS[left]) / (_KNOTS[left + 1] - _KNOTS[left]), 1.0)
+        nearest = left + round(share)
+        count[nearest] += 1
         off = math.log(ms) - self._drift
-        if np.isnan(log_ms[nearest]):
+        if nearest in log_ms:
+            off = min(max(off - math.log(np.interp(tokens, *self._lines[kind])), -MOST), MOST)
+            self._drift += FOLLOW * off
+            for knot, weight in ((left, 1 - share), (left + 1, share)):
+                if knot in log_ms:
+                    log_ms[knot] += off * weight * max(1 / max(count[knot], 1), LEARN)
+        else:
             first = self._first.setdefault((kind, nearest), [])
             first.append(off)
             if len(first) == FIRST:
                 log_ms[nearest] = sorted(first)[FIRST // 2]
-        else:
-            off = min(max(off - math.log(np.interp(tokens, *self._points[kind])), -MOST), MOST)
-            self._drift += FOLLOW * off
-            for knot, weight in ((left, left + 1 - place), (min(left + 1, len(KNOTS) - 1), place - left)):
-                log_ms[knot] += off * weight * max(1 / max(self._count[kind, knot], 1), LEARN)
-        known = np.flatnonzero(~np.isnan(log_ms))
-        points = np.exp(log_ms[known])
-        rising, falling = np.maximum.accumulate(points), np.minimum.accumulate(points[::-1])[::-1]
-        self._points[kind] = KNOTS[known].astype(np.float64), (rising + falling) / 2
+        if log_ms:
+            known = sorted(log_ms)
+            points = [math.exp(log_ms[knot]) for knot in known]
+            falling = [*accumulate(reversed(points), min)][::-1]
+            never_falling = [(a + b) / 2 for a, b in zip(accumulate(points, max), falling, strict=True)]
+            self._lines[kind] = _line([_KNOTS[knot] for knot in known], never_falling)
 
     @property
     def is_usable(self) -> bool:
@@ -81,33 +89,42 @@ class StepTimes:
 
     def waits_for(self, requests: int, tokens: int, in_graph: bool = True) -> bool:
         """Whether steps of about so many tokens were not seen yet, though times come in."""
-        if not (self._count.any() and self.is_usable):
+        if not (self.is_usable and (any(self._count[0]) or any(self._count[1]))):
             return False
         known, _ = self._known(in_graph and tokens <= self.captured)
-        return not (len(known) and known[0] <= NEAR * tokens and tokens <= NEAR * known[-1])
+        return not (len(known) and known[1] <= NEAR * tokens and tokens <= NEAR * known[-2])
 
     def ms(self, requests: int, tokens: npt.ArrayLike, in_graph: bool = True) -> Floats:
         """[N] milliseconds of steps of `requests` that have [N] `tokens` in all. in_graph: whether steps up to
         `captured` run in one."""
         wanted = np.asarray(tokens, dtype=np.float64)
-        within = self._line(True, requests, wanted)
-        if in_graph and (wanted <= self.captured).all():
-            return within
-        without = self._line(False, requests, wanted)
-        return np.where((wanted <= self.captured) & in_graph, within, without)
+        if not in_graph:
+            return self._at(False, requests, wanted)
+        within = wanted <= self.captured
+        if within.all():
+            return self._at(True, requests, wanted)
+        return np.where(within, self._at(True, requests, wanted), self._at(False, requests, wanted))
 
-    def _known(self, in_graph: bool) -> tuple[Floats, Floats]:
-        """Tokens and ms of the knots of one curve; of the other where this one has none."""
-        known, ms = self._points[in_graph]
-        if len(known):
-            return known, ms
-        known, ms = self._points[not in_graph]
-        return known, ms if in_graph else ms * NO_GRAPH
+    def ms_of_one(self, requests: int, tokens: int, in_graph: bool = True) -> float:
+        """Of one step."""
+        return float(self._at(in_graph and tokens <= self.captured, requests, float(tokens)))
 
-    def _line(self, in_graph: bool, requests: int, tokens: Floats) -> Floats:
+    def _at(self, in_graph: bool, requests: int, tokens: Floats | float) -> Floats:
         known, ms = self._known(in_graph)
         if not len(known):
-            known, ms = np.array([float(max(requests, 1))]), np.ones(1)
-        beyond, below = np.maximum(tokens / known[-1] - 1, 0), np.maximum(1 - tokens / known[0], 0)
-        line = np.interp(tokens, known, ms) + GUESS * (ms[-1] * beyond - ms[0] * below)
-        return np.asarray(line * math.exp(self._drift))
+            known, ms = _line([float(max(requests, 1))], [1.0])
+        return np.asarray(np.interp(tokens, known, ms) * math.exp(self._drift))
+
+    def _known(self, in_graph: bool) -> tuple[Floats, Floats]:
+        """Tokens and ms of one curve; of the other where nothing is known of this one."""
+        tokens, ms = self._lines[in_graph]
+        if not len(tokens):
+            tokens, ms = self._lines[not in_graph]
+            ms = ms if in_graph else NO_GRAPH * ms
+        return tokens, ms
+
+
+def _line(tokens: list[float], ms: list[float]) -> tuple[Floats, Floats]:
+    """The same, and on to no tokens and to many."""
+    many = ms[-1] * (1 + GUESS * (FAR / tokens[-1] - 1))
+    return np.array([0.0, *tokens, FAR]), np.array([ms[0] * (1 - GUESS), *ms, many])

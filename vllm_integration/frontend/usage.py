@@ -201,7 +201,8 @@ class Collector:
         accepted[last[own]] = np.minimum(accepted[last[own]], kept[own])
         realignments = firsts = 0
         steps = zip(*(column.tolist() for column in messages.steps), strict=True)
-        for (output, _), tokens, count in zip(sent, kept.tolist(), messages.counts.tolist(), strict=True):
+        counts, written = messages.counts.tolist(), (messages.before + kept).tolist()
+        for (output, _), tokens, count in zip(sent, written, counts, strict=True):
             # One that is not followed is drafted for without a prediction.
             request = self.requests.setdefault(output.request_id, RequestUsage(output.request_id))
             request.output_tokens += tokens

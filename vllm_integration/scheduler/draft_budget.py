@@ -26,8 +26,9 @@ START, MOST = 8.0, 32.0
 #: What each step gives back, over the square root of its requests; and what an accepted draft earns.
 REFILL, EARNED = 0.015, 2.0
 #: Classes of survivals that `Calibration` learns about; what share it believes, as if it had seen so many
-#: drafts of each; what older ones count after 16 steps, so that it believes again in what it does not try.
-CLASSES, BELIEF, PRIOR, KEPT = 32, 0.9, 30.0, 0.9
+#: drafts of each; what older ones count after 16 steps, so that it believes again in what it does not try; and of
+#: about how many requests a step it learns.
+CLASSES, BELIEF, PRIOR, KEPT, ENOUGH = 32, 0.9, 30.0, 0.9, 64
 #: Levels that are guessed for drafts which no report is about: those after the drafts of an older report, which
 #: may have grown since, and all of a request before its first report.
 GROWN, UNKNOWN = np.array([*range(26, 0, -2), 0], dtype=np.uint8), 102
@@ -38,8 +39,10 @@ PROMPTS = 1.25
 
 #: Drafts of a request that are remembered. One report rarely brings more than two.
 DEPTH = 8
+#: Most steps of a request that the front end is told together.
+TOGETHER = 8
 #: What is remembered of each.
-POSITION, LENGTH, SOURCE = range(3)
+POSITION, LENGTH, SOURCE, REPORT = range(4)
 #: `made` of such a request.
 NEVER = np.iinfo(np.int64).min
 
@@ -51,14 +54,20 @@ class DraftedRequests:
     draft_without_prediction: whether requests without a prediction have one. num_draft_tokens: K.
     beside_model: whether the model's own drafter drafts for all others, which then have rows, too.
 
-        drafts     [DEPTH, 3] POSITION, LENGTH, SOURCE of the last, newest first; position −1: none
         made       number of the report that the newest draft comes with if it is not late; NEVER: none yet
-        survival   [K] of the newest draft; all `UNKNOWN` before the first report
+        length     of the newest draft
+        source     of the newest draft
         far_until  until this many reports a whole draft can become output, whatever the request samples
         credit     rejections that its drafts may still cost
         refused    index of REFUSALS; 0 when the front end knows of it
         ours       whether it is ours, and not the model's own drafter's
+        tokens     that it had after the last step of which outputs came; −1: not known
+        every      so many steps are told to the front end together
+        held       steps that are not told yet, and tokens of their outputs
+        untold
 
+    survival: [rows, K] of the newest draft; all `UNKNOWN` before the first report.
+    drafts: [rows, DEPTH, 4] of the last reports, in no order; position −1: none.
     off: whether the worker drafts nothing. plain_graphs_alone: as of `DraftReport`.
     `reports` counts reports: a draft is as new as can be where `made == reports`.
     """
@@ -67,18 +76,18 @@ class DraftedRequests:
         self, draft_without_prediction: bool, num_draft_tokens: int = 0, beside_model: bool = False
     ) -> None:
         self._draft_without_prediction, self.beside_model = draft_without_prediction, beside_model
-        drafts = ("drafts", np.int32, (DEPTH, 3))
-        numbers = [("made", np.int64), ("far_until", np.int64), ("credit", np.float32)]
-        numbers += [("refused", np.int8), ("ours", np.int8)]
-        survival = ("survival", np.uint8, (num_draft_tokens,))
-        self.table = np.zeros(64, dtype=np.dtype([drafts, *numbers, survival], align=True))
-        self.reports = 0
+        numbers = [("made", np.int64), ("far_until", np.int64), ("credit", np.float32), ("length", np.int32)]
+        numbers += [(name, np.int32) for name in ("tokens", "held", "untold")]
+        numbers += [(name, np.int8) for name in ("source", "refused", "ours", "every")]
+        self.table = np.zeros(64, dtype=numbers)
+        self.survival = np.zeros((64, num_draft_tokens), dtype=np.uint8)
+        self.drafts = np.zeros((64, DEPTH, 4), dtype=np.int32)
+        self.reports, self._taken = 0, 0
         self.off = False
         self.plain_graphs_alone = False
         self._rows: dict[str, int] = {}
         self._free = list(range(1, len(self.table)))
         self._blank(np.arange(len(self.table)))
-        self._nobody = self.table[:1].copy()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -95,15 +104,16 @@ class DraftedRequests:
         table = self.table
         for drafts in report.drafts:
             at = rows if rows is not None and drafts.req_ids is req_ids else self.rows_of(drafts.req_ids)
-            known = table.take(at)
-            known["drafts"][:, 1:] = known["drafts"][:, :-1]
-            known["drafts"][:, 0] = np.stack([drafts.position, drafts.length, drafts.source], axis=1)
-            known["survival"] = drafts.survival
-            known["made"] = self.reports - drafts.age
-            table.put(at, known)
+            self._taken += 1
+            made = np.full((4, len(at)), self._taken)
+            made[:3] = drafts.position, drafts.length, drafts.source
+            self.drafts[at, self._taken % DEPTH] = made.T
+            self.survival[at] = drafts.survival
+            table["made"][at], table["length"][at] = self.reports - drafts.age, drafts.length
+            table["source"][at] = drafts.source
         for req_id, reason in report.refused.items():
             table["refused"][self._rows.get(req_id, 0)] = REFUSALS.index(reason)
-        table[:1] = self._nobody
+        self.survival[0], table["made"][0] = 0, NEVER
 
     def keep_only(self, alive: Mapping[str, Any]) -> list[int]:
         """Forget requests that are not in `alive`; the rows they had."""
@@ -121,24 +131,30 @@ class DraftedRequests:
             return
         if not self._free:
             size = len(self.table)
-            self.table = np.concatenate([self.table, np.zeros_like(self.table)])
+            for name in ("table", "survival", "drafts"):
+                setattr(self, name, np.concatenate([(old := getattr(self, name)), np.zeros_like(old)]))
             self._free = list(range(size, 2 * size))
             self._blank(np.arange(size, 2 * size))
         row = self._rows[request.request_id] = self._free.pop()
         self.table["ours"][row] = is_ours
+        # Where a stop string ends an output, the front end alone knows that it was the last. And not all requests
+        # that come together tell in the same step.
+        is_cut = getattr(request.sampling_params, "stop", None)
+        self.table["every"][row] = 1 if is_cut else TOGETHER - row % 4
 
     def is_theirs(self, req_ids: Sequence[str]) -> npt.NDArray[np.bool_]:
         """[N] whether the model's own drafter makes a request's next draft: it is not ours, or ours made none."""
         known = self.table.take(self.rows_of(req_ids))
-        return np.asarray((known["ours"] == 0) | (known["drafts"][:, 0, SOURCE] == DRAFT_MODEL))
+        return np.asarray((known["ours"] == 0) | (known["source"] == DRAFT_MODEL))
 
     def _blank(self, rows: Ints) -> None:
-        self.table[rows] = np.zeros(1, dtype=self.table.dtype)
-        self.table["drafts"][rows, :, POSITION] = -1
-        self.table["made"][rows] = NEVER
-        self.table["credit"][rows] = START
-        self.table["far_until"][rows] = np.where(rows > 0, -1, np.iinfo(np.int64).max)
-        self.table["survival"][rows] = np.where(rows > 0, UNKNOWN, 0)[:, None]
+        table = self.table
+        table[rows] = np.zeros(1, dtype=table.dtype)
+        table["made"][rows], table["credit"][rows] = NEVER, START
+        table["tokens"][rows] = np.where(rows > 0, -1, 0)
+        table["far_until"][rows] = np.where(rows > 0, -1, np.iinfo(np.int64).max)
+        self.survival[rows] = np.where(rows > 0, UNKNOWN, 0)[:, None]
+        self.drafts[rows, :, POSITION] = -1
 
 
 def is_drafted_for(request: Any, even_without: bool) -> bool:
@@ -149,7 +165,7 @@ def is_drafted_for(request: Any, even_without: bool) -> bool:
 
 
 class Granted(NamedTuple):
-    """A step's grants: [B] rows and slots, [K, B] levels as they were reported, or guessed."""
+    """A step's grants: [B] rows and slots, [B, K] levels as they were reported, or guessed."""
 
     rows: Ints
     slots: Ints
@@ -157,8 +173,8 @@ class Granted(NamedTuple):
 
 
 class Calibration:
-    """[256] the survival of a draft that is reported with so much, learned from what this server accepted. In
-    asynchronous scheduling the report is a step old, and about another draft."""
+    """`worth`: [256] the survival of a draft that is reported with so much, learned from what this server
+    accepted. In asynchronous scheduling the report is a step old, and about another draft."""
 
     def __init__(self) -> None:
         self._at = (np.arange(CLASSES) + 0.5) * 256 / CLASSES
@@ -169,17 +185,16 @@ class Calibration:
     def _look_up(self) -> None:
         share = (self._accepted + PRIOR * BELIEF * self._at / 256) / (self._tried + PRIOR)
         rising, falling = np.maximum.accumulate(share), np.minimum.accumulate(share[::-1])[::-1]
-        levels = np.interp(np.arange(256), self._at, 255 * (rising + falling) / 2)
-        self.levels = np.clip(np.rint(levels), 1, 255).astype(np.uint8)
-        self.levels[0] = 0
+        self.worth = np.interp(np.arange(256), self._at, (rising + falling) / 2)
 
     def learn(self, survival: Levels, tried: Ints, accepted: Ints) -> None:
-        """survival: [K, B] levels. tried, accepted: [B] drafts, the first of each."""
-        depth = np.arange(len(survival), dtype=np.uint16)[:, None]
-        for found, until in ((self._tried, tried), (self._accepted, accepted)):
-            classes = survival[depth < until.astype(np.uint16)] // (256 // CLASSES)
-            found += np.bincount(classes, minlength=CLASSES)
+        """survival: [B, K] levels. tried, accepted: [B] drafts, the first of each. Of a large batch some do."""
         self._steps += 1
+        every = max(len(survival) // ENOUGH, 1)
+        some = slice(self._steps % every, None, every)
+        classes, place = survival[some] // (256 // CLASSES), np.arange(survival.shape[1], dtype=np.uint16)
+        for found, until in ((self._tried, tried[some]), (self._accepted, accepted[some])):
+            found += np.bincount(classes[place < until[:, None].astype(np.uint16)], minlength=CLASSES)
         if self._steps % 16 == 0:
             self._tried *= KEPT
             self._accepted *= KEPT
@@ -231,8 +246,12 @@ class DraftBudget:
         self._requests, self._max_slowdown = drafted_requests, max_slowdown
         #: What a draft of the last step cost, in tokens of a step without drafts.
         self._cost = 0.0
+        K = num_draft_tokens
         # Of few bytes, as what it is compared with: NumPy then compares several times as fast.
-        self._place = np.arange(num_draft_tokens, dtype=np.uint16)[:, None]
+        self._places = np.arange(K, dtype=np.uint16)
+        grown = np.pad(GROWN, K)
+        #: [K + 1, K] the levels that are guessed after so many drafts of an older report.
+        self._grown = np.lib.stride_tricks.sliding_window_view(grown, K)[K::-1].copy()
 
     def observe(self, times: Sequence[StepTime]) -> None:
         """Steps that have run took so long."""
@@ -255,52 +274,56 @@ class DraftBudget:
         if not requests:
             return []
         rows = self._requests.rows_of([request.request_id for request in requests])
-        survival = self._survival_of(requests, rows, exact)
-        size, credit = batch_size or len(requests), self._requests.table["credit"][rows]
-        levels = survival
+        survival = levels = self._survival_of(requests, rows, exact)
+        size, credit = batch_size or len(requests), self._requests.table["credit"].take(rows)
+        K = len(self._places)
         if self.learns:
             credit += np.float32(REFILL / math.sqrt(size))
-            levels = self.calibration.levels[survival]
-            poor = np.flatnonzero(credit < len(levels) * self._cost)
-            if poor.size:
-                few = np.clip(credit[poor] / self._cost, 0, len(levels)).astype(np.uint16)
-                levels[:, poor] *= self._place < few
+            if credit.min() < K * self._cost:
+                poor = np.flatnonzero(credit < K * self._cost)
+                few = np.minimum(np.maximum(credit[poor] / self._cost, 0), K).astype(np.uint16)
+                levels = survival.copy()
+                levels[poor] *= self._places < few[:, None]
         # A request without drafts waits for those of others.
-        others = size > len(requests) or not levels[:1].all()
+        others = size > len(requests) or not levels[:, 0].all()
         ratio = self._max_slowdown if others else math.inf
         found = choose(
             levels,
             size,
             prefill,
-            size * len(levels) if room is None else room,
+            size * K if room is None else room,
             self.times,
             min(ratio, PROMPTS) if prefill else ratio,
             in_graph=not self._requests.plain_graphs_alone,
+            worth=self.calibration.worth,
         )
         if self.learns:
             if total := int(found.slots.sum()):
-                plain = float(self.times.ms(size, size)) / size
-                self._cost = max((found.ms - found.without) / total / plain, 1e-6)
+                plain = self.times.ms_of_one(size, size) if prefill else found.without
+                self._cost = max((found.ms - found.without) / total / plain * size, 1e-6)
                 credit -= found.slots * np.float32(self._cost)
-            self._requests.table["credit"][rows] = np.clip(credit, -START, MOST)
+            self._requests.table["credit"][rows] = np.minimum(np.maximum(credit, -START), MOST)
         self.granted = Granted(rows, found.slots, survival)
         granted: list[int] = found.slots.tolist()
         return granted
 
-    def _survival_of(self, requests: Sequence[Any], rows: Ints, exact: bool) -> npt.NDArray[np.uint8]:
-        """[K, B] levels: along the requests NumPy counts several times as fast as along K."""
-        known, place = self._requests.table.take(rows), self._place
-        length, made = known["drafts"][:, 0, LENGTH], known["made"]
-        survival: npt.NDArray[np.uint8] = known["survival"].T.copy()
-        old = np.flatnonzero((made != NEVER) & ((made != self._requests.reports) | (not exact)))
-        if old.size:
-            after = place - length[old]
-            last = np.where(length[old] > 0, known["survival"][old, length[old] - 1], 255)
-            grown = np.minimum(GROWN[np.clip(after, 0, len(GROWN) - 1)], last)
-            survival[:, old] = np.where(after >= 0, grown, survival[:, old])
-        near = np.flatnonzero(known["far_until"] < self._requests.reports)
-        if near.size:
-            survival[:, near] *= place < self._remaining([requests[i] for i in near.tolist()], rows[near])
+    def _survival_of(self, requests: Sequence[Any], rows: Ints, exact: bool) -> Levels:
+        """[B, K] levels."""
+        reports, table = self._requests.reports, self._requests.table
+        survival: Levels = self._requests.survival.take(rows, axis=0)
+        made = table["made"].take(rows)
+        old = made != NEVER
+        if exact:
+            old &= made != reports
+        if old.any():
+            length = np.where(old, table["length"].take(rows), len(self._places))
+            last = survival[np.arange(len(rows)), length - 1]
+            last[length == 0] = 255
+            survival = np.maximum(survival, np.minimum(self._grown.take(length, axis=0), last[:, None]))
+        if (far_until := table["far_until"].take(rows)).min() < reports:
+            near = np.flatnonzero(far_until < reports)
+            remaining = self._remaining([requests[i] for i in near.tolist()], rows[near])
+            survival[near] *= self._places < remaining[:, None]
         return survival
 
     def settle(self, rows: Ints, slots: Ints, sampled: Ints, granted: Granted | None = None) -> None:
@@ -318,10 +341,10 @@ class DraftBudget:
     def _remaining(self, requests: Sequence[Any], rows: Ints) -> npt.NDArray[np.uint16]:
         """How many drafts of each request can become output. With each report come at most K + 1 tokens: the table
         says for how long these are all. (Only of a request that is resumable `max_tokens` may fall.)"""
-        K = len(self._place)
+        K = len(self._places)
         most = np.array([request.sampling_params.max_tokens for request in requests])
         remaining = most - [len(request.output_token_ids) for request in requests] - 1
         resumable = np.array([getattr(request, "resumable", False) for request in requests])
         far_until = self._requests.reports + (remaining - K) // (K + 1)
         self._requests.table["far_until"][rows] = np.where(resumable, -1, far_until)
-        return np.clip(remaining, 0, K).astype(np.uint16)
+        return np.clip(remaining, 0, K)

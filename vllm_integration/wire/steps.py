@@ -1,5 +1,5 @@
-"""The verified drafts of each step, and how they travel: in `EngineCoreOutput.trace_headers`, a text an output,
-so that it reaches whichever front end the request came from. On both sides a batch is columns of numbers."""
+"""The verified drafts of each step, and how they travel: in `EngineCoreOutput.trace_headers`, a text with some
+outputs, so that it reaches whichever front end the request came from. On both sides a batch is columns."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ class Steps(NamedTuple):
 
 
 class Messages(NamedTuple):
-    """The messages of M outputs, decoded.
+    """The messages of M outputs.
 
     steps: of all outputs, one output's after the other's. counts: [M] how many steps each output brought.
+    before: [M] tokens of the request's outputs since the one that brought the last message.
     own: [M] 1 where the last of them is the output's own step; a step whose draft is not reported yet comes with
     a later output. refused: [M] why the request's prediction is not used as it came, an index of
     `reports.REFUSALS`.
@@ -46,6 +47,7 @@ class Messages(NamedTuple):
 
     steps: Steps
     counts: Ints
+    before: Ints
     own: Ints
     refused: Ints
 
@@ -61,21 +63,20 @@ def count_verified(slots: Counts, length: Counts, sampled: Counts, kept: Counts)
     return verified, np.minimum(np.minimum(sampled - 1, verified), kept)
 
 
-#: Characters of a step, and of the flags behind the steps of a message.
-_STEP, _FLAGS = len(Steps._fields) * _INT.itemsize, _INT.itemsize
+#: Numbers at the end of a message, and characters of a step and of those.
+_MORE = 2
+_STEP, _END = len(Steps._fields) * _INT.itemsize, _MORE * _INT.itemsize
 
 
-def encode(steps: Steps, output: Ints, own: Ints, refused: Ints) -> list[str]:
-    """M messages. output: [S] the place of the output, 0 ≤ place < M, that each step goes with. own, refused: [M].
-
-    A message is the four numbers of each of its steps, in their order, then one of its flags.
-    """
-    in_order = np.array(steps)[:, np.argsort(output, kind="stable")]
-    ends = np.cumsum(len(Steps._fields) * np.bincount(output, minlength=len(own)) + 1)
-    numbers = np.empty(in_order.size + len(own), dtype=_INT)
-    is_flag = np.zeros(len(numbers), dtype=np.bool_)
-    is_flag[ends - 1] = True
-    numbers[is_flag], numbers[~is_flag] = own + 2 * refused, in_order.T.ravel()
+def encode(messages: Messages) -> list[str]:
+    """A text for each: the four numbers of each of its steps, then `before`, then one of both flags."""
+    steps, counts, before, own, refused = messages
+    ends = np.cumsum(len(Steps._fields) * counts + _MORE)
+    numbers = np.empty(int(ends[-1]) if len(ends) else 0, dtype=_INT)
+    is_step = np.ones(len(numbers), dtype=np.bool_)
+    is_step[ends - 2] = is_step[ends - 1] = False
+    numbers[ends - 2], numbers[ends - 1] = before, own + 2 * refused
+    numbers[is_step] = np.array(steps).T.ravel()
     text, until = numbers.tobytes().decode("latin-1"), (_INT.itemsize * ends).tolist()
     return list(map(text.__getitem__, map(slice, [0, *until], until)))
 
@@ -83,15 +84,14 @@ def encode(steps: Steps, output: Ints, own: Ints, refused: Ints) -> list[str]:
 def decode(texts: Sequence[str]) -> Messages:
     """The inverse of `encode`. Raises `ValueError` where one of the texts is no message."""
     sizes = np.fromiter(map(len, texts), np.int64, len(texts))
-    counts, rest = np.divmod(sizes, _STEP)
-    if (rest != _FLAGS).any():
-        raise ValueError(
-            f"expected messages of {_STEP} characters a step and {_FLAGS} more, got {texts!r:.80}"
-        )
+    counts, rest = np.divmod(sizes - _END, _STEP)
+    if rest.any() or counts.min(initial=0) < 0:
+        raise ValueError(f"expected messages of {_STEP} characters a step and {_END} more, got {texts!r:.80}")
     numbers = np.frombuffer("".join(texts).encode("latin-1"), dtype=_INT).astype(np.int64)
-    last = np.cumsum(sizes) // _INT.itemsize - 1
-    steps, flags = np.delete(numbers, last).reshape(-1, len(Steps._fields)), numbers[last]
-    return Messages(Steps(*steps.T), counts, flags & 1, flags >> 1)
+    ends = np.cumsum(sizes) // _INT.itemsize
+    before, flags = numbers[ends - 2], numbers[ends - 1]
+    steps = np.delete(numbers, np.concatenate([ends - 2, ends - 1])).reshape(-1, len(Steps._fields))
+    return Messages(Steps(*steps.T), counts, before, flags & 1, flags >> 1)
 
 
 def tell_faults(output: Any, faults: Mapping[str, str]) -> None:

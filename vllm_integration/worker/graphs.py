@@ -68,7 +68,9 @@ def initialize_kv_cache(original: Callable[..., Any], self: Any, *args: Any, **k
             full, others = GRAPHS[name]
             why = "; why not more: " + " ".join(filter(None, [others, detail])) if others else ""
             level = logging.INFO if name in _ASKED_FOR else logging.WARNING
-            logger.log(level, "gpu_align runs %s with FULL CUDA graphs%s", full, why)
+            size = self.vllm_config.compilation_config.max_cudagraph_capture_size
+            upto = "" if name == "no mode" else f", up to {size} tokens"
+            logger.log(level, "gpu_align runs %s with FULL CUDA graphs%s%s", full, upto, why)
     return result
 
 
