@@ -91,12 +91,10 @@ class Steps:
     """A `Drafter` and an engine's tensors in the middle of `texts`: ``advance(); propose()`` is one step."""
 
     def __init__(self, texts: Texts, device: str, **options: Any) -> None:
-        batch, num_text = texts.outputs.shape
+        batch = len(texts.outputs)
         self.texts, self._options = texts, options
         self.drafter = self._make_drafter(batch, device)
-        self.token_ids = torch.zeros((batch, num_text + NUM_DRAFT_TOKENS), dtype=torch.int32, device=device)
-        self.token_ids[:, :num_text] = torch.from_numpy(texts.outputs)
-        self.total_len = torch.full((batch,), texts.done, dtype=torch.int32, device=device)
+        self.token_ids, self.total_len = self.drafter.token_ids, self.drafter.total_len
         self.slots = torch.arange(batch, device=device)
         self.num_sampled = torch.full((batch,), texts.step_tokens, dtype=torch.int32, device=device)
         self.draft = self.propose()  # compiles, and processes what is written already
@@ -109,17 +107,19 @@ class Steps:
         )  # fmt: skip
         for slot in range(batch):
             drafter.add(slot, predictions[slot], self.texts.prompt_len)
+        drafter.token_ids[:, :num_text] = torch.from_numpy(self.texts.outputs[:batch])
+        drafter.total_len.fill_(self.texts.done)
         return drafter
 
     def propose(self) -> gpu_align.Draft:
-        return self.drafter.propose(self.token_ids, self.total_len, self.slots, self.num_sampled)
+        return self.drafter.propose(self.slots, self.num_sampled)
 
     def check_drafts(self) -> None:
         """The last drafts of the first requests are those of the reference, which sees all tokens at once."""
         few = min(2, len(self.slots))
-        tensors = self.token_ids, self.total_len, self.slots, self.num_sampled
         reference = self._make_drafter(few, "cpu")
-        want = reference.propose(*(tensor[:few].cpu() for tensor in tensors))
+        reference.total_len.copy_(self.total_len[:few])
+        want = reference.propose(self.slots[:few].cpu(), self.num_sampled[:few].cpu())
         for name in want._fields:
             found, expected = getattr(self.draft, name)[:few].tolist(), getattr(want, name).tolist()
             assert found == expected, f"{name}: expected {expected}, found {found}"

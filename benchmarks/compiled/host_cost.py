@@ -30,24 +30,16 @@ def main() -> None:
     from gpu_align.ops.step import StepLaunch
     from gpu_align.ops.step.kernel import step_kernel
 
-    drafter = Drafter(
-        max_slots=BATCH, max_context_len=CONTEXT, max_prediction_len=4096, num_draft_tokens=16, vocab_size=131_072,
-        device="cpu",
-    )  # fmt: skip
-    bound = drafter._state, drafter._tables, drafter._recipes, drafter._draft, drafter._settings
-    drafter._step = step = StepLaunch(*bound)
-    token_ids = torch.zeros((BATCH, CONTEXT), dtype=torch.int32)
-    slots = torch.arange(BATCH)
-    total_len, num_sampled = (torch.ones(BATCH, dtype=torch.int32) for _ in range(2))
-
-    # Views at odd addresses, of other strides and sizes, as an engine may pass them from call to call.
+    # Views at odd addresses, of other strides and sizes, as an engine may have them.
     wide = torch.zeros((BATCH, CONTEXT + 3), dtype=torch.int32)
     odd = torch.ones(BATCH + 1, dtype=torch.int32)[1:]
-    calls = [
-        (token_ids, total_len, slots, num_sampled),
-        (wide[:, 1 : CONTEXT + 1], odd, slots[1:8], odd[:7]),
-        (token_ids, total_len, slots[:1], num_sampled[:1]),
-    ]
+    drafter = Drafter(
+        wide[:, 1 : CONTEXT + 1], odd, max_prediction_len=4096, num_draft_tokens=16, vocab_size=131_072
+    )
+    bound = drafter._state, drafter._tables, drafter._recipes, drafter._draft, drafter._settings
+    drafter._step = step = StepLaunch(*bound, drafter.token_ids, drafter.total_len)
+    slots, num_sampled = torch.arange(BATCH), torch.ones(BATCH, dtype=torch.int32)
+    calls = [(slots, num_sampled), (slots[1:8], odd[:7]), (slots[:1], num_sampled[:1])]
     for call in calls:
         drafter.propose(*call)
     for call in calls:

@@ -134,7 +134,7 @@ class StepBatch(Steps):
         advance, idle = (
             partial(each.add_, self.case.step_tokens) for each in (self.total_len, self._scratch)
         )
-        batch = self.token_ids, self.total_len, self.slots, self.num_sampled
+        batch = self.slots, self.num_sampled
         enter = [partial(self.drafter._admission.enter, *batch)] if self.case.restart else []
         return [*ahead, advance, *enter, self.step] * self.case.steps, [*ahead, idle] * self.case.steps
 
@@ -166,7 +166,7 @@ class StepBatch(Steps):
         for end in range(PREFILL_CHUNK, self.texts.done + PREFILL_CHUNK, PREFILL_CHUNK):
             self.written = min(end, self.texts.done)
             self.total_len.fill_(self.written)
-            self.drafter.propose(self.token_ids, self.total_len, self.slots, self._none_sampled)
+            self.drafter.propose(self.slots, self._none_sampled)
 
     def check(self) -> None:
         """`check_drafts`, and that as many tokens are written as this knows of."""

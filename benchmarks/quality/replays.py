@@ -93,9 +93,7 @@ def replay_batched(
         max_slots=batch_size, **sizes._asdict(), num_draft_tokens=num_draft_tokens, device="cpu",
         config=config, recipes=recipes,
     )  # fmt: skip
-    token_ids = torch.zeros((batch_size, sizes.max_context_len), dtype=torch.int32)
-    total_len = torch.zeros(batch_size, dtype=torch.int32)
-    rows, lengths = token_ids.numpy(), total_len.numpy()
+    rows, lengths = drafter.token_ids.numpy(), drafter.total_len.numpy()
     results: list[PairResult] = [OurPair.begin(record) for record in records]
     # Longest first: the last calls then still have a full batch. What the prefill ends is not drafted for.
     waiting = sorted(range(len(records)), key=lambda i: len(records[i].output))
@@ -115,9 +113,7 @@ def replay_batched(
             lengths[slot] = 0
             append(slot, [*record.prompt, record.output[0]])
         slots = sorted(running)
-        draft = drafter.propose(
-            token_ids, total_len, torch.tensor(slots), torch.ones(len(slots), dtype=torch.int32)
-        )
+        draft = drafter.propose(torch.tensor(slots), torch.ones(len(slots), dtype=torch.int32))
         drafted = zip(slots, draft.length.tolist(), draft.source.tolist(), strict=True)
         tokens, confidence = draft.token_ids.numpy(), draft.confidence.numpy()
         for b, (slot, length, source) in enumerate(drafted):

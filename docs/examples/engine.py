@@ -101,9 +101,8 @@ class Engine:
             device=self.device,
             recipes=recipes,
         )
-        # The drafter reads these two where they are.
-        self.token_ids = torch.zeros(max_slots, max_len, dtype=torch.int32, device=self.device)
-        self.total_len = torch.zeros(max_slots, dtype=torch.int32, device=self.device)
+        # What the drafter reads.
+        self.token_ids, self.total_len = self.drafter.token_ids, self.drafter.total_len
         self.cache = SlotCache(model, max_slots, max_len)
         self.lengths, self.computed, self.sampled = [0] * max_slots, [0] * max_slots, [0] * max_slots
         self.free = list(range(max_slots))
@@ -148,7 +147,7 @@ class Engine:
         on_device = torch.tensor(slots, device=self.device)
         # No token was sampled before the prefill is done: the draft is empty then.
         sampled = torch.tensor([self.sampled[s] for s in slots], dtype=torch.int32, device=self.device)
-        draft = self.drafter.propose(self.token_ids, self.total_len, on_device, sampled)
+        draft = self.drafter.propose(on_device, sampled)
         lengths = draft.length.tolist() if self.drafts else [0] * len(slots)
         for row, slot in enumerate(slots):
             request = self.running[slot]

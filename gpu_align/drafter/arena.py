@@ -214,6 +214,7 @@ class Admission:
 
     Args:
         state: the drafter's.
+        token_ids, total_len: its rows.
         context_shift: of `StepSettings`.
         longest: tokens of the longest prediction.
         backend: of the step.
@@ -221,9 +222,17 @@ class Admission:
     """
 
     def __init__(
-        self, state: StepState, context_shift: int, longest: int, backend: str, uses_context: bool = True
+        self,
+        state: StepState,
+        token_ids: torch.Tensor,
+        total_len: torch.Tensor,
+        context_shift: int,
+        longest: int,
+        backend: str,
+        uses_context: bool = True,
     ) -> None:
         self._state, self._context_shift, self._backend = state, context_shift, backend
+        self._tokens = token_ids, total_len
         self._uses_context, self._longest, self._num_slots = uses_context, longest, len(state.slot_meta)
         #: The latest row of each slot that is occupied, and those that the device does not have yet.
         self._rows: dict[int, tuple[int, ...]] = {}
@@ -280,7 +289,8 @@ class Admission:
         self.is_busy = True
 
     def before_step(self, *batch: torch.Tensor) -> None:
-        """Send what is staged, and enter the contexts of requests that are new in a batch."""
+        """Send what is staged, and enter the contexts of requests that are new in a batch: its slots and
+        num_sampled."""
         self.flush()
         self.is_busy = not self._started.all()
         if self.is_busy:
@@ -288,8 +298,8 @@ class Admission:
 
     def enter(self, *batch: torch.Tensor) -> None:
         """Enter the contexts of the new requests in a batch, beyond what a step does as fast."""
-        if self._is_parallel and batch[0].shape[1] > BLOCK:
-            enter_contexts(self._state, self._context_shift, self._starts, *batch)
+        if self._is_parallel and self._tokens[0].shape[1] > BLOCK:
+            enter_contexts(self._state, self._context_shift, self._starts, *self._tokens, *batch)
         else:
             self._started[:] = 1
 
@@ -334,7 +344,9 @@ class Admission:
         """Compile or load the kernels of all that a batch may need, and run none."""
         if self._backend == "triton":
             admit(self._state, self._starts, 0, 0, BLOCK + 1, self._context_shift, self._backend)
-            enter_contexts(self._state, self._context_shift, self._starts, *(x[:0] for x in batch))
+            enter_contexts(
+                self._state, self._context_shift, self._starts, *self._tokens, *(x[:0] for x in batch)
+            )
 
 
 def shift_of(num_tokens: int) -> int:

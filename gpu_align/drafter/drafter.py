@@ -52,7 +52,7 @@ _MOST = {
 }
 
 
-def check_size(name: str, size: int) -> int:
+def check_size(name: str, size: int | None) -> int:
     return check_int(name, size, 1, _MOST[name])
 
 
@@ -77,10 +77,11 @@ class Drafter:
 
     The loop that an engine runs::
 
+        drafter = Drafter(token_ids, total_len, ...)           # its own tensors, a row a slot
         drafter.add(slot, prediction, prompt_len)              # when a request arrives
         while generating:
-            draft = drafter.propose(token_ids, total_len, slots, num_sampled)
-            ...                                                # verify, append what was accepted
+            draft = drafter.propose(slots, num_sampled)
+            ...                                                # verify, append what was accepted to the rows
         drafter.remove(slot)                                   # when it is finished
 
     A step is one kernel, and the data that it reads does not grow with the prediction, which `add` indexes once.
@@ -91,13 +92,16 @@ class Drafter:
     `add` is called for it again; `total_len` may shrink (the slot then starts over).
 
     Args:
-        max_slots: requests held at a time.
-        max_context_len: tokens of prompt and output in a row of the engine's `token_ids`.
+        token_ids: [max_slots, max_context_len] int32, rows contiguous: prompt and output so far, one row a slot.
+        total_len: [max_slots] int32: tokens valid in each row, ``0 <= total_len <= max_context_len``.
+        max_slots, max_context_len: in place of the two: the drafter makes them, of these sizes, and the engine
+            writes to its `token_ids` and `total_len`.
         max_prediction_len: longest prediction.
         num_draft_tokens: K, the most drafts a step, up to 256.
         vocab_size: token ids are below it.
         device: "cuda" runs the kernel, "cpu" the reference implementation; same results. Numba, where it is
-            installed, compiles the reference here, or loads what it compiled before.
+            installed, compiles the reference here, or loads what it compiled before. None is that of
+            `token_ids`, or "cuda".
         config: a `DrafterConfig`.
         recipes: what to draft where neither the prediction nor the context promises more, `RecipePack.tokenize`
             for this model's tokenizer; None is nothing. Drafters of one device, K, vocabulary and
@@ -109,7 +113,10 @@ class Drafter:
     Memory on the device: 12 bytes a token of `max_prediction_tokens` (the tokens and their index), and a slot 4 to
     8 bytes a token of `max_context_len` (the index of its context, 32 KB at least) and 0.5 KB; about 400 bytes a
     recipe. On the host: 4 bytes a token of the predictions that are held, and for a GPU up to 8 MB of pinned
-    memory, more for predictions over a million tokens. All that runs on a GPU runs on the current stream.
+    memory, more for predictions over a million tokens.
+
+    Streams: `propose`, `flush`, `warm_up`, `capture` and a replay run on the current stream; `add` and `remove` run
+    nothing. Write the rows on that stream, too, or let it wait for what writes them. Not thread-safe.
 
     TypeError, ValueError: an argument of another type, a size below 1 or above what the kernel can count, a device
     that is not there, or a backend that cannot run on it.
@@ -118,20 +125,36 @@ class Drafter:
     @torch.inference_mode(False)  # tensors of that mode cannot be written to outside of it
     def __init__(
         self,
+        token_ids: torch.Tensor | None = None,
+        total_len: torch.Tensor | None = None,
         *,
-        max_slots: int,
-        max_context_len: int,
         max_prediction_len: int,
         num_draft_tokens: int,
         vocab_size: int,
-        device: torch.device | str = "cuda",
+        max_slots: int | None = None,
+        max_context_len: int | None = None,
+        device: torch.device | str | None = None,
         config: DrafterConfig | None = None,
         recipes: Recipes | None = None,
         backend: Backend = "auto",
         max_prediction_tokens: int | None = None,
     ) -> None:
-        self.max_slots = max_slots = check_size("max_slots", max_slots)
-        self.max_context_len = max_context_len = check_size("max_context_len", max_context_len)
+        if token_ids is None and total_len is None:
+            max_slots = check_size("max_slots", max_slots)
+            max_context_len = check_size("max_context_len", max_context_len)
+            device = check_device("cuda" if device is None else device)
+        else:
+            own = {"max_slots": max_slots, "max_context_len": max_context_len, "device": device}
+            for name, value in own.items():
+                if value is not None:
+                    raise ValueError(f"{name}: expected None beside token_ids, found {value!r}")
+            token_ids = check_tensor("token_ids", token_ids, dtype=torch.int32, shape=(None, None))
+            max_slots, max_context_len = map(check_size, own, token_ids.shape)
+            device = check_device(token_ids.device)
+            total_len = check_tensor(
+                "total_len", total_len, dtype=torch.int32, shape=(max_slots,), device=token_ids.device
+            )
+        self.max_slots, self.max_context_len = max_slots, max_context_len
         self.max_prediction_len = max_prediction_len = check_size("max_prediction_len", max_prediction_len)
         self.num_draft_tokens = num_draft_tokens = check_size("num_draft_tokens", num_draft_tokens)
         self.vocab_size = vocab_size = check_size("vocab_size", vocab_size)
@@ -143,7 +166,6 @@ class Drafter:
         advice = "; call its tokenize(encode)" if hasattr(recipes, "tokenize") else ""
         check_type("recipes", recipes, Recipes | None, "Recipes", advice)
         self.config = config = config if config is not None else DrafterConfig()
-        device = check_device(device)
 
         self._arena = PredictionArena(max(max_prediction_tokens, c.PAGE))
         self._texts: dict[int, ArenaText] = {}
@@ -164,11 +186,20 @@ class Drafter:
         self._drafts: dict[int, Draft] = {}
         self._settings = config.step_settings(vocab_size, max_context_len)
         self._backend = resolve_backend(backend, self._state.prediction_tokens)
+        if token_ids is None or total_len is None:
+            token_ids = torch.zeros((max_slots, max_context_len), dtype=torch.int32, device=device)
+            total_len = torch.zeros(max_slots, dtype=torch.int32, device=device)
+        self.token_ids, self.total_len = rows = token_ids, total_len
         self._step = make_step(
-            self._backend, self._state, self._tables, self._recipes, self._draft, self._settings
+            self._backend, self._state, self._tables, self._recipes, self._draft, self._settings, *rows
         )
         self._admission = Admission(
-            self._state, self._settings.context_shift, max_prediction_len, self._backend, config.use_context
+            self._state,
+            *rows,
+            self._settings.context_shift,
+            max_prediction_len,
+            self._backend,
+            config.use_context,
         )
 
     def add(
@@ -292,15 +323,10 @@ class Drafter:
         self._admission.flush()
 
     @on_its_device
-    def propose(
-        self, token_ids: torch.Tensor, total_len: torch.Tensor, slots: torch.Tensor, num_sampled: torch.Tensor
-    ) -> Draft:
+    def propose(self, slots: torch.Tensor, num_sampled: torch.Tensor) -> Draft:
         """Draft the next tokens of every request in the batch.
 
         Args:
-            token_ids: [max_slots, max_context_len] int32, rows contiguous: prompt and output so far, one row a
-                slot. Read only.
-            total_len: [max_slots] int32: tokens valid in each row, ``0 <= total_len <= max_context_len``.
             slots: [B] int64: batch position -> slot, ``0 <= slot < max_slots``, ``B <= max_slots``; no slot twice
                 where num_sampled > 0.
             num_sampled: [B] int32: tokens sampled this step; 0 means that the request is still in its prefill:
@@ -322,7 +348,6 @@ class Drafter:
 
         TypeError, ValueError: an argument differs from the above; of values only on the CPU.
         """
-        self._check_rows(token_ids, total_len)
         check_tensor("slots", slots, dtype=torch.int64, shape=(None,), device=self.device)
         batch_size = slots.shape[0]
         check_tensor("num_sampled", num_sampled, dtype=torch.int32, shape=(batch_size,), device=self.device)
@@ -330,59 +355,54 @@ class Drafter:
             raise ValueError(f"slots: expected at most {self.max_slots}, found {batch_size}")
         if self.device.type == "cpu" and isinstance(self._step, StepLaunch):
             # Under Triton's interpreter; the reference looks itself.
-            check_batch(self.max_slots, self.max_context_len, total_len, slots, num_sampled)
+            check_batch(self.token_ids, self.total_len, slots, num_sampled)
         if self._admission.is_busy and not (
             self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         ):
-            self._admission.before_step(token_ids, total_len, slots, num_sampled)
-        self._step(token_ids, total_len, slots, num_sampled)
+            self._admission.before_step(slots, num_sampled)
+        self._step(slots, num_sampled)
         if batch_size not in self._drafts:
             self._drafts[batch_size] = Draft(*(tensor[:batch_size] for tensor in self._draft))
         return self._drafts[batch_size]
 
     @on_its_device
-    def warm_up(self, token_ids: torch.Tensor, total_len: torch.Tensor) -> None:
-        """Run once what a request runs, so that nothing is compiled or pinned when the first one comes.
-
-        Args:
-            token_ids, total_len: as in `propose`. Read only; no slot changes.
-        """
+    def warm_up(self) -> None:
+        """Run once what a request runs, so that nothing is compiled or pinned when the first one comes. No slot
+        changes."""
         # Nothing is sampled: the step leaves the slot as it is.
         slots, num_sampled = (torch.zeros(1, dtype=d, device=self.device) for d in (torch.int64, torch.int32))
-        self._admission.warm_up(token_ids, total_len, slots, num_sampled)
-        self.propose(token_ids, total_len, slots, num_sampled)
+        self._admission.warm_up(slots, num_sampled)
+        self.propose(slots, num_sampled)
 
     @on_its_device
-    def capture(
-        self, token_ids: torch.Tensor, total_len: torch.Tensor, slots: torch.Tensor, num_sampled: torch.Tensor
-    ) -> CapturedStep:
+    def capture(self, slots: torch.Tensor, num_sampled: torch.Tensor) -> CapturedStep:
         """Record a step over these tensors as a CUDA graph: a replay runs it on what they hold by then.
 
         Arguments as in `propose`; the graph is for this batch size and keeps the tensors. No state changes here.
         All graphs write to the same `Draft` buffers. `add` and `remove` go on as ever, as long as they run on the
         stream that replays. On the CPU there is no graph, and a replay is a call of `propose`.
         """
-        return CapturedStep(self.propose, self._admission, token_ids, total_len, slots, num_sampled)
+        return CapturedStep(self.propose, self._admission, slots, num_sampled)
 
     def _check_slot(self, slot: int) -> int:
         return check_int("slot", slot, 0, self.max_slots - 1, f"0 <= slot < {self.max_slots}")
-
-    def _check_rows(self, token_ids: torch.Tensor, total_len: torch.Tensor) -> None:
-        size = self.max_slots, self.max_context_len
-        check_tensor("token_ids", token_ids, dtype=torch.int32, shape=size, device=self.device)
-        check_tensor("total_len", total_len, dtype=torch.int32, shape=size[:1], device=self.device)
 
 
 class CapturedStep:
     """A step of a `Drafter` that an engine replays, to `draft`: no arguments, no checks, one launch."""
 
-    def __init__(self, propose: Callable[..., Draft], admission: Admission, *inputs: torch.Tensor) -> None:
-        *others, num_sampled = inputs
-        self._admission, self._inputs = admission, inputs
-        self._propose = partial(propose, *inputs)
+    def __init__(
+        self,
+        propose: Callable[..., Draft],
+        admission: Admission,
+        slots: torch.Tensor,
+        num_sampled: torch.Tensor,
+    ) -> None:
+        self._admission, self._inputs = admission, (slots, num_sampled)
+        self._propose = partial(propose, slots, num_sampled)
         self._graph: torch.cuda.CUDAGraph | None = None
         # Nothing sampled: the kernel is compiled and runs once, and leaves every slot as it is.
-        self.draft = propose(*others, torch.zeros_like(num_sampled))
+        self.draft = propose(slots, torch.zeros_like(num_sampled))
         if num_sampled.is_cuda:
             torch.cuda.current_stream(num_sampled.device).synchronize()
             self._graph = torch.cuda.CUDAGraph()

@@ -95,9 +95,11 @@ class StepView:
         self._settings = config.step_settings(FIRST_GAP, max_context_len)
         arena = PredictionArena(sum(whole_pages(len(prediction)) for prediction in predictions))
         state = allocate_state(len(predictions), max_context_len, arena.num_tokens, "cpu")
+        rows = torch.zeros((len(predictions), max_context_len), dtype=torch.int32)
         admission = Admission(
-            state, self._settings.context_shift, arena.num_tokens, "reference", config.use_context
-        )
+            state, rows, rows[:, 0], self._settings.context_shift, arena.num_tokens, "reference",
+            config.use_context,
+        )  # fmt: skip
         for slot, (prediction, prompt_len) in enumerate(zip(predictions, prompt_lens, strict=True)):
             text = arena.find(np.array(prediction, dtype=np.int32))
             is_fresh = not text.is_held
@@ -107,7 +109,7 @@ class StepView:
             )
         admission.flush()
         self.state = as_arrays(state)
-        self.token_ids = np.zeros((len(predictions), max_context_len), dtype=np.int32)
+        self.token_ids = rows.numpy()
         self._recipes = recipes
 
     def look(self, slots: IntArray, totals: IntArray) -> View:

@@ -74,11 +74,7 @@ def check_token_ids(
 
 
 def check_batch(
-    max_slots: int,
-    max_context_len: int,
-    total_len: torch.Tensor,
-    slots: torch.Tensor,
-    num_sampled: torch.Tensor,
+    token_ids: torch.Tensor, total_len: torch.Tensor, slots: torch.Tensor, num_sampled: torch.Tensor
 ) -> None:
     """Raise ValueError where a step over these CPU tensors would read outside of them or change a slot twice.
 
@@ -89,6 +85,7 @@ def check_batch(
             slot not in the slots before, both with num_sampled > 0
     """
     first: dict[int, int] = {}
+    max_slots, max_context_len = token_ids.shape
     for b, (slot, sampled) in enumerate(zip(slots.tolist(), num_sampled.tolist(), strict=True)):
         check_int(f"slots[{b}]", slot, 0, max_slots - 1, f"0 <= slot < {max_slots}")
         check_int(f"total_len[{slot}]", int(total_len[slot]), 0, max_context_len)

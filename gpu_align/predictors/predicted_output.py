@@ -81,17 +81,17 @@ class PredictedOutputTokenPredictor(TokenPredictor):
 
     def push_tokens(self, tokens: Sequence[int]) -> None:
         super().push_tokens(tokens)
-        self._started("push_tokens")
-        if len(self.state_tokens) > self._token_ids.shape[1]:
+        drafter = self._started("push_tokens")
+        if len(self.state_tokens) > drafter.max_context_len:
             # A draft depends on the tokens alone: a larger drafter goes on where the smaller one was.
             self._begin(2 * len(self.state_tokens))
         else:
-            self._write(tokens)
+            self._write(drafter, tokens)
 
     def predict_tokens(self) -> list[int]:
         self._check_disposed()
-        propose = self._started("predict_tokens").propose
-        self._draft = draft = propose(self._token_ids, self._total_len, self._slots, self._num_sampled)
+        drafter = self._started("predict_tokens")
+        self._draft = draft = drafter.propose(self._slots, self._num_sampled)
         return draft.token_ids[0, : int(draft.length[0])].tolist()
 
     def dispose(self) -> None:
@@ -116,8 +116,6 @@ class PredictedOutputTokenPredictor(TokenPredictor):
         if self._drafter is None or sizes != self._sizes:
             self._drafter = Drafter(max_slots=1, **sizes, **self._settings)
             self._sizes, device = sizes, self._drafter.device
-            self._token_ids = torch.zeros((1, sizes["max_context_len"]), dtype=torch.int32, device=device)
-            self._total_len = torch.zeros(1, dtype=torch.int32, device=device)
             self._slots = torch.zeros(1, dtype=torch.int64, device=device)
             self._num_sampled = torch.ones(1, dtype=torch.int32, device=device)  # no step is only a prefill
         about: dict[str, Any] = {"memory": self.options.memory, "related": self.options.related}
@@ -128,13 +126,13 @@ class PredictedOutputTokenPredictor(TokenPredictor):
             about["temperature"] = getattr(sampling, "temperature", None) or 0.0
         self._drafter.add(0, self._ids, self._prompt_len, **about)
         self._draft = None
-        self._write(self.state_tokens)
+        self._write(self._drafter, self.state_tokens)
 
-    def _write(self, tokens: Sequence[int]) -> None:
+    def _write(self, drafter: Drafter, tokens: Sequence[int]) -> None:
         """Write the last of `state_tokens` to the drafter's row."""
         end = len(self.state_tokens)
-        self._token_ids[0, end - len(tokens) : end] = torch.from_numpy(np.asarray(tokens, dtype=np.int32))
-        self._total_len.fill_(end)
+        drafter.token_ids[0, end - len(tokens) : end] = torch.from_numpy(np.asarray(tokens, dtype=np.int32))
+        drafter.total_len.fill_(end)
 
 
 def encode_prediction(prediction: Any, tokenizer: Any = None, name: str = "prediction") -> list[int]:

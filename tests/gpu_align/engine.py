@@ -49,8 +49,9 @@ def use_curves(drafter: Drafter, curves: np.ndarray, backend: str) -> None:
     floors = drafter.config.min_survival, drafter.config.min_survival_lost
     drafter._tables = SurvivalTables.from_survival(curves.astype(np.int32), drafter.device, *floors)
     drafter._step = make_step(
-        backend, drafter._state, drafter._tables, drafter._recipes, drafter._draft, drafter._settings
-    )
+        backend, drafter._state, drafter._tables, drafter._recipes, drafter._draft, drafter._settings,
+        drafter.token_ids, drafter.total_len,
+    )  # fmt: skip
 
 
 def flat_curves(value, K=8):
@@ -59,20 +60,20 @@ def flat_curves(value, K=8):
 
 
 class Engine:
-    """The smallest engine: it owns the tensors and knows what the model will write."""
+    """The smallest engine: it writes the rows and knows what the model will write."""
 
-    def __init__(self, backend, *, max_slots=4, T=256, N=128, K=16, vocab=1000, curves=None, **how):
+    def __init__(self, backend, *, max_slots=4, T=256, N=128, K=16, vocab=1000, curves=None, rows=(), **how):
         self.device = device_of(backend)
         self.K, self.T = K, T
+        if not rows:
+            how |= {"max_slots": max_slots, "max_context_len": T, "device": self.device}
         self.drafter = Drafter(
-            max_slots=max_slots, max_context_len=T, max_prediction_len=N, num_draft_tokens=K, vocab_size=vocab,
-            device=self.device, backend=backend, **how,
-        )  # fmt: skip
+            *rows, max_prediction_len=N, num_draft_tokens=K, vocab_size=vocab, backend=backend, **how
+        )
         poison(self.drafter)
         if curves is not None:
             use_curves(self.drafter, curves, backend)
-        self.token_ids = torch.zeros((max_slots, T), dtype=torch.int32, device=self.device)
-        self.total_len = torch.zeros(max_slots, dtype=torch.int32, device=self.device)
+        self.token_ids, self.total_len = self.drafter.token_ids, self.drafter.total_len
 
     def add(self, slot, prediction, prompt, output=(), **key):
         held = self.drafter.add(slot, prediction, len(prompt), **key)
@@ -88,7 +89,7 @@ class Engine:
     def inputs(self, slots):
         """What `propose` and `capture` take."""
         slots = torch.tensor(slots, dtype=torch.int64, device=self.device)
-        return self.token_ids, self.total_len, slots, torch.ones_like(slots, dtype=torch.int32)
+        return slots, torch.ones_like(slots, dtype=torch.int32)
 
     def propose(self, slots):
         """[(tokens, length, confidence, source)] in batch order."""

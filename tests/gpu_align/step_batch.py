@@ -119,7 +119,11 @@ class Drafted(NamedTuple):
 
 
 def drafted(drafter: Drafter, *inputs: torch.Tensor) -> list[Drafted]:
-    return list(map(Drafted, *(x.tolist() for x in drafter.propose(*(x.to(drafter.device) for x in inputs)))))
+    """The drafts of a batch: token_ids, total_len, slots, num_sampled."""
+    token_ids, total_len, *batch = inputs
+    drafter.token_ids.copy_(token_ids)
+    drafter.total_len.copy_(total_len)
+    return list(map(Drafted, *(x.tolist() for x in drafter.propose(*(x.to(drafter.device) for x in batch)))))
 
 
 class StepRow(NamedTuple):
@@ -145,18 +149,18 @@ class StepBatch:
         self.config, self.known = config or DrafterConfig(), known or Known()
         self.curves = curves
         self.drafters = {backend: self.make(backend, max_slots) for backend in backends}
-        # A slice of a wider tensor: the stride is not the length.
-        self.token_ids = torch.randint(0, alphabet, (max_slots, capacity + 16), dtype=torch.int32)
-        self.token_ids = self.token_ids[:, :capacity]
+        self.token_ids = torch.randint(0, alphabet, (max_slots, capacity), dtype=torch.int32)
         self.total_len = torch.zeros(max_slots, dtype=torch.int32)
         self.running: dict[int, Running] = {}
 
     def make(self, backend: str, max_slots: int) -> Drafter:
         """A drafter with the settings of this batch."""
+        # A slice of a wider tensor: the stride is not the length.
+        rows = torch.zeros((max_slots, self.capacity + 16), dtype=torch.int32, device=device_of(backend))
         drafter = Drafter(
-            max_slots=max_slots, max_context_len=self.capacity, max_prediction_len=self.longest,
-            num_draft_tokens=self.K, vocab_size=self.vocab_size, device=device_of(backend), config=self.config,
-            backend=backend, recipes=self.known.recipes,
+            rows[:, : self.capacity], torch.zeros_like(rows[:, 0]), max_prediction_len=self.longest,
+            num_draft_tokens=self.K, vocab_size=self.vocab_size, config=self.config, backend=backend,
+            recipes=self.known.recipes,
         )  # fmt: skip
         poison(drafter)
         if self.curves is not None:
@@ -229,7 +233,9 @@ class StepBatch:
 
     def _launch(self, drafter: Drafter, inputs: Any, wild: Any) -> list[Drafted]:
         if wild and isinstance(drafter._step, StepLaunch):
-            drafter._step(*(tensor.to(drafter.device) for tensor in inputs))
+            drafter.token_ids.copy_(inputs[0])
+            drafter.total_len.copy_(inputs[1])
+            drafter._step(*(tensor.to(drafter.device) for tensor in inputs[2:]))
             return list(map(Drafted, *(column[: len(inputs[2])].tolist() for column in drafter._draft)))
         token_ids, total_len, *rest = inputs
         return drafted(drafter, token_ids, total_len.clamp(0, self.capacity), *rest)

@@ -58,8 +58,8 @@ def test_a_graph_is_recorded_whatever_other_threads_do_and_a_replay_sends_what_i
         "current_stream": lambda _: stream, "device": lambda _: nullcontext(),
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    *inputs, num_sampled = engine.inputs(SLOTS)
-    captured = engine.drafter.capture(*inputs, num_sampled.as_subclass(OnGpu))
+    slots, num_sampled = engine.inputs(SLOTS)
+    captured = engine.drafter.capture(slots, num_sampled.as_subclass(OnGpu))
     assert [how["capture_error_mode"] for how in modes] == ["thread_local"]
     flush = engine.drafter._admission.flush
     monkeypatch.setattr(engine.drafter._admission, "flush", lambda: ran.append("flush") or flush())

@@ -64,7 +64,7 @@ class TestOnTheGPU:
     def test_add_and_remove_wait_for_nothing(self):
         """With tokens of one block and of many."""
         engine = Engine("triton", N=140_000, vocab=200_000)
-        engine.drafter.warm_up(engine.token_ids, engine.total_len)
+        engine.drafter.warm_up()
         torch.cuda.set_sync_debug_mode("error")
         try:
             for slot, num_tokens in enumerate((60, 8000, 140_000)):
@@ -91,17 +91,18 @@ class TestOnTheGPU:
 
 def test_inference_mode_may_come_and_go():
     """Whatever made the drafter: an engine steps in it, and a thread that frees slots does not."""
-    token_ids = torch.arange(64, dtype=torch.int32).expand(4, 64).contiguous()
-    total_len, ones = torch.full((4,), 5).int(), torch.ones(1, dtype=torch.int32)
+    ones = torch.ones(1, dtype=torch.int32)
     sizes = dict.fromkeys(("max_slots", "num_draft_tokens"), 8)
     sizes |= dict.fromkeys(("max_context_len", "max_prediction_len", "vocab_size"), 64)
     for making in (True, False):
         with torch.inference_mode(making):
             made = gpu_align.Drafter(**sizes | {"max_slots": 4}, device="cpu")
+        made.token_ids.copy_(torch.arange(64))
+        made.total_len.fill_(5)
         for mode in (not making, making, not making):
             with torch.inference_mode(mode):
                 made.add(1, distinct(60), 0)
-                drafted = made.propose(token_ids, total_len, torch.tensor([1]), ones)
+                drafted = made.propose(torch.tensor([1]), ones)
                 assert drafted.length.tolist() == [8]
                 made.remove(1)
 
@@ -266,10 +267,7 @@ def int32(*shape, **where):
 def inputs(backend):
     """What a step of `make`'s drafter takes: one request, nothing in its row."""
     device = device_of(backend)
-    return {
-        "token_ids": int32(2, 8, device=device), "total_len": int32(2, device=device),
-        "slots": int32(1, device=device).long(), "num_sampled": int32(1, device=device) + 1,
-    }  # fmt: skip
+    return {"slots": int32(1, device=device).long(), "num_sampled": int32(1, device=device) + 1}
 
 
 def refused(call, error, words):
@@ -332,11 +330,9 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("change", "error", "words"),
         [
-            ({"token_ids": torch.zeros((2, 8))}, TypeError, ["token_ids", "int32", "float32"]),
-            ({"token_ids": int32(2, 7)}, ValueError, ["token_ids", "[2, 8]", "[2, 7]"]),
-            ({"token_ids": int32(8, 2).T}, ValueError, ["token_ids", "stride"]),
-            ({"token_ids": int32(2, 8, device="meta")}, ValueError, ["meta"]),
-            ({"total_len": torch.zeros(2)}, TypeError, ["total_len", "float32"]),
+            ({"slots": int32(1, device="meta").long()}, ValueError, ["meta"]),
+            ({"slots": int32(4).long()[::2], "num_sampled": int32(2)}, ValueError, ["slots", "stride"]),
+            ({"slots": int32(1, 1).long()}, ValueError, ["slots", "1 dimensions", "(1, 1)"]),
             ({"slots": int32(1)}, TypeError, ["slots", "int64", "int32"]),
             ({"num_sampled": int32(2)}, ValueError, ["num_sampled", "[1]", "[2]"]),
             ({"slots": int32(3).long(), "num_sampled": int32(3)}, ValueError, ["slots", "at most 2", "3"]),
@@ -360,19 +356,21 @@ class TestBadInput:
         before = snapshot(drafter)
         if not error:
             error, words = ValueError, [words]
-            change = {name: torch.tensor(values, dtype=good[name].dtype) for name, values in change.items()}
+            drafter.total_len.copy_(torch.tensor(change.get("total_len", [0, 0])))
+            change = {n: torch.tensor(change[n], dtype=t.dtype) for n, t in good.items() if n in change}
         # On the drafter's device, but for what stands for another one.
         moved = {n: t for n, t in change.items() if isinstance(t, torch.Tensor) and not t.is_meta}
         change = {**change, **{n: t.to(drafter.device) for n, t in moved.items()}}
         refused(lambda: drafter.propose(**{**good, **change}), error, words)
         assert same(before, drafter)
+        drafter.total_len.zero_()
         drafter.propose(**good)
 
     def test_only_slots_of_the_batch_and_only_what_was_sampled_counts(self, backend):
         """A batch may be filled up with any slot that nothing was sampled for, and other rows hold anything."""
         drafter, good = make(backend), inputs(backend)
         drafter.add(1, [1, 2, 3], 0)
-        good["total_len"][0] = -77
+        drafter.total_len[0] = -77
         good["slots"], good["num_sampled"] = (
             torch.tensor(values, dtype=good[name].dtype, device=drafter.device)
             for name, values in (("slots", [1, 1]), ("num_sampled", [0, 1]))
@@ -380,6 +378,10 @@ class TestBadInput:
         assert drafter.propose(**good).length.tolist() == [0, 3]
 
 
+ROWS = {
+    "token_ids": int32(2, 8), "total_len": int32(2),
+    **dict.fromkeys(["max_slots", "max_context_len", "device"]),
+}  # fmt: skip
 #: Of `Drafter`: argument, what is given for it, what is said.
 WRONG = [
     *(
@@ -401,10 +403,30 @@ WRONG = [
     ({"recipes": RecipePack({}, [])}, TypeError,
      "recipes: expected Recipes, found RecipePack; call its tokenize(encode)"),
     ({"recipes": []}, TypeError, "recipes: expected Recipes, found list"),
-    ({"device": None}, TypeError, "device: expected a str or torch.device, found NoneType"),
+    ({"device": Half()}, TypeError, "device: expected a str or torch.device, found Half"),
     *(({"device": device}, ValueError, f"device: expected 'cpu' or 'cuda', found '{device}'")
       for device in ("gpu", "", "meta")),
     ({"backend": "fast"}, ValueError, "backend: expected"),
+    ({"max_slots": None}, TypeError, "max_slots: expected an int, found NoneType"),
+    # With rows of the engine.
+    *(
+        ({**ROWS, **change}, error, message)
+        for change, error, message in (
+            ({"token_ids": torch.zeros((2, 8))}, TypeError, "token_ids: expected dtype torch.int32, found"),
+            ({"token_ids": int32(8)}, ValueError, "token_ids: expected 2 dimensions, found 1"),
+            ({"token_ids": int32(8, 2).T}, ValueError, "token_ids: expected stride 1 in the last dimension"),
+            ({"token_ids": int32(2, 0)}, ValueError, "max_context_len: expected 1 to 4194303, found 0"),
+            ({"token_ids": None}, TypeError, "token_ids: expected a torch.Tensor, found NoneType"),
+            ({"token_ids": int32(2, 8, device="meta"), "total_len": int32(2, device="meta")}, ValueError,
+             "device: expected 'cpu' or 'cuda', found"),
+            ({"total_len": None}, TypeError, "total_len: expected a torch.Tensor, found NoneType"),
+            ({"total_len": torch.zeros(2)}, TypeError, "total_len: expected dtype torch.int32, found"),
+            ({"total_len": int32(3)}, ValueError, "total_len: expected shape [2], found [3]"),
+            ({"total_len": int32(2, device="meta")}, ValueError, "total_len: expected device cpu, found meta"),
+            ({"max_slots": 2}, ValueError, "max_slots: expected None beside token_ids, found 2"),
+            ({"device": "cpu"}, ValueError, "device: expected None beside token_ids, found 'cpu'"),
+        )
+    ),
 ]  # fmt: skip
 
 

@@ -75,9 +75,8 @@ assert imported > 4 * refused > 0
 sizes = dict(max_slots=2, max_context_len=64, max_prediction_len=64, vocab_size=100, num_draft_tokens=4)
 drafter = Drafter(**sizes, device="cpu")
 drafter.add(1, prediction=[12, 13, 14, 15, 16, 17], prompt_len=0)
-token_ids, total_len = torch.zeros(2, 64, dtype=torch.int32), torch.tensor([0, 2], dtype=torch.int32)
-token_ids[1, :2] = torch.tensor([12, 13])
-draft = drafter.propose(token_ids, total_len, torch.tensor([1]), torch.tensor([2], dtype=torch.int32))
+drafter.token_ids[1, :2], drafter.total_len[1] = torch.tensor([12, 13]), 2
+draft = drafter.propose(torch.tensor([1]), torch.tensor([2], dtype=torch.int32))
 print(draft.token_ids.tolist(), draft.length.tolist())
 
 sys.argv = ["gpu-align", "doctor", "--json", "doctor.json"]

@@ -280,14 +280,14 @@ def test_no_draft_reaches_over_a_gap(backend: str) -> None:
     )  # fmt: skip
     pieces = [[1, 2, 3, 4, 5, 8], [9, 11, 12, 13, 8], [9, 14, 15, 16, 8], [9, 17, 18, 19, 8]]
     drafter.add(0, skeletons.join("0123", lambda texts: [pieces[int(text)] for text in texts]), 0)
-    num_drafted, output, row = 0, list[int](), torch.zeros((1, size), dtype=torch.int32, device=device)
+    num_drafted, output = 0, list[int]()
     one, zero = (torch.full((1,), n, device=device) for n in (1, 0))
     for value, piece in enumerate(pieces, 30):
         for token in (*piece, value, value):
             output.append(token)
-            row[0, : len(output)] = torch.tensor(output, dtype=torch.int32)
-            length = torch.full((1,), len(output), dtype=torch.int32, device=device)
-            draft = drafter.propose(row, length, zero, one.int())
+            drafter.token_ids[0, : len(output)] = torch.tensor(output)
+            drafter.total_len.fill_(len(output))
+            draft = drafter.propose(zero, one.int())
             found = draft.token_ids[0, : int(draft.length[0])].tolist()
             rest = piece[piece.index(token) + 1 :] if token in piece else found
             assert found == rest[: len(found)]

@@ -17,16 +17,18 @@ from tests.gpu_align.engine import BACKENDS, DEVICE, Engine, distinct, same, sna
 def test_it_changes_no_slot_and_holds_no_prediction(backend):
     cold, warm = (Engine(backend, N=600, max_prediction_tokens=PAGE) for _ in range(2))
     slots, stats = snapshot(warm.drafter)[3:], warm.drafter.prediction_stats
-    warm.drafter.warm_up(warm.token_ids, warm.total_len)
+    warm.drafter.warm_up()
     assert all(torch.equal(*pair) for pair in zip(slots, snapshot(warm.drafter)[3:], strict=True))
     assert warm.drafter.prediction_stats == stats
     for engine in (cold, warm):
         engine.add(0, distinct(60), [900, 901], distinct(3))
     assert warm.propose([0]) == cold.propose([0])
-    # With requests under way, too, whatever the rows are that are given.
+    # With requests under way, too, whatever the rows hold.
     before = snapshot(warm.drafter)
-    warm.drafter.warm_up(warm.token_ids, warm.total_len)
-    warm.drafter.warm_up(torch.zeros_like(warm.token_ids), torch.full_like(warm.total_len, 5))
+    warm.drafter.warm_up()
+    warm.token_ids.zero_()
+    warm.total_len.fill_(5)
+    warm.drafter.warm_up()
     assert same(before, warm.drafter)
 
 
@@ -78,11 +80,11 @@ def test_after_it_nothing_is_compiled_pinned_or_loaded(monkeypatch):
     engine = Engine(
         "triton", max_slots=40, N=100_000, K=8, T=2048, vocab=200_000, max_prediction_tokens=1 << 20
     )
-    drafter, rows = engine.drafter, (engine.token_ids, engine.total_len)
+    drafter = engine.drafter
     drafter._admission._make_ring()  # as on a GPU
     loads = Loads(monkeypatch)
     with loads:
-        drafter.warm_up(*rows)
+        drafter.warm_up()
     warm, pinned = set(loads.seen), torch.cuda.host_memory_stats().get("num_host_alloc")
     # On a GPU an earlier test of this process may have compiled the kernels.
     kernels = {"step", "admit", "merge", "offsets", "contexts"} if DEVICE == "cpu" else set()

@@ -83,7 +83,7 @@ def test_no_draft_goes_over_a_limit_that_vllm_has_lowered() -> None:
     batch = SimpleNamespace(req_ids=["a"], num_prompt_tokens=[1])
     ours.observe(SimpleNamespace(input_batch=batch), step)
     request, row = ours.requests["a"], np.array([9, *output])
-    assert (ours.token_ids.shape, len(request.content.token_ids)) == ((4, 32), 32)
+    assert (ours.drafter.token_ids.shape, len(request.content.token_ids)) == ((4, 32), 32)
     for total_len, room in ((20, 4), (28, 3), (30, 1), (31, 0)):
         assert ours._room_of("a", request, [output[total_len - 2]], row, total_len) == room
     assert ours._room_of("a", request, [output[8]], row, 10) == 4

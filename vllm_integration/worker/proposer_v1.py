@@ -54,10 +54,10 @@ class PredictedOutputsProposer(RequestDrafter):
         self.start(partial(self._make_all, vllm_config, max_slots))
 
     def _make_all(self, vllm_config: Any, max_slots: int) -> None:
-        self.token_ids = torch.zeros((max_slots, self.max_context_len), dtype=torch.int32)
-        self.total_len = torch.zeros(max_slots, dtype=torch.int32)
-        self._token_rows, self._lengths = self.token_ids.numpy(), self.total_len.numpy()
-        self.make(vllm_config, max_slots, "cpu")
+        token_ids = torch.zeros((max_slots, self.max_context_len), dtype=torch.int32)
+        total_len = torch.zeros(max_slots, dtype=torch.int32)
+        self._token_rows, self._lengths = token_ids.numpy(), total_len.numpy()
+        self.make(vllm_config, token_ids, total_len)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Nothing to load."""
@@ -167,11 +167,9 @@ class PredictedOutputsProposer(RequestDrafter):
         """The drafts of these requests, each cut to its room."""
         slots = torch.tensor([self.slots[req_id] for req_id in req_ids], dtype=torch.int64)
         started = time.perf_counter_ns()
-        draft = self.drafter.propose(
-            self.token_ids, self.total_len, slots, torch.tensor(num_sampled, dtype=torch.int32)
-        )
+        draft = self.drafter.propose(slots, torch.tensor(num_sampled, dtype=torch.int32))
         duration_us = (time.perf_counter_ns() - started) // 1000
-        total_len = self.total_len[slots].numpy()
+        total_len = self._lengths[slots.numpy()]
         draft.length.clamp_(max=torch.tensor(rooms, dtype=torch.int32))
         draft.source.mul_(draft.length > 0)
         if self.log is not None:

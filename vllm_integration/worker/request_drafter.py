@@ -101,23 +101,22 @@ class RequestDrafter:
             self.capacity = self.settings.prediction_capacity(limit)
             self.start(self._step)
 
-    def make(self, vllm_config: Any, max_slots: int, device: Any, **more: Any) -> None:
-        """Make the drafter, and the log. more: of the drafter."""
+    def make(self, vllm_config: Any, token_ids: torch.Tensor, total_len: torch.Tensor, **more: Any) -> None:
+        """Make the drafter of these rows, and the log. more: of the drafter."""
         settings, K = self.settings, self.num_draft_tokens
         load = Guard("recipes", "drafts without recipes", num_ranks=self.guard.num_ranks)
         if self.recipes is None:
             self.recipes = load.run(load_recipes, settings, vllm_config)
         with compiling("the drafter's step"):
             self.drafter = Drafter(
-                max_slots=max_slots,
-                max_context_len=self.max_context_len,
+                token_ids,
+                total_len,
                 max_prediction_len=self.capacity,
                 num_draft_tokens=K,
                 vocab_size=self.vocab_size,
-                device=device,
                 config=drafter_config(settings.survival_table, settings.min_match),
                 recipes=self.recipes,
-                max_prediction_tokens=settings.prediction_room(max_slots, self.capacity),
+                max_prediction_tokens=settings.prediction_room(len(token_ids), self.capacity),
                 **more,
             )
         open_logs = Guard("step log", "writes no step logs")
@@ -125,7 +124,7 @@ class RequestDrafter:
         if self.log is not None:
             with compiling("what the step log explains drafts with"):
                 self.log.guard.run(lambda: self.explainer_of(wire.RequestContent(), 0).at([0]))
-        if host.not_kept and (self.log is not None or str(device) == "cpu"):
+        if host.not_kept and (self.log is not None or token_ids.device.type == "cpu"):
             how = "compiled anew with each start" if host.COMPILED else "slow, in plain Python"
             logger.warning("gpu_align's code on the host is %s: %s", how, host.not_kept)
 

@@ -36,7 +36,7 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
     """Drafts from each request's prediction, its own context and recipes; made on the last PP rank, once a worker.
     Each tensor-parallel rank verifies the drafts that it made itself.
 
-    req_states: the runner's table of requests. Each step reads `all_token_ids.gpu` [max_num_reqs, max_model_len]
+    req_states: the runner's table of requests. The drafter reads `all_token_ids.gpu` [max_num_reqs, max_model_len]
     int32 and `total_len.gpu` [max_num_reqs] int32. The former becomes dense device memory (4 bytes a token of
     every row); the drafter's index of it takes as much or up to twice that.
     """
@@ -77,10 +77,10 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
     def _make_all(self, vllm_config: Any, device: torch.device) -> None:
         states, max_slots = self.req_states, len(self._occupied)
         _make_dense(states, (max_slots, self.max_context_len), device)
-        self.make(vllm_config, max_slots, device, backend="triton")
+        self.make(vllm_config, states.all_token_ids.gpu, states.total_len.gpu, backend="triton")
         # Nothing else makes sure that a dummy run comes before the first request.
         with compiling("the drafter's kernel"):
-            self.drafter.warm_up(states.all_token_ids.gpu, states.total_len.gpu)
+            self.drafter.warm_up()
         in_flight = 1 + int(getattr(vllm_config.parallel_config, "pipeline_parallel_size", 1))
         self.reporter = DraftReporter(max_slots, self.num_draft_tokens, device, in_flight)
 
@@ -207,15 +207,15 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
             num_sampled = self._idle[:num_reqs]
         elif not self._occupied[input_batch.idx_mapping_np].any():
             return None
-        states, rows = self.req_states, input_batch.idx_mapping.to(torch.int64)  # int32 before vLLM 0.32
-        token_ids, total_len = states.all_token_ids.gpu, states.total_len.gpu
+        rows = input_batch.idx_mapping.to(torch.int64)  # int32 before vLLM 0.32
+        total_len = self.drafter.total_len
         log = None if dummy_run or self.log is None or not self.log.on else self.log
         trims = self.enable_adaptive_verification
         req_ids, host_rows = input_batch.req_ids, input_batch.idx_mapping_np
         started = time.perf_counter_ns()
         if log is not None:
-            log.guard.run(_settle, log, input_batch, trims, num_sampled, total_len, token_ids)
-        draft = self.drafter.propose(token_ids, total_len, rows, num_sampled)
+            log.guard.run(_settle, log, input_batch, trims, num_sampled, total_len, self.drafter.token_ids)
+        draft = self.drafter.propose(rows, num_sampled)
         if models is not None:
             self._choose(models, input_batch, draft.token_ids, draft.length, draft.source)
         if log is not None:

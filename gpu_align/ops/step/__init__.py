@@ -12,8 +12,8 @@ from ..choose.survival import SurvivalTables
 from ..layout import Draft, StepSettings, StepState
 from ..recipes.table import RecipeTable
 
-#: A step of one `Drafter`, bound to what the drafter keeps: token_ids, total_len, slots, num_sampled.
-StepCall = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+#: A step of one `Drafter`, bound to its rows and to what it keeps: slots, num_sampled.
+StepCall = Callable[[torch.Tensor, torch.Tensor], None]
 
 
 class StepLaunch:
@@ -26,6 +26,7 @@ class StepLaunch:
         out: `Draft` for the largest batch and K drafts, ``1 <= K <= 256``; a step of B requests writes the first B
             rows.
         settings: `StepSettings`.
+        token_ids, total_len: as of `Drafter`, but `total_len` is 0 below 0 and T above T.
 
     Predictions have fewer than 2**21 tokens, contexts fewer than 2**22.
     """
@@ -37,28 +38,27 @@ class StepLaunch:
         recipes: RecipeTable,
         out: Draft,
         settings: StepSettings,
+        token_ids: torch.Tensor,
+        total_len: torch.Tensor,
     ) -> None:
         K, has_shapes = out.token_ids.shape[1], recipes.num_shapes > 0
         # Triton asks what is in a tuple for its alignment, and for 1, whatever the kernel says: tensors of our own
         # alone are passed in one.
         tensors = tuple(value for value in recipes if isinstance(value, torch.Tensor))
-        self._bound = state, tables, tensors, out, *recipes[len(tensors) :], *settings
+        rows = token_ids, token_ids.stride(0), token_ids.shape[1], total_len
+        self._bound = state, tables, tensors, out, *recipes[len(tensors) :], *settings, *rows
         # Lanes of a warp at least: of fewer the compiler makes worse code.
         self._sizes = {"K": K, "BLOCK_K": max(32, 1 << (K - 1).bit_length()), "HAS_SHAPES": has_shapes}
         self._options = compile_options(K)
 
-    def __call__(
-        self, token_ids: torch.Tensor, total_len: torch.Tensor, slots: torch.Tensor, num_sampled: torch.Tensor
-    ) -> None:
-        """Launch the kernel; nothing is checked and nothing allocated. Arguments as in `Drafter.propose`, but
-        `total_len` is 0 below 0 and T above T.
-        """
+    def __call__(self, slots: torch.Tensor, num_sampled: torch.Tensor) -> None:
+        """Launch the kernel; nothing is checked and nothing allocated. Arguments as in `Drafter.propose`."""
         # Imported here: a kernel module reads TRITON_INTERPRET once, when it is loaded.
         from .kernel import step_kernel
 
-        batch = token_ids, token_ids.stride(0), token_ids.shape[1], total_len, slots, num_sampled
         if slots.shape[0]:
-            launch(step_kernel, (slots.shape[0],), (*self._bound, *batch), self._sizes, **self._options)
+            args = *self._bound, slots, num_sampled
+            launch(step_kernel, (slots.shape[0],), args, self._sizes, **self._options)
 
 
 def compile_options(K: int) -> dict[str, int]:

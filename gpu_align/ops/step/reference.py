@@ -47,21 +47,19 @@ class StepReference:
         recipes: RecipeTable,
         out: Draft,
         settings: StepSettings,
+        token_ids: torch.Tensor,
+        total_len: torch.Tensor,
     ) -> None:
         arrays = map(as_arrays, (state, tables, recipes, out))
         taken = np.zeros(len(state.slot_meta), np.bool_)
-        self._bound = *arrays, settings, allocate_workspace(), taken
-        inputs = (np.zeros((1, 1), np.int32), *(np.zeros(1, kind) for kind in (np.int32, np.int64, np.int32)))
-        self._run = step_reference.prepare(*self._bound, *inputs)
+        rows = token_ids.numpy(), total_len.numpy()
+        self._bound = *arrays, settings, allocate_workspace(), taken, *rows
+        self._run = step_reference.prepare(*self._bound, np.zeros(1, np.int64), np.zeros(1, np.int32))
+        self._rows = token_ids, total_len
 
-    def __call__(
-        self, token_ids: torch.Tensor, total_len: torch.Tensor, slots: torch.Tensor, num_sampled: torch.Tensor
-    ) -> None:
-        arrays = token_ids.numpy(), total_len.numpy(), slots.numpy(), num_sampled.numpy()
-        if not self._run(*self._bound, *arrays):
-            # It has done nothing; this says why.
-            num_slots, width = token_ids.shape
-            check_batch(num_slots, width, total_len, slots, num_sampled)
+    def __call__(self, slots: torch.Tensor, num_sampled: torch.Tensor) -> None:
+        if not self._run(*self._bound, slots.numpy(), num_sampled.numpy()):
+            check_batch(*self._rows, slots, num_sampled)  # it has done nothing; this says why
 
 
 @njit

@@ -284,7 +284,8 @@ sizes = dict(max_slots=1, max_context_len=16, max_prediction_len=16, num_draft_t
 drafter = Drafter(**sizes, device="cpu", backend="triton", recipes=recipes)
 drafter.add(0, [1, 2, 3, 9, 10, 11, 12], 0)
 total = torch.tensor([6], dtype=torch.int32)
-tokens = torch.tensor([[1, 2, 30, 3, 4, 9, *[0] * 10]], dtype=torch.int32)
-print(drafter.propose(tokens, total, torch.tensor([0]), total).length.tolist())
+drafter.total_len.copy_(total)
+drafter.token_ids[0, :6] = torch.tensor([1, 2, 30, 3, 4, 9])
+print(drafter.propose(torch.tensor([0]), total).length.tolist())
 """
     assert python(code, TRITON_INTERPRET="1")[0] == "[3]"
