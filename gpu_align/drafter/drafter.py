@@ -28,7 +28,7 @@ from ..ops.choose.survival import HIGH_TEMPERATURE, SurvivalTables
 from ..ops.layout import Draft, allocate_draft, allocate_state
 from ..ops.match import MAX_CONTEXT_LEN
 from ..ops.recipes.table import Recipes
-from ..ops.step import StepLaunch, make_step
+from ..ops.step import make_step
 from .arena import (
     MAX_PREDICTION_LEN,
     MAX_TOKENS,
@@ -64,7 +64,7 @@ def on_its_device(method: Method) -> Method:
 
     @wraps(method)
     def run(self: Drafter, *args: Any, **kwargs: Any) -> Any:
-        if self.device.type != "cuda":
+        if not self._is_cuda or self.device.index == torch.cuda.current_device():
             return method(self, *args, **kwargs)
         with torch.cuda.device(self.device):
             return method(self, *args, **kwargs)
@@ -173,6 +173,7 @@ class Drafter:
         self._memories: dict[int, None] = {}
         self._state = allocate_state(max_slots, max_context_len, self._arena.num_tokens, device)
         self.device = device = self._state.prediction_tokens.device  # with its index
+        self._is_cuda = device.type == "cuda"
         self._tables = SurvivalTables.load(
             num_draft_tokens, device, config.survival_table, config.min_survival, config.min_survival_lost
         )
@@ -186,6 +187,8 @@ class Drafter:
         self._drafts: dict[int, Draft] = {}
         self._settings = config.step_settings(vocab_size, max_context_len)
         self._backend = resolve_backend(backend, self._state.prediction_tokens)
+        #: Under Triton's interpreter; the reference looks itself.
+        self._checks_values = self._backend == "triton" and not self._is_cuda
         if token_ids is None or total_len is None:
             token_ids = torch.zeros((max_slots, max_context_len), dtype=torch.int32, device=device)
             total_len = torch.zeros(max_slots, dtype=torch.int32, device=device)
@@ -353,17 +356,15 @@ class Drafter:
         check_tensor("num_sampled", num_sampled, dtype=torch.int32, shape=(batch_size,), device=self.device)
         if batch_size > self.max_slots:
             raise ValueError(f"slots: expected at most {self.max_slots}, found {batch_size}")
-        if self.device.type == "cpu" and isinstance(self._step, StepLaunch):
-            # Under Triton's interpreter; the reference looks itself.
+        if self._checks_values:
             check_batch(self.token_ids, self.total_len, slots, num_sampled)
-        if self._admission.is_busy and not (
-            self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        ):
+        if self._admission.is_busy and not (self._is_cuda and torch.cuda.is_current_stream_capturing()):
             self._admission.before_step(slots, num_sampled)
         self._step(slots, num_sampled)
-        if batch_size not in self._drafts:
-            self._drafts[batch_size] = Draft(*(tensor[:batch_size] for tensor in self._draft))
-        return self._drafts[batch_size]
+        draft = self._drafts.get(batch_size)
+        if draft is None:
+            self._drafts[batch_size] = draft = Draft(*(tensor[:batch_size] for tensor in self._draft))
+        return draft
 
     @on_its_device
     def warm_up(self) -> None:

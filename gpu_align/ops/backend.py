@@ -106,6 +106,11 @@ def check_tensor(
     TypeError for no tensor or another dtype: nothing is ever converted silently; ValueError for all else. Only the
     elements of the last dimension must be adjacent: it may be a slice of rows or columns of a larger tensor.
     """
+    if (
+        type(t) is torch.Tensor and t.dtype is dtype and t.device == device and t.layout is torch.strided
+        and t.is_contiguous() and (t.ndim == 1 if shape == (None,) else t.shape == shape)
+    ):  # fmt: skip
+        return t  # the usual case of a step
     if not isinstance(t, torch.Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, found {type(t).__name__}")
     if t.dtype != dtype:
@@ -180,8 +185,8 @@ def launch(
     sizes: dict[str, Any],
     variant: Hashable = None,
     **options: int,
-) -> None:
-    """``kernel[grid](*args, **sizes, **options)``.
+) -> Any:
+    """``kernel[grid](*args, **sizes, **options)``. Returns what Triton compiled; None under its interpreter.
 
     At each launch Triton asks every argument for its type and alignment, which takes the host several times as
     long as the launch. Here it is asked once for each device, `sizes` and `variant`: the kernel takes any integer
@@ -200,7 +205,14 @@ def launch(
     compiled = _compiled.get(key)
     if compiled is not None:
         compiled[(*grid, 1, 1)[:3]](*args, *sizes.values())
-        return
-    compiled = kernel[grid](*args, **sizes, **options)
-    if compiled is not None:
+    elif (compiled := kernel[grid](*args, **sizes, **options)) is not None:
         _compiled[key] = compiled
+    return compiled
+
+
+def pointers(args: Any) -> Any:
+    """Arguments of what Triton compiled, with an int in place of each tensor: its launcher asks a tensor for its
+    address, and CUDA about that, at each launch."""
+    if isinstance(args, tuple):
+        return tuple(map(pointers, args))
+    return args.data_ptr() if isinstance(args, torch.Tensor) else args

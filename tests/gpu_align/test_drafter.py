@@ -109,14 +109,17 @@ def test_inference_mode_may_come_and_go():
 
 def test_the_gpu_of_a_drafter_is_current_while_it_runs(monkeypatch):
     """Triton launches on the current one. A stand-in: nothing else of the drafter is on a GPU here."""
-    engine, entered = Engine("reference"), []
+    engine, entered, current = Engine("reference"), [], [0]
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
     monkeypatch.setattr(
         torch.cuda, "device", lambda device: entered.append(str(device)) or contextlib.nullcontext()
     )
-    engine.drafter.device = torch.device("cuda:1")
+    engine.drafter.flush()
+    engine.drafter.device, engine.drafter._is_cuda = torch.device("cuda:1"), True
     engine.drafter.add(0, [1, 2], 0)
     engine.drafter.flush()
-    engine.drafter.device = torch.device("cpu")
+    assert entered == ["cuda:1"]
+    current[0] = 1
     engine.drafter.flush()
     assert entered == ["cuda:1"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..backend import launch
+from ..backend import launch, pointers
 from ..choose.survival import SurvivalTables
 from ..layout import Draft, StepSettings, StepState
 from ..recipes.table import RecipeTable
@@ -50,15 +50,24 @@ class StepLaunch:
         # Lanes of a warp at least: of fewer the compiler makes worse code.
         self._sizes = {"K": K, "BLOCK_K": max(32, 1 << (K - 1).bit_length()), "HAS_SHAPES": has_shapes}
         self._options = compile_options(K)
+        #: Since the first launch: what Triton compiled, and the addresses of what it is bound to.
+        self._compiled: Any = None
+        self._pointers: Any = None
 
     def __call__(self, slots: torch.Tensor, num_sampled: torch.Tensor) -> None:
         """Launch the kernel; nothing is checked and nothing allocated. Arguments as in `Drafter.propose`."""
+        if not (batch_size := slots.shape[0]):
+            return
+        if self._compiled is not None:
+            batch = slots.data_ptr(), num_sampled.data_ptr()
+            self._compiled[batch_size, 1, 1](*self._pointers, *batch, *self._sizes.values())
+            return
         # Imported here: a kernel module reads TRITON_INTERPRET once, when it is loaded.
         from .kernel import step_kernel
 
-        if slots.shape[0]:
-            args = *self._bound, slots, num_sampled
-            launch(step_kernel, (slots.shape[0],), args, self._sizes, **self._options)
+        args = *self._bound, slots, num_sampled
+        self._compiled = launch(step_kernel, (batch_size,), args, self._sizes, **self._options)
+        self._pointers = pointers(self._bound)
 
 
 def compile_options(K: int) -> dict[str, int]:
