@@ -141,8 +141,7 @@ def measure() -> dict[str, Any]:
     memory, remembered = ResponseMemory(MEMORY_TOKENS), []
     for record in records:
         known = memory.recall_for(None, record.prompt, RECALLED_TOKENS)
-        told = {"memory": True, "related": known.related}
-        remembered.append(replace(record, prediction=known.token_ids.tolist(), **told))
+        remembered.append(replace(record, prediction=known.token_ids.tolist(), kind=known.kind))
         memory.remember(None, record.output, record.prompt)
     samples = EarlierResponses((tokens for _, _, texts in groups for tokens in encode(texts)), DEPTH)
     suffix = CachedSuffixDecoding(4, samples)

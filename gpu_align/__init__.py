@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .drafter.memory import ResponseMemory as ResponseMemory
     from .ops.layout import Draft as Draft
     from .ops.layout import Source as Source
+    from .ops.layout import TextKind as TextKind
     from .ops.recipes.table import Recipes as Recipes
     from .recipes.pack import RecipePack as RecipePack
 
@@ -34,6 +35,7 @@ _MODULES = {
     "Recipes": "ops.recipes.table",
     "ResponseMemory": "drafter.memory",
     "Source": "ops.layout",
+    "TextKind": "ops.layout",
 }
 _PACKAGES = {"hf": "predictors.hf"}
 __all__ = [*_MODULES, "__version__"]

@@ -22,6 +22,7 @@ from benchmarks.agents.announced import TOKENIZER, K
 from benchmarks.agents.edits import AS_WRITTEN, HALVES, Answer, read
 from benchmarks.quality.build_suffix_peer import add_to_path
 from benchmarks.quality.runs import Counts
+from gpu_align import TextKind
 from gpu_align.texts import views
 from gpu_align.tools.simulate.policies import OURS
 from gpu_align.tools.simulate.replay import (
@@ -51,7 +52,9 @@ def record_of(answer: Answer, form: str, encode: Callable[[str], list[int]]) -> 
         for view in views.of_message(message.text, form != AS_WRITTEN, message.is_result):
             made += encode(view)
     prompt = encode("".join(f"{message.text}\n\n" for message in answer.messages))
-    return Record(answer.task, prompt, made[:CAPACITY], encode(answer.forms[form]), TOKENIZER, memory=True)
+    return Record(
+        answer.task, prompt, made[:CAPACITY], encode(answer.forms[form]), TOKENIZER, TextKind.MEMORY
+    )
 
 
 def measure(policy_name: str, has_views: bool, records: Sequence[Record]) -> dict[str, int]:

@@ -92,7 +92,7 @@ def rows_of(name: str, prompt: str, skeleton: list[int], answer: str, earlier: s
     return {
         "today": today,
         "an earlier one": replace(today, prompt=before + today.prompt),
-        "skeleton": replace(today, prediction=skeleton, memory=True, related=True),
+        "skeleton": replace(today, prediction=skeleton, kind=skeletons.kind_of(skeleton)),
     }
 
 

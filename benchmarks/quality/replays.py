@@ -108,8 +108,7 @@ def replay_batched(
         for slot in [slot for slot in range(batch_size) if slot not in running][: len(waiting)]:
             running[slot] = index = waiting.pop()
             record = records[index]
-            how = {"memory": record.memory, "related": record.related}
-            drafter.add(slot, record.prediction, len(record.prompt), **how)
+            drafter.add(slot, record.prediction, len(record.prompt), kind=record.kind)
             lengths[slot] = 0
             append(slot, [*record.prompt, record.output[0]])
         slots = sorted(running)

@@ -16,13 +16,13 @@ from ..ops.layout import (
     NOWHERE,
     OUTPUT_START,
     PAGE,
+    RULES_OF,
     SLOT_META,
     STAGED_ROW,
     STAGED_TEXT,
-    TEXT_KINDS,
     TEXT_RULES,
     StepState,
-    TextRules,
+    TextKind,
     index_bits,
     pack_rules,
     whole_pages,
@@ -257,7 +257,7 @@ class Admission:
         *,
         is_fresh: bool = False,
         recipe_packs: int = ALL_PACKS,
-        text_kind: TextRules = TEXT_KINDS["prediction"],
+        kind: TextKind = TextKind.PREDICTION,
         is_hot: bool = False,
         end_tokens: Sequence[int] = (),
     ) -> None:
@@ -269,7 +269,7 @@ class Admission:
         ends = (*end_tokens, *_NO_ENDS)[:MAX_END_TOKENS] if end_tokens else _NO_ENDS
         self._rows[slot] = self._staged[slot] = (
             slot, 1, text.base, num_tokens, shift_of(num_tokens), prompt_len, self._uses_context, recipe_packs,
-            pack_rules(text_kind), is_hot, *ends,
+            pack_rules(RULES_OF[kind]), is_hot, *ends,
         )  # fmt: skip
         self._started[slot] = 0
         self.is_busy = True
@@ -284,7 +284,7 @@ class Admission:
     def take_prediction(self, slot: int) -> None:
         """The slot's request has no prediction any more; what is known of its context stays."""
         _, is_new, *meta = self._rows[slot]
-        meta[:OUTPUT_START], meta[TEXT_RULES] = (0, 0, shift_of(0)), pack_rules(TEXT_KINDS["prediction"])
+        meta[:OUTPUT_START], meta[TEXT_RULES] = (0, 0, shift_of(0)), pack_rules(RULES_OF[TextKind.PREDICTION])
         self._rows[slot] = self._staged[slot] = slot, is_new and slot in self._staged, *meta
         self.is_busy = True
 

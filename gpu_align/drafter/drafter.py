@@ -25,7 +25,7 @@ from ..ops.backend import (
 )
 from ..ops.choose import MAX_DRAFT_TOKENS
 from ..ops.choose.survival import HIGH_TEMPERATURE, SurvivalTables
-from ..ops.layout import Draft, allocate_draft, allocate_state
+from ..ops.layout import Draft, TextKind, allocate_draft, allocate_state
 from ..ops.match import MAX_CONTEXT_LEN
 from ..ops.recipes.table import Recipes
 from ..ops.step import make_step
@@ -115,8 +115,8 @@ class Drafter:
     recipe. On the host: 4 bytes a token of the predictions that are held, and for a GPU up to 8 MB of pinned
     memory, more for predictions over a million tokens.
 
-    Streams: `propose`, `flush`, `warm_up`, `capture` and a replay run on the current stream; `add` and `remove` run
-    nothing. Write the rows on that stream, too, or let it wait for what writes them. Not thread-safe.
+    Streams: `propose`, `flush`, `warm_up`, `capture` and a replay run on the current stream, `add` and `remove` on
+    none. Write the rows on that stream, too, or let it wait for what writes them. Not thread-safe.
 
     TypeError, ValueError: an argument of another type, a size below 1 or above what the kernel can count, a device
     that is not there, or a backend that cannot run on it.
@@ -213,8 +213,7 @@ class Drafter:
         *,
         sharing_key: Hashable = None,
         recipes: Collection[str] | None = None,
-        memory: bool = False,
-        related: bool = False,
+        kind: TextKind = TextKind.PREDICTION,
         end_tokens: Sequence[int] | npt.NDArray[np.integer] | torch.Tensor = (),
         temperature: float = 0.0,
     ) -> bool:
@@ -230,11 +229,10 @@ class Drafter:
             sharing_key: requests that bring an equal prediction with an equal key share its memory; without keys
                 all do. Drafts do not depend on it.
             recipes: names of the recipe packs that this request uses, of `recipe_names`; None is all.
-            memory: whether the prediction is no prediction but a text of earlier answers, `ResponseMemory.recall`.
-                Drafts from it have `Source.MEMORY`, and none is made before the output has matched it. Where a
-                later prediction finds no room it gives way, the oldest first.
-            related: of a memory: whether these are answers to requests like this one, `Recalled.related`. Then
-                drafts that are less likely are made from it, too.
+            kind: of the text that is given as the prediction: a `TextKind`, such as `ResponseMemory.recall_for`
+                says of earlier answers. Drafts from any but `TextKind.PREDICTION` have `Source.MEMORY`, and none
+                is made before the output has matched it; where a later prediction finds no room such a text gives
+                way, the oldest first.
             end_tokens: token ids that end the request: no draft goes on after one. Ids outside the vocabulary are
                 ignored, and of the others those after the eighth.
             temperature: of its sampling, finite, 0 for greedy. From 0.85 on confidences are lower; drafts do not
@@ -263,8 +261,7 @@ class Drafter:
                 raise TypeError(
                     f"sharing_key: expected a hashable value, found {sharing_key!r}"[:200]
                 ) from None
-        check_type("memory", memory, bool, "a bool")
-        check_type("related", related, bool, "a bool")
+        check_type("kind", kind, TextKind, "a TextKind")
         if isinstance(recipes, str) or not (recipes is None or isinstance(recipes, Iterable)):
             found = f"the str {recipes!r}" if isinstance(recipes, str) else type(recipes).__name__
             raise TypeError(f"recipes: expected names of packs, found {found}")
@@ -275,7 +272,7 @@ class Drafter:
         text = self._arena.find(ids.astype(np.int32, copy=False), sharing_key)
         self._release(slot)
         try:
-            if self._memories and not memory:
+            if self._memories and kind == TextKind.PREDICTION:
                 self._make_room(text)
             is_fresh = not text.is_held
             is_held = self._arena.take(text)
@@ -284,11 +281,11 @@ class Drafter:
             raise
         if is_held:
             self._texts[slot] = text
-            if memory:
+            if kind != TextKind.PREDICTION:
                 self._memories[slot] = None
         self._admission.occupy(
             slot, text if is_held else NO_TEXT, prompt_len, is_fresh=is_fresh and is_held, recipe_packs=packs,
-            text_kind=c.text_kind(ids, memory, related), is_hot=bool(temperature >= HIGH_TEMPERATURE),
+            kind=kind, is_hot=bool(temperature >= HIGH_TEMPERATURE),
             end_tokens=[end for end in ends if 0 <= end < self.vocab_size],
         )  # fmt: skip
         return is_held

@@ -29,14 +29,12 @@ from ..ops.layout import (
     NOWHERE,
     NUM_IN_SYNC,
     TEXT_CONTEXT,
-    TEXT_KINDS,
     IntArray,
     StepSettings,
     StepState,
-    TextRules,
+    TextKind,
     allocate_state,
     as_arrays,
-    text_kind,
     whole_pages,
 )
 from ..ops.match import NUM_CANDIDATES, Candidates
@@ -83,7 +81,7 @@ class StepView:
         recipes: RecipeTable,
         tables: SurvivalTables | None = None,
         recipe_packs: int = ALL_PACKS,
-        kind: TextRules = TEXT_KINDS["prediction"],
+        kind: TextKind = TextKind.PREDICTION,
     ) -> None:
         config = config if config is not None else DrafterConfig()
         if tables is None:
@@ -104,9 +102,7 @@ class StepView:
             text = arena.find(np.array(prediction, dtype=np.int32))
             is_fresh = not text.is_held
             arena.take(text)
-            admission.occupy(
-                slot, text, prompt_len, is_fresh=is_fresh, recipe_packs=recipe_packs, text_kind=kind
-            )
+            admission.occupy(slot, text, prompt_len, is_fresh=is_fresh, recipe_packs=recipe_packs, kind=kind)
         admission.flush()
         self.state = as_arrays(state)
         self.token_ids = rows.numpy()
@@ -197,7 +193,7 @@ class Explainer:
     """Recomputes one request's drafts with the references of a `Drafter`'s operations: ``explainer.at(tokens)``.
 
     prompt_len: tokens of ``tokens`` that are prompt. recipe_packs: bit i: the request uses recipe pack i.
-    is_memory, is_related: whether the prediction is a text of earlier answers, and to requests like this one.
+    kind: of the prediction.
     """
 
     def __init__(
@@ -210,18 +206,17 @@ class Explainer:
         recipes: Recipes | None = None,
         max_context_len: int,
         recipe_packs: int = ALL_PACKS,
-        is_memory: bool = False,
-        is_related: bool = False,
+        kind: TextKind = TextKind.PREDICTION,
     ) -> None:
         config = config if config is not None else DrafterConfig()
         self._prompt_len = prompt_len
-        self._text = "memory" if is_memory else "prediction"
+        self._text = "prediction" if kind == TextKind.PREDICTION else "memory"
         self._recipes = recipes if recipes is not None else Recipes.from_lists([])
         device = torch.device("cpu")
         table = as_arrays(self._recipes.table(num_draft_tokens, device, config.min_survival_recipe))
         self._view = StepView(
             [prediction], [prompt_len], max_context_len, num_draft_tokens, config, table,
-            recipe_packs=recipe_packs, kind=text_kind(prediction, is_memory, is_related),
+            recipe_packs=recipe_packs, kind=kind,
         )  # fmt: skip
 
     def at(self, tokens: Sequence[int]) -> Explanation:

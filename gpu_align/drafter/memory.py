@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..ops.backend import check_int, check_integers, check_token_ids
+from ..ops.layout import TextKind
 
 TokenIds = npt.NDArray[np.int32]
 Integers = Sequence[int] | npt.NDArray[np.integer]
@@ -36,7 +37,7 @@ class Recalled(NamedTuple):
     """The choice of `ResponseMemory.recall_for`: answers in a row; whether to requests like this one."""
 
     token_ids: TokenIds
-    related: bool
+    kind: TextKind  # MEMORY or RELATED_MEMORY
 
 
 class ResponseMemory:
@@ -47,7 +48,7 @@ class ResponseMemory:
         memory = ResponseMemory(max_tokens=1 << 20)
         memory.remember(tenant, output, prompt)                  # when a request has finished
         found = memory.recall_for(tenant, prompt, drafter.max_prediction_len)
-        drafter.add(slot, found.token_ids, len(prompt), memory=True, related=found.related)
+        drafter.add(slot, found.token_ids, len(prompt), kind=found.kind)
 
     What is recalled is a text to draft from, chosen once, when the request begins. No answer is ever recalled for
     another tenant. An answer that a tenant gave before is held once, as its newest. All methods take time in
@@ -117,12 +118,12 @@ class ResponseMemory:
             the order: pairs in common of the prompts' last `TAIL_TOKENS` tokens, most first; then the newest first
         """
         if len(prompt) >= LEAST_PROMPT and (same := self._same.get((tenant, _key_of(prompt)))):
-            return Recalled(_text(reversed(same), max_tokens), related=True)
+            return Recalled(_text(reversed(same), max_tokens), TextKind.RELATED_MEMORY)
         sketch, answers = sketch_of(prompt), self._answers.get(tenant, OrderedDict())
         latest = {key: about[0] for key, about in islice(reversed(answers.items()), MOST_COMPARED)}
         if latest and (chosen := _related(sketch, latest)):
-            return Recalled(_text(chosen, max_tokens), related=True)
-        return Recalled(self.recall(tenant, max_tokens), related=False)
+            return Recalled(_text(chosen, max_tokens), TextKind.RELATED_MEMORY)
+        return Recalled(self.recall(tenant, max_tokens), TextKind.MEMORY)
 
     def _forget(self, tenant: Hashable, key: bytes) -> None:
         del self._ages[tenant, key]

@@ -90,6 +90,19 @@ class Source(IntEnum):
 TEXT_CONTEXT, TEXT_RECIPE = int(Source.CONTEXT), int(Source.RECIPE)
 
 
+class TextKind(IntEnum):
+    """The kind of text that a request brings as its prediction."""
+
+    #: Of the answer: its beginning is drafted at once.
+    PREDICTION = 0
+    #: Earlier answers: nothing is drafted before the output has matched them.
+    MEMORY = 1
+    #: Of these, answers to requests like this one: drafts that are less likely are made, too.
+    RELATED_MEMORY = 2
+    #: What the request itself announces, with gaps: `gpu_align.texts.skeletons.kind_of`.
+    SKELETON = 3
+
+
 class TextRules(NamedTuple):
     """How drafts from a text count, and how they are limited."""
 
@@ -109,26 +122,12 @@ def pack_rules(rules: TextRules) -> int:
     return int(rules.source + (rules.limits << 3) + (rules.prior << 6))
 
 
-#: What a prediction may be.
-TEXT_KINDS = {
-    "prediction": TextRules(Source.PREDICTION, limits=0, prior=0),
-    "memory": TextRules(Source.MEMORY, limits=0, prior=32),
-    # Answers to requests like this one; a skeleton.
-    "related": TextRules(Source.MEMORY, limits=1, prior=32),
-    "skeleton": TextRules(Source.MEMORY, limits=2, prior=32),
+RULES_OF = {
+    TextKind.PREDICTION: TextRules(Source.PREDICTION, limits=0, prior=0),
+    TextKind.MEMORY: TextRules(Source.MEMORY, limits=0, prior=32),
+    TextKind.RELATED_MEMORY: TextRules(Source.MEMORY, limits=1, prior=32),
+    TextKind.SKELETON: TextRules(Source.MEMORY, limits=2, prior=32),
 }
-
-
-def text_kind(tokens: npt.ArrayLike, memory: bool, related: bool) -> TextRules:
-    """The text kind of a prediction that `Drafter.add` calls a memory and related.
-
-    Related memories are a skeleton if at least one of 16 tokens is a gap.
-    """
-    if not (memory and related):
-        return TEXT_KINDS["memory" if memory else "prediction"]
-    is_gap = np.asarray(tokens) >= FIRST_GAP
-    is_skeleton = is_gap.any() and is_gap.sum() * 16 >= is_gap.size
-    return TEXT_KINDS["skeleton" if is_skeleton else "related"]
 
 
 @rule

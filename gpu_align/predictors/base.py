@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..ops.layout import TextKind
+
 if TYPE_CHECKING:
     from typing import Self
 
@@ -41,10 +43,7 @@ class PredictorOptions:
     max_len: int | None = None  # the most tokens that prompt and output have together, if there is a limit
     tokenizer: Any = None  # of the model, where the loop has one: an object with ``get_vocab()``
     sampling: Any = None
-    #: Whether `prediction` is a text of earlier answers or of the prompt: nothing is drafted before a match.
-    memory: bool = False
-    #: Of such a text: whether it is likely, as answers to requests like this one are.
-    related: bool = False
+    kind: TextKind = TextKind.PREDICTION  # of `prediction`
 
 
 class TokenPredictor(ABC):

@@ -118,7 +118,7 @@ class PredictedOutputTokenPredictor(TokenPredictor):
             self._sizes, device = sizes, self._drafter.device
             self._slots = torch.zeros(1, dtype=torch.int64, device=device)
             self._num_sampled = torch.ones(1, dtype=torch.int32, device=device)  # no step is only a prefill
-        about: dict[str, Any] = {"memory": self.options.memory, "related": self.options.related}
+        about: dict[str, Any] = {"kind": self.options.kind}
         sampling = self.options.sampling  # a ``GenerationConfig``, whose fields may be None
         if (ends := getattr(sampling, "eos_token_id", None)) is not None:
             about["end_tokens"] = np.atleast_1d(np.asarray(ends, np.int64))

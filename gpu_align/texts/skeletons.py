@@ -27,7 +27,10 @@ from itertools import takewhile
 from time import thread_time
 from typing import Any, NamedTuple
 
-from ..ops.layout import FIRST_GAP
+import numpy as np
+import numpy.typing as npt
+
+from ..ops.layout import FIRST_GAP, TextKind
 
 #: Renders messages, and whether the next turn is the assistant's, as a prompt.
 Render = Callable[[list[dict[str, Any]], bool], str]
@@ -184,6 +187,13 @@ def join(
         found += ids[: _common(ids, next(others))] if piece.endswith(" ") else ids
         found.append(gap)
     return found[forced:]
+
+
+def kind_of(tokens: npt.ArrayLike) -> TextKind:
+    """The kind of a text that holds skeletons: `SKELETON` if at least one of 16 tokens is a gap, else
+    `RELATED_MEMORY`."""
+    is_gap = np.asarray(tokens) >= FIRST_GAP
+    return TextKind.SKELETON if 16 * is_gap.sum() >= is_gap.size else TextKind.RELATED_MEMORY
 
 
 def of_schema(schema: Any, style: Style = SPACED) -> list[str]:

@@ -78,7 +78,7 @@ class SlotAudit:
         if not length:  # it brings none, or there was no room
             return wrong
         held = ours.drafter._state.prediction_tokens[base : base + length].tolist()
-        kind = c.text_kind(told, memory=given.kind > 0, related=given.kind == wire.TextKind.RELATED_MEMORY)
+        kind = c.RULES_OF[given.kind]
         held_kind = c.unpack_rules(meta[c.TEXT_RULES])
         self.kinds["texts of earlier answers" if given.kind else "predictions"] += 1
         if held != told or held_kind != kind:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_align import Drafter
+from gpu_align import Drafter, TextKind
 from gpu_align.ops import layout
 from gpu_align.ops.choose import NUM_CLASSES
 from gpu_align.ops.choose.survival import SurvivalTables
@@ -112,11 +112,13 @@ class Engine:
         return offered
 
 
-def drafted(backend, prediction, output, prompt=(), *, K=8, T=256, memory=False, packs=None, **how):
+def drafted(
+    backend, prediction, output, prompt=(), *, K=8, T=256, kind=TextKind.PREDICTION, packs=None, **how
+):
     """``(tokens, source, confidence)`` for one request, whose prediction is not the first of the arena."""
     engine = Engine(backend, T=T, N=300, K=K, **how)
     engine.drafter.add(0, [0], 0)
-    engine.add(1, prediction, prompt, output, memory=memory, recipes=packs)
+    engine.add(1, prediction, prompt, output, kind=kind, recipes=packs)
     [(tokens, length, confidence, source)] = engine.propose([1])
     return tokens[:length], source, confidence[:length]
 

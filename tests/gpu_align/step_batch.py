@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from gpu_align import Drafter, DrafterConfig, Recipes
+from gpu_align import Drafter, DrafterConfig, Recipes, TextKind
 from gpu_align.ops import layout as c
 from gpu_align.ops.align import NO_EDIT, WINDOW
 from gpu_align.ops.choose import NUM_CLASSES, SURVIVAL_ONE
 from gpu_align.ops.layout import SEEN, WAYS
 from gpu_align.ops.recipes import LINE_END, NUM_RUNS
 from gpu_align.ops.step import StepLaunch
+from gpu_align.texts.skeletons import kind_of
 from tests.gpu_align.engine import BACKENDS, device_of, edited, flat_curves, poison, snapshot, use_curves
 from tests.gpu_align.step_oracle import Oracle
 
@@ -73,8 +74,7 @@ class Running:
     prompt_len: int
     tokens: list[int]
     done: int
-    memory: bool = False
-    related: bool = False
+    kind: TextKind = TextKind.PREDICTION
     packs: Sequence[str] | None = None
     end_tokens: Sequence[int] = ()
     temperature: float = 0.0
@@ -83,7 +83,7 @@ class Running:
     splits: list[int] = field(default_factory=list)
 
     def enter(self, drafter: Drafter, slot: int) -> None:
-        how: dict[str, Any] = {"memory": self.memory, "related": self.related, "recipes": self.packs}
+        how: dict[str, Any] = {"kind": self.kind, "recipes": self.packs}
         how |= {"end_tokens": self.end_tokens}
         how |= {"temperature": self.temperature} if self.temperature else {}  # 0 is the default
         assert drafter.add(slot, self.prediction, self.prompt_len, **how)
@@ -172,8 +172,7 @@ class StepBatch:
         return Oracle(
             request.prediction, request.prompt_len, self.drafters["reference"]._tables, K=self.K,
             quarters=int(4 * config.length_factor), vocab_size=self.vocab_size, capacity=self.capacity,
-            min_match=config.min_match, use_context=config.use_context, memory=request.memory,
-            related=request.memory and request.related,
+            min_match=config.min_match, use_context=config.use_context, kind=request.kind,
             end_tokens=[token for token in request.end_tokens if 0 <= token < self.vocab_size][:8],
             is_hot=request.temperature >= 0.85,
         )  # fmt: skip
@@ -362,18 +361,20 @@ class StepBatch:
         done = min(len(prompt) + rng.choice([0, 1, 1, 20]), len(tokens))
         if len(tokens) % 5 == 0:  # a prompt that is not all there
             done = len(prompt) // 3
-        memory = rng.random() < 0.3
-        related = memory and rng.random() < 0.7
-        if related and rng.random() < 0.7:  # a skeleton, which may begin with a gap
+        kind = TextKind.MEMORY if rng.random() < 0.3 else TextKind.PREDICTION
+        if kind and rng.random() < 0.7:
+            kind = TextKind.RELATED_MEMORY
+        if kind == TextKind.RELATED_MEMORY and rng.random() < 0.7:  # a skeleton, which may begin with a gap
             at = range(rng.choice([0, 3]), len(prediction), rng.choice([5, 16, 40]))
             for gap, k in enumerate(at, c.FIRST_GAP):
                 prediction[k] = gap
+            kind = kind_of(prediction)
         known = self.known.packs
         packs = [None, None, known, known[::-1], known[:1], known[1:], []][len(tokens) % 7]
         # Ids outside of the vocabulary, and more than a slot keeps.
         ends = rng.sample(range(-2, alphabet + 20), rng.choice([0, 0, 1, 3, 12]))
         temperature = rng.choice([0, 0.7, 1.0])
-        return Running(prediction, len(prompt), tokens, done, memory, related, packs, ends, temperature)
+        return Running(prediction, len(prompt), tokens, done, kind, packs, ends, temperature)
 
     def turn_over(self) -> None:
         """Some requests end, some are preempted and come back in another slot, some tokens are taken back."""

@@ -73,18 +73,15 @@ class Oracle:
     """One request. `step` takes all its tokens so far and says what is drafted."""
 
     def __init__(self, prediction, prompt_len, tables, *, K, quarters, vocab_size, capacity, min_match=1,
-                 use_context=True, memory=False, related=False, end_tokens=(), is_hot=False):  # fmt: skip
+                 use_context=True, kind=0, end_tokens=(), is_hot=False):  # fmt: skip
         self.text, self.prompt_len, self.tables = list(prediction), prompt_len, tables
         self.K, self.quarters, self.vocab_size, self.capacity = K, quarters, vocab_size, capacity
         self.min_match, self.use_context = min_match, use_context
         #: Of a memory 32 tokens count as not in sync beforehand, and its beginning is no
         #: beginning of an output.
-        self.memory = memory
-        #: Related answers have limits of their own, in the second third of the table; a skeleton, where one of
-        #: sixteen tokens is a gap, in the last.
-        gaps = [token >= 2**31 - 2**16 for token in self.text]
-        is_skeleton = related and any(gaps) and 16 * sum(gaps) >= len(gaps)
-        self.limits = 2 if is_skeleton else int(related)
+        self.memory = kind > 0
+        #: Related answers have limits of their own, in the second third of the table; a skeleton in the last.
+        self.limits = max(kind - 1, 0)
         #: Tokens that end the request; at a high temperature confidences are in the second half of the table.
         self.end_tokens, self.is_hot = set(end_tokens), is_hot
         self.text_bits = index_bits(-(-max(len(self.text), 1) // PAGE) * PAGE)

@@ -61,7 +61,7 @@ class History:
         text = rng.choice(self.texts)
         prompt = rng.choices(range(5), k=rng.randint(0, self.T // 2))
         output = edited(rng, text, 40, rng.randint(0, self.T // 3))
-        how = {"memory": rng.random() < 0.4, "sharing_key": rng.choice([None, None, "a"])}
+        how = {"kind": layout.TextKind(rng.random() < 0.4), "sharing_key": rng.choice([None, None, "a"])}
         found = {engine.add(slot, text, prompt, output, **how) for engine in self.engines}
         assert len(found) == 1
 

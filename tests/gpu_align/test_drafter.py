@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import gpu_align
-from gpu_align import Drafter, DrafterConfig, RecipePack, Source
+from gpu_align import Drafter, DrafterConfig, RecipePack, Source, TextKind
 from gpu_align.ops import layout
 from gpu_align.ops.layout import PAGE
 from tests.gpu_align.engine import BACKENDS, Engine, device_of, distinct, same, snapshot
@@ -151,7 +151,7 @@ class TestPredictions:
         """A text that might help is no reason to refuse one that a client has sent."""
         engine = Engine(backend, max_slots=5, T=600, N=300, K=16, max_prediction_tokens=3 * PAGE)
         answers = [distinct(30, 100 * slot) for slot in range(4)]
-        held = [engine.add(slot, answers[slot], [900], [], memory=True) for slot in range(4)]
+        held = [engine.add(slot, answers[slot], [900], [], kind=TextKind.MEMORY) for slot in range(4)]
         assert held == [True, True, True, False]
         assert engine.add(4, [], [900])  # takes no room
         assert engine.drafter.prediction_stats.used_tokens == 3 * PAGE
@@ -164,7 +164,7 @@ class TestPredictions:
             sources.append(engine.propose([slot])[0][3])
         assert sources == [Source.NONE, Source.NONE, Source.MEMORY, Source.NONE]
         # A memory is evicted, and evicts no prediction.
-        assert not engine.add(0, answers[0], [900], memory=True)
+        assert not engine.add(0, answers[0], [900], kind=TextKind.MEMORY)
         for slot in (0, 1, 2, 4):
             engine.drafter.remove(slot)
         assert engine.drafter.prediction_stats.used_tokens == 0
@@ -174,7 +174,7 @@ class TestPredictions:
         engine = Engine(backend, max_slots=5, T=600, N=3 * PAGE, max_prediction_tokens=3 * PAGE)
         texts = [distinct(30), distinct(30), distinct(30, 100)]
         for slot, text in enumerate(texts):
-            assert engine.add(slot, text, [900], text[:8], memory=True)
+            assert engine.add(slot, text, [900], text[:8], kind=TextKind.MEMORY)
         assert engine.add(3, distinct(9, 700), [900])
         assert not engine.add(4, distinct(2 * PAGE + 1), [900])
         assert [draft[3] for draft in engine.propose([0, 1, 2])] == [Source.MEMORY] * 3
@@ -228,7 +228,7 @@ class TestPredictions:
 
     def test_a_memory_that_gives_way_keeps_the_index_of_its_context(self, backend):
         engine = Engine(backend, max_slots=2, N=PAGE, T=200, max_prediction_tokens=PAGE)
-        engine.add(0, distinct(30), distinct(150, 300), distinct(9), memory=True)
+        engine.add(0, distinct(30), distinct(150, 300), distinct(9), kind=TextKind.MEMORY)
         engine.propose([0])
         assert engine.add(1, distinct(40, 500), [900], [500])
         engine.drafter.flush()
@@ -241,7 +241,7 @@ class TestPredictions:
         slots = state.context_index[0], other.drafter._state.context_index[3]
         assert torch.equal(*slots)
         # And tokens that are taken back at that moment are in no index.
-        engine.add(0, distinct(30), distinct(150, 300), distinct(9), memory=True)
+        engine.add(0, distinct(30), distinct(150, 300), distinct(9), kind=TextKind.MEMORY)
         engine.drafter.remove(1)
         engine.propose([0])
         assert engine.add(1, distinct(40, 600), [900], [500])
@@ -309,6 +309,7 @@ class TestBadInput:
             ((0, int32(2, device="meta"), 0), ValueError, ["prediction", "CPU", "meta"]),
             ((0, [1], 9), ValueError, ["prompt_len", "8", "9"]),
             ((0, [1], 2.0), TypeError, ["prompt_len", "int", "float"]),
+            ((0, [1], 1, {"kind": True}), TypeError, ["kind", "TextKind", "bool"]),
             ((0, [1], 1, {"end_tokens": [1.5]}), TypeError, ["end_tokens", "float"]),
             ((0, [1], 1, {"end_tokens": [1, True]}), TypeError, ["end_tokens", "bool"]),
             *(

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from gpu_align import ResponseMemory
+from gpu_align import ResponseMemory, TextKind
 from gpu_align.drafter.memory import ALIKE
 
 
@@ -84,7 +84,7 @@ def test_answers_to_like_prompts_come_alone_and_the_closest_first():
     memory.remember("a", [6])
     like = [*prompt_of(1, 8)[:-1], 9]
     found = memory.recall_for("a", like, 100)
-    assert found.related
+    assert found.kind == TextKind.RELATED_MEMORY
     assert found.token_ids.tolist() == [2, 2, 3, 1, 1]  # nearly the same prompt, then the newest first
     assert memory.recall_for("a", like, 3).token_ids.tolist() == [2, 2, 3]
     assert memory.recall_for("b", like, 9).token_ids.tolist() == [5]
@@ -99,7 +99,10 @@ def test_answers_to_the_same_prompt_come_alone_however_many_there_are():
     for epoch in range(2):
         for number, prompt in enumerate(prompts):
             found = memory.recall_for("a", prompt, 100)
-            assert (found.token_ids.tolist(), found.related) == (given.get(number, []), True) or not epoch
+            assert (found.token_ids.tolist(), found.kind) == (
+                given.get(number, []),
+                TextKind.RELATED_MEMORY,
+            ) or not epoch
             answers = [[2000 * epoch + 8 * number + i] * 4 for i in range(8)]
             for answer in answers:
                 memory.remember("a", answer, prompt)
@@ -116,9 +119,9 @@ def test_without_like_prompts_it_is_the_newest(prompt):
     for answer, asked in (([1], prompt_of(1)), ([2], prompt_of(2)), ([3], ())):
         memory.remember("a", answer, asked)
     found = memory.recall_for("a", prompt, 2)
-    assert (found.token_ids.tolist(), found.related) == ([3, 2], False)
+    assert (found.token_ids.tolist(), found.kind) == ([3, 2], TextKind.MEMORY)
     found = memory.recall_for("none", prompt, 2)
-    assert (found.token_ids.tolist(), found.related) == ([], False)
+    assert (found.token_ids.tolist(), found.kind) == ([], TextKind.MEMORY)
 
 
 def test_how_much_two_prompts_must_have_in_common():
@@ -131,4 +134,4 @@ def test_how_much_two_prompts_must_have_in_common():
         share = len(pairs & others) / len(pairs | others)
         memory = ResponseMemory(10)
         memory.remember("a", [1], other)
-        assert memory.recall_for("a", text, 10).related == (share >= ALIKE), shared
+        assert memory.recall_for("a", text, 10).kind == TextKind.MEMORY + (share >= ALIKE), shared

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gpu_align.ops.layout import FIRST_GAP
+from gpu_align.ops.layout import FIRST_GAP, TextKind
 from gpu_align.predictors import PredictorOptions, TokenPredictor
 from gpu_align.texts.skeletons import join
 from gpu_align.tools import html
@@ -92,7 +92,7 @@ def test_views(tmp_path: Path) -> None:
     in_strings = (text.replace("\n", "\\n") for text in ("another\nline\n", *patch))
     views = ("another\nline\n", *in_strings, *patch)
     forms = [token for text in views for token in encode(text)]
-    found = [(record.prediction, record.memory) for record in read_records(path, with_views=True)]
+    found = [(record.prediction, record.kind > 0) for record in read_records(path, with_views=True)]
     assert found == [(forms, False), (forms, True), *[([], False)] * 2, *[([1, 2], False)] * 2]
     assert [len(record.prediction) for record in read_records(path)] == [len(encode(views[0])), 0, 0, 0, 2, 2]
 
@@ -251,9 +251,9 @@ def test_tools_and_schemas_are_drafted_from(tmp_path: Path) -> None:
     tokenizer = load_tokenizer("tekken")
     called, formatted, plain = read_records(path)
     call = join(['[TOOL_CALLS]ls{"path": "', '"}'], lambda texts: [*map(tokenizer.encode, texts)])
-    assert (called.prediction, called.memory, called.related) == (call, True, True)
+    assert (called.prediction, called.kind) == (call, TextKind.SKELETON)
     assert formatted.prediction[:2] == [5, FIRST_GAP]
-    assert (formatted.memory, formatted.related) == (plain.memory, plain.related) == (False, False)
+    assert formatted.kind == plain.kind == TextKind.PREDICTION
     assert plain.prediction == []
 
 

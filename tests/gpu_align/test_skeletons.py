@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_align import Drafter, DrafterConfig
+from gpu_align import Drafter, DrafterConfig, TextKind
 from gpu_align.ops.layout import FIRST_GAP
 from gpu_align.texts import skeletons
 from gpu_align.texts.skeletons import COMPACT, LINES, SPACED, Calls, SkeletonError, of_schema
@@ -267,6 +267,20 @@ def test_a_blank_before_a_number_is_drafted_where_it_is_a_token_of_its_own() -> 
 
     assert skeletons.join(["a: "], characters)[1:-1] == [*map(ord, "a: ")]
     assert skeletons.join(["a: "], with_digit)[1:-1] == [*map(ord, "a:")]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kind"),
+    [
+        ([FIRST_GAP] + [1] * 15, TextKind.SKELETON),
+        ([1] * 15 + [FIRST_GAP], TextKind.SKELETON),
+        ([1] * 16 + [FIRST_GAP], TextKind.RELATED_MEMORY),
+        ([1] * 31 + [FIRST_GAP + 1] * 2, TextKind.RELATED_MEMORY),
+        ([1], TextKind.RELATED_MEMORY),
+    ],
+)
+def test_the_kind_of_a_text_with_skeletons(tokens: list[int], kind: TextKind) -> None:
+    assert skeletons.kind_of(tokens) is kind
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -9,7 +9,7 @@ import triton
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import InterpretedFunction
 
-from gpu_align.ops.layout import PAGE
+from gpu_align.ops.layout import PAGE, TextKind
 from tests.gpu_align.engine import BACKENDS, DEVICE, Engine, distinct, same, snapshot
 
 
@@ -95,7 +95,7 @@ def test_after_it_nothing_is_compiled_pinned_or_loaded(monkeypatch):
         prediction = torch.arange(num_tokens, dtype=torch.int32) + slot
         inputs = engine.inputs(rng.sample(range(40), rng.randint(1, 40)))
         with loads:
-            drafter.add(slot, prediction, 0, memory=rng.random() < 0.3, sharing_key=rng.randrange(3))
+            drafter.add(slot, prediction, 0, kind=TextKind(rng.random() < 0.3), sharing_key=rng.randrange(3))
             if rng.random() < 0.5:
                 drafter.propose(*inputs)
             drafter.remove(rng.randrange(40))

@@ -21,7 +21,12 @@ from vllm_integration.frontend import conversation, metrics, skeletons
 from vllm_integration.frontend.skeletons import Template
 from vllm_integration.wire import request as wire
 
-PREDICTION, MEMORY, RELATED = wire.TextKind
+PREDICTION, MEMORY, RELATED, SKELETON = wire.TextKind
+
+
+def kind_of(text: str) -> wire.TextKind:
+    """Of a text with skeletons, a token a character."""
+    return SKELETON if 16 * text.count("·") >= len(text) else RELATED
 
 
 class Tokenizer(Renderer):
@@ -112,7 +117,7 @@ def answered(text: str) -> list[dict[str, Any]]:
 def test_what_a_request_announces_is_drafted_from(
     engine: Engine, document: dict[str, Any], expected: str
 ) -> None:
-    kind = RELATED if expected else PREDICTION
+    kind = kind_of(expected) if expected else PREDICTION
     assert drafted_from(engine, {"messages": ASKED, **document}) == (expected, kind)
 
 
@@ -135,7 +140,10 @@ def test_a_tool_that_has_to_be_called_may_be_any_of_them(engine: Engine) -> None
 )
 def test_the_servers_grammar(engine: Engine, settings: dict[str, Any], expected: str) -> None:
     engine.vllm_config.structured_outputs_config = SimpleNamespace(**settings)
-    assert drafted_from(engine, {"messages": ASKED, "response_format": FORMAT}) == (expected, RELATED)
+    assert drafted_from(engine, {"messages": ASKED, "response_format": FORMAT}) == (
+        expected,
+        kind_of(expected),
+    )
 
 
 def test_nothing_is_forced_after_a_prediction(engine: Engine) -> None:
@@ -168,7 +176,7 @@ def test_the_last_answer_to_a_tenant_says_which_spelling_is_likely(
         engine.renderer = Tokenizer()
         document_of_vllm = {"choices": [choice], "usage": {"completion_tokens": 3}}
         taken(engine, asked, answer_of_vllm=document_of_vllm)
-        assert drafted_from(engine, document) == (expected, RELATED)
+        assert drafted_from(engine, document) == (expected, kind_of(expected))
 
 
 def test_json_by_a_schema_uses_no_recipes_of_code_and_prose(
@@ -194,7 +202,7 @@ def test_predictions_come_first_and_forms_last(engine: Engine, monkeypatch: pyte
     messages = [{"role": "user", "content": NUMBERED}]
     text, kind = drafted_from(engine, {"messages": messages, "tools": [READ]})
     assert text.startswith(f"·{CALL}{FORMS}")
-    assert kind == RELATED
+    assert kind == kind_of(text)
     monkeypatch.delenv("GPU_ALIGN_CONVERSATION")
     given = {"messages": messages, "prediction": {"type": "content", "content": "old"}}
     assert drafted_from(engine, given) == ("old", PREDICTION)
@@ -210,7 +218,7 @@ def test_predictions_come_first_and_forms_last(engine: Engine, monkeypatch: pyte
         text, _ = drafted_from(engine, {"messages": ASKED, "tools": [READ], **more})
         assert text == expected
     monkeypatch.setenv("GPU_ALIGN_DRAFT_WITHOUT_PREDICTION", "1")
-    assert drafted_from(engine, {"messages": messages, "tools": [READ]}) == (f"·{CALL}", RELATED)
+    assert drafted_from(engine, {"messages": messages, "tools": [READ]}) == (f"·{CALL}", kind_of(f"·{CALL}"))
     monkeypatch.setenv("GPU_ALIGN_MEMORY_TOKENS", "100")  # earlier answers have the place
     assert drafted_from(engine, {"messages": messages, "tools": [READ]})[0] == ""
 

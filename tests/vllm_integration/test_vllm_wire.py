@@ -110,7 +110,7 @@ BAD: list[Any] = [
     *(5, 1.5, {}, {"text": "a", "token_ids": b""}, {"x": 1}, {"text": 5}, {"token_ids": 5}, "w", "\udc00"),
     *([77, -31337], [31337, 2**31], [31337, 2**90], [31337, "31337"], [31337.0], {"token_ids": b"1"}),
     *({"token_ids": b"", **bad} for bad in ({"recipes": "a"}, {"recipes": [1]}, {"memory": 1})),
-    *({"token_ids": b"", **bad} for bad in ({"kind": "1"}, {"kind": 3}, {"sharing_key": 5})),
+    *({"token_ids": b"", **bad} for bad in ({"kind": "1"}, {"kind": 4}, {"sharing_key": 5})),
 ]
 FOREIGN: list[Any] = [[100], [5, 2**31 - 2**16 - 1], {"token_ids": b"\xff" * 4}]
 

@@ -109,7 +109,8 @@ async def join(
     # code and prose, hardly one in ten is right inside of JSON.
     is_json = not document.get("tools") and Settings.of(vllm_config).recipes == SHIPPED_RECIPES
     recipes = () if is_json and found.recipes is None else found.recipes
-    return replace(found, kind=wire.TextKind.RELATED_MEMORY, recipes=recipes)
+    kind = skeletons.kind_of(np.frombuffer(skeleton + forms, "<i4"))
+    return replace(found, kind=kind, recipes=recipes)
 
 
 async def predict(

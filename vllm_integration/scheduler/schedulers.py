@@ -68,8 +68,7 @@ class Recall:
         found = self._memory.recall_for(_owner_of(request), _prompt_of(request), self._most)
         if len(found.token_ids):
             token_ids = wire.encode_token_ids("answers", found.token_ids)
-            kind = wire.TextKind.RELATED_MEMORY if found.related else wire.TextKind.MEMORY
-            recalled = replace(given, token_ids=token_ids, kind=kind)
+            recalled = replace(given, token_ids=token_ids, kind=found.kind)
             request.sampling_params = wire.with_extra_args(request.sampling_params, {wire.KEY: recalled})
 
     def keep(self, request: Any) -> None:

@@ -9,11 +9,12 @@ import copy
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, replace
-from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from gpu_align import TextKind as TextKind
 
 KEY = "gpu_align_prediction"
 #: What a client sends beside it: the packs whose recipes the request uses, whether it takes part in the memory of
@@ -23,14 +24,6 @@ RECIPES_KEY, MEMORY_KEY, SWITCH_KEY = "recipes", "memory", "gpu_align"
 MAX_TOKEN_ID = 2**31 - 1
 
 TokenIds = npt.NDArray[np.int32]
-
-
-class TextKind(IntEnum):
-    """The kind of text that the token ids of a request are."""
-
-    PREDICTION = 0
-    MEMORY = 1  # earlier answers
-    RELATED_MEMORY = 2  # of these, answers to requests like this one
 
 
 @dataclass(frozen=True, repr=False)

@@ -137,8 +137,7 @@ class RequestDrafter:
             recipes=self.recipes,
             max_context_len=self.max_context_len,
             recipe_packs=ALL_PACKS if self.recipes is None else self.recipes.pack_bits(content.recipes),
-            is_memory=content.kind != wire.TextKind.PREDICTION,
-            is_related=content.kind == wire.TextKind.RELATED_MEMORY,
+            kind=content.kind,
         )
 
     def start_over(self) -> None:
@@ -221,8 +220,7 @@ class RequestDrafter:
                 prompt_len,
                 sharing_key=key,
                 recipes=content.recipes,
-                memory=content.kind != wire.TextKind.PREDICTION,
-                related=content.kind == wire.TextKind.RELATED_MEMORY,
+                kind=content.kind,
                 end_tokens=content.end_tokens,
                 temperature=content.temperature,
             )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...ops.files import Text, TokenId, checked, expect
+from ...ops.layout import TextKind
 from ...texts import skeletons
 from ...texts.views import in_forms, texts_in
 from ..inputs import (
@@ -34,10 +35,8 @@ class Record:
     output: list[int]
     #: That the ids belong to, where it is known.
     tokenizer: str | None = None
-    #: Whether the prediction is none, but texts of the prompt: nothing is drafted before the output matches them.
-    memory: bool = False
-    #: Of these: whether there are skeletons of tools or a schema among them.
-    related: bool = False
+    #: Of the prediction: a memory is texts of the prompt, a related one has skeletons of tools or a schema in it.
+    kind: TextKind = TextKind.PREDICTION
 
 
 def read_records(path: Path, tokenizer: str | None = None, with_views: bool = False) -> list[Record]:
@@ -99,8 +98,10 @@ def _parse(fields: dict[str, Any], default_tokenizer: str | None, with_views: bo
     if announced := _announced(fields, name, alone and not fields.get("tools")):
         memory = alone
         prediction = announced + prediction if memory else prediction + announced
-    memory = memory and bool(prediction)
-    return Record(str(found.id), prompt, prediction, output, name, memory, memory and bool(announced))
+    kind = TextKind.PREDICTION
+    if memory and prediction:
+        kind = skeletons.kind_of(prediction) if announced else TextKind.MEMORY
+    return Record(str(found.id), prompt, prediction, output, name, kind)
 
 
 def _announced(fields: dict[str, Any], tokenizer: str | None, forced: bool) -> list[int]:

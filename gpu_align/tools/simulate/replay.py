@@ -148,7 +148,7 @@ def replay(
     told, tell = 0, progress or (lambda tokens: None)
     tell(0)
     loop = PredictorLoop(policy, num_draft_tokens=num_draft_tokens, strict=True)
-    loop.start(record.prompt, record.prediction, memory=record.memory, related=record.related)
+    loop.start(record.prompt, record.prediction, kind=record.kind)
     result = PairResult.begin(record, draft_in_prefill)
     for step in follow(loop, record.output, draft_in_prefill):
         result.count(step)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_align import Recipes
+from gpu_align import Recipes, TextKind
 from gpu_align.ops.choose import ADHERENCE_LOST, ALIGNMENT_CONTEXT, NUM_CLASSES, SURVIVAL_ONE, unpack_class
 from gpu_align.ops.choose.survival import KNOTS, SHIPPED, SurvivalTables, fit_curves, read_survival
 from gpu_align.ops.files import content_hash
-from gpu_align.ops.layout import FIRST_GAP, text_kind
+from gpu_align.ops.layout import FIRST_GAP, RULES_OF
 from tests.gpu_align.engine import BACKENDS, Engine
 
 #: Candidates in a prediction that the output hardly adheres to.
@@ -35,22 +35,20 @@ def test_thresholds():
 
 
 @pytest.mark.parametrize(
-    ("tokens", "memory", "related", "drafts", "sure"),
+    ("kind", "drafts", "sure"),
     [
         # Drafts of a prediction that the output hardly adheres to; of the context beside it, and beside one that
         # the output follows. Whether those of such predictions count as accepted.
-        ([1] * 16, False, True, (1, 4, 4), (False, False)),
-        ([1] * 16, True, True, (3, 4, 4), (False, False)),
-        ([FIRST_GAP] + [1] * 15, True, True, (3, 4, 1), (False, True)),
-        ([1] * 15 + [FIRST_GAP], True, True, (3, 4, 1), (False, True)),
-        ([1] * 16 + [FIRST_GAP], True, True, (3, 4, 4), (False, False)),
-        ([FIRST_GAP], True, False, (1, 4, 4), (False, False)),
+        (TextKind.PREDICTION, (1, 4, 4), (False, False)),
+        (TextKind.MEMORY, (1, 4, 4), (False, False)),
+        (TextKind.RELATED_MEMORY, (3, 4, 4), (False, False)),
+        (TextKind.SKELETON, (3, 4, 1), (False, True)),
     ],
 )
-def test_limits_of_a_text(tokens, memory, related, drafts, sure):
+def test_limits_of_a_text(kind, drafts, sure):
     curves = np.array([[0.7, 0.29, 0.15, 0.06]] * NUM_CLASSES) * SURVIVAL_ONE
     tables = SurvivalTables.from_survival(curves.astype(np.int32), "cpu", 0.05, 0.6)
-    row = text_kind(tokens, memory, related).limits * NUM_CLASSES
+    row = RULES_OF[kind].limits * NUM_CLASSES
     beside = 3 * ALIGNMENT_CONTEXT
     classes = int(np.flatnonzero(LOST)[0]), beside + ADHERENCE_LOST, beside + ADHERENCE_LOST + 1
     assert tuple(int(tables.max_draft_len[row + class_id]) for class_id in classes) == drafts
@@ -61,10 +59,11 @@ def test_limits_of_a_text(tokens, memory, related, drafts, sure):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_beside_a_skeleton_that_is_followed_a_recipe_has_to_be_likely(backend):
-    for probability, gap, num in ((0.4, FIRST_GAP, 0), (0.9, FIRST_GAP, 1), (0.4, 9, 1)):
+    skeleton, related = TextKind.SKELETON, TextKind.RELATED_MEMORY
+    for probability, kind, num in ((0.4, skeleton, 0), (0.9, skeleton, 1), (0.4, related, 1)):
         recipes = Recipes.from_lists([((50,), (60,), (probability,))])
         engine = Engine(backend, T=16, N=16, K=4, recipes=recipes)
-        engine.add(0, [*range(1, 9), gap], (), [*range(1, 9), 50], memory=True, related=True)
+        engine.add(0, [*range(1, 9), FIRST_GAP], (), [*range(1, 9), 50], kind=kind)
         [(_, length, _, source)] = engine.propose([0])
         assert (length, source) == (num, 3 * num)
 
