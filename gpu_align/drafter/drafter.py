@@ -222,8 +222,8 @@ class Drafter:
         Args:
             slot: ``0 <= slot < max_slots``; an occupied slot is overwritten.
             prediction: token ids of the predicted output, ``0 <= id < vocab_size``, and gaps of
-                `gpu_align.texts.skeletons.join`; may be empty. A sequence of integers, an array or a tensor on the
-                CPU, of one dimension.
+                `gpu_align.texts.skeletons.join` and `several.joined`; may be empty. A sequence of integers, an
+                array or a tensor on the CPU, of one dimension.
             prompt_len: tokens of its row that are prompt, ``0 <= prompt_len <= max_context_len``: the output,
                 with which the prediction is aligned, begins there.
             sharing_key: requests that bring an equal prediction with an equal key share its memory; without keys

@@ -58,6 +58,9 @@ MALFORMED: list[tuple[object, str]] = [
     ({"id": 1, "prediction_text": "x", "output": [1]}, "needs a tokenizer"),
     ({"id": 1, "instruction": "do", "before": "x"}, "after: "), ({**TEXT, "output_text": ""}, "output: "),
     ({**TEXT, "output_text": "x", "tokenizer": "/no/dir"}, "tokenizer: "),
+    ({**GOOD, "predictions": [[1]]}, "predictions: "),
+    ({"id": 1, "predictions": [[1], [-1]], "output": [1]}, "predictions[1][0]: "),
+    ({"id": 1, "predictions_text": ["x"], "output": [1]}, "needs a tokenizer"),
     ({**GOOD, "tools": TOOLS}, "expected a tokenizer"),
     ({**TEXT, "output_text": "x", "tools": 5}, "skeleton: names"),
 ]  # fmt: skip

@@ -112,6 +112,41 @@ SERVED: list[tuple[dict[str, Any], Any, dict[str, Any], dict[str, Any] | None, P
             ({"limit": 2}, {"views": ["json"]}, {}, ()),
         )
     ],
+    # Several texts: a gap between two, equal ones once, empty ones not; views are of all of them.
+    *[
+        ({}, {**content(first), "alternatives": others}, {}, None, ids(*found))
+        for first, others, found in (
+            ("ab", ["c\r"], (97, 98, 2**31 - 1, 99, 10)),
+            ("ab", ["c", "ab", "", "d"], (97, 98, 2**31 - 1, 99, 2**31 - 2, 100)),
+            ("", ["c"], (99,)),
+            ("ab", [], (97, 98)),
+            ("ab", None, (97, 98)),
+        )
+    ],
+    (
+        {},
+        {**content("a"), "alternatives": ['"'], "views": ["json"]},
+        {},
+        None,
+        ids(97, 2**31 - 1, 34, 92, 34),
+    ),
+    (
+        {"limit": 4, "cut": "tokens"},
+        {**content("ab"), "alternatives": ["cd"]},
+        {},
+        None,
+        ids(97, 98, 2**31 - 1, 99),
+    ),
+    (
+        {"characters": "3", "cut": "characters"},
+        {**content("ab"), "alternatives": ["cd", "e"]},
+        {},
+        None,
+        ids(97, 98, 2**31 - 1, 99),
+    ),
+    ({}, None, {"vllm_xargs": {KEY: ["a", "b"]}}, {}, ids(97, 2**31 - 1, 98)),
+    ({}, None, {"vllm_xargs": {KEY: [[1, 2], [], [3]]}}, {}, ids(1, 2, 2**31 - 1, 3)),
+    ({}, None, {"vllm_xargs": {KEY: [[]]}}, {}, None),
     ({}, content('{"'), {"response_format": {"type": "json_object"}}, None, ids(123, 34)),
     # One reader for the header and the body, which comes first.
     *[
@@ -186,8 +221,25 @@ XARGS = f"vllm_xargs.{KEY}"
         ({}, {**content("ab"), "views": ["json"] * 99}, {}, ".views: expected at most 10 names, got 99"),
         ({}, {**content(""), "views": ["json"]}, {}, ".views: expected no names with an empty prediction"),
         *[
+            ({}, {**content("ab"), "alternatives": given}, {}, found)
+            for given, found in (
+                ("31337", ".alternatives: expected an array of strings, got string"),
+                (["c", 31337], "expected only strings, got number"),
+                ([["c"]], "expected only strings, got array"),
+                (["\ud800"], "lone surrogate"),
+                (["c"] * 256, "expected at most 256 texts, got 257"),
+            )
+        ],
+        *[
             (server, None, {"vllm_xargs": {KEY: given}}, found)
             for server, given, found in (
+                ({}, [[1], [31337]], "expected 0 ≤ token id < 100"),
+                ({}, [[1], 5], "[1]: expected a sequence of token ids, got int"),
+                ({}, [[1], "31337"], "[1]: expected a sequence of token ids, got str"),
+                ({}, [[1], [2, True]], "[1][1]: expected a token id, got bool"),
+                ({}, [[1], [2**31 - 1]], "expected token ids below"),
+                ({}, ["a", 31337], "expected only strings, got number"),
+                ({}, [[n, m] for n in range(17) for m in range(16)], "expected at most 256 texts, found 272"),
                 ({"limit": 4, "strict": "1"}, [1, 2, 3, 4, 500], "at most 4 tokens, got more"),
                 ({}, [31337], "expected 0 ≤ token id < 100"),
                 ({}, [31337 * 2**60], "expected 0 ≤ id"),

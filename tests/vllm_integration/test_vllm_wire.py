@@ -36,6 +36,11 @@ def test_token_ids_round_trip(token_ids: list[int]) -> None:
         ({"predicted_text": "a\r\nb"}, PredictedOutputParams("a\r\nb")),
         ({"token_ids": [1, 2]}, Prediction(token_ids=TWO)),
         ({"predicted_token_ids": [1, 2]}, Prediction(token_ids=TWO)),
+        ({"prediction": ["a", "b"]}, PredictedOutputParams(["a", "b"])),
+        ({"token_ids": [[1, 2], [3], [1, 2]]}, Prediction(token_ids=TWO + b"\xff\xff\xff\x7f\3\0\0\0")),
+        ({"token_ids": [[1, 2]]}, Prediction(token_ids=TWO)),
+        ({"prediction": ["", ""]}, None),
+        ({"token_ids": [[], []]}, None),
         ({"prediction": ""}, None),
         ({"token_ids": []}, None),
         ({"predicted_text": ""}, None),
@@ -47,7 +52,7 @@ def test_params_of_the_offline_api(given: dict[str, Any], prediction: Any) -> No
     assert params.has_prediction() == (prediction is not None)
     assert repr(params) == "PredictedOutputParams(...)"
     shown = repr(params.to_extra_args())
-    assert not prediction or "Prediction(2 tokens)" in shown or "PredictedOutputParams(...)" in shown
+    assert not prediction or " tokens)" in shown or "PredictedOutputParams(...)" in shown
 
 
 @pytest.mark.parametrize(
@@ -58,12 +63,18 @@ def test_params_of_the_offline_api(given: dict[str, Any], prediction: Any) -> No
         ({"prediction": "a", "predicted_text": "b"}, ValueError, "got both"),
         ({"prediction": 5}, TypeError, "^prediction: expected a string, got int"),
         ({"predicted_text": 5}, TypeError, "^prediction: expected a string, got int"),
+        ({"prediction": ["a", 5]}, TypeError, r"^prediction\[1\]: expected a string, got int"),
+        ({"prediction": ["\ud800"]}, ValueError, r"^prediction\[0\]: .*lone surrogate"),
         ({"prediction": "ab\ud800"}, ValueError, "^prediction: .*lone surrogate at character 2"),
         *[
             ({"token_ids": token_ids}, error, f"^token_ids.*{found}")
             for token_ids, error, found in (
                 ("w1", TypeError, "str"),
                 (b"ab", TypeError, "bytes"),
+                ([[1], 2], TypeError, r"\[1\].*int"),
+                ([[1], [2, -1]], ValueError, r"\[1\].*-1"),
+                ([[1], [2**31 - 1]], ValueError, "below"),
+                ([[[1]]], TypeError, "list"),
                 (7, TypeError, "int"),
                 ({1: 2}, TypeError, "dict"),
                 ([1, True], TypeError, r"\[1\].*bool"),

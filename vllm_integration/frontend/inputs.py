@@ -21,9 +21,9 @@ from .prediction import (
     FieldError,
     Limits,
     as_prediction,
-    checked_text,
+    checked_texts,
     choices_of,
-    ids_of,
+    ids_with_views,
     serve_without_prediction,
     tell_near_misses,
 )
@@ -98,8 +98,10 @@ def _offline(processor: Any, value: Any) -> wire.Prediction:
     """A prediction of the offline API, or of a client whose endpoint takes sampling parameters as they are."""
     if isinstance(value, dict):  # the rest is ours to say
         value = value.get("text", value.get("token_ids"))
-    text = value.prediction if isinstance(value, wire.PredictedOutputParams) else value
-    if not isinstance(text, str):
+    given = value.prediction if isinstance(value, wire.PredictedOutputParams) else value
+    if not isinstance(given, str) and not (
+        isinstance(given, (list, tuple)) and given and isinstance(given[0], str)
+    ):
         try:
             return wire.read(value)
         except (TypeError, ValueError) as error:
@@ -107,7 +109,8 @@ def _offline(processor: Any, value: Any) -> wire.Prediction:
     if processor.renderer.tokenizer is None:
         raise FieldError(NO_TOKENIZER, "unsupported")
     limits = Limits.of(processor.vllm_config)
-    return as_prediction(ids_of(processor.renderer, limits, checked_text(FIELD, [text], limits)), limits)
+    texts = checked_texts(FIELD, [given] if isinstance(given, str) else given, limits)
+    return as_prediction(ids_with_views(processor.renderer, limits, texts, ()), limits)
 
 
 @seam("parameters._validate_spec_decode")

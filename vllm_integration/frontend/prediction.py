@@ -14,7 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from gpu_align.ops.layout import FIRST_GAP
 from gpu_align.texts import views
+from gpu_align.texts.several import MAX_TEXTS, joined
 
 from ..config.settings import CHARS_PER_TOKEN, MAX_PACKS, Settings, known_names
 from ..seams.guard import Guard, strict
@@ -132,30 +134,34 @@ class Limits:
         logger.warning("A prediction is cut: %s", message)
 
 
-def parse_prediction(value: object, limits: Limits, *, plain_text: bool = False) -> str:
-    """The text of a `prediction` field; empty when there is nothing to predict from. Its shape, besides further
-    keys, which are ignored: `{"type": "content", "content": str | [{"type": "text", "text": str}, …]}`.
+def parse_prediction(value: object, limits: Limits, *, plain_text: bool = False) -> list[str]:
+    """The texts of a `prediction` field; none when there is nothing to predict from. Its shape, besides further
+    keys, which are ignored: `{"type": "content", "content": str | [{"type": "text", "text": str}, …]}`, and of
+    ours `"alternatives": [str, …]`, other texts that the answer may be.
 
     plain_text: whether the field may also be the text itself, as on /v1/completions.
 
     Over a limit only what fits is looked at, or `FieldError` where limits are strict.
     """
     if plain_text and isinstance(value, str):
-        return checked_text(FIELD, [value], limits)
+        return checked_texts(FIELD, [value], limits)
     if not isinstance(value, dict):
         shape = 'a string or {"type": "content", …}' if plain_text else '{"type": "content", …}'
         raise FieldError(f"prediction: expected {shape}, got {type_name(value)}")
     where = "prediction.content"
     content = _member(FIELD, value, "content", "content")
+    others = value.get("alternatives") or []
+    if not isinstance(others, list):
+        raise FieldError(f"{FIELD}.alternatives: expected an array of strings, got {type_name(others)}")
     if isinstance(content, str):
-        return checked_text(where, [content], limits)
+        return checked_texts(where, [content, *others], limits)
     if not isinstance(content, list):
         raise FieldError(f"{where}: expected a string or an array of text parts, got {type_name(content)}")
     pieces = [_member(f"{where}[{index}]", part, "text", "text") for index, part in enumerate(content)]
     for index, piece in enumerate(pieces):
         if not isinstance(piece, str):
             raise FieldError(f"{where}[{index}].text: expected a valid string, got {type_name(piece)}")
-    return checked_text(where, pieces, limits)
+    return checked_texts(where, ["".join(pieces), *others], limits)
 
 
 def _member(where: str, value: Any, kind: str, name: str) -> Any:
@@ -171,21 +177,24 @@ def _member(where: str, value: Any, kind: str, name: str) -> Any:
     return value[name]
 
 
-def checked_text(where: str, pieces: Iterable[str], limits: Limits) -> str:
-    """`pieces` joined, cut to the limit, checked to be Unicode, with LF as the only end of a line."""
+def checked_texts(where: str, texts: Sequence[object], limits: Limits) -> list[str]:
+    """Texts cut to the limit of all, checked to be Unicode, with LF as the only end of a line; no empty ones."""
+    if len(texts) > MAX_TEXTS:
+        raise FieldError(f"{where}: expected at most {MAX_TEXTS} texts, got {len(texts)}")
     kept, remaining = [], limits.characters
-    for piece in pieces:
-        kept.append(piece[:remaining])
-        remaining -= len(piece)
+    for text in texts:
+        if not isinstance(text, str):
+            raise FieldError(f"{where}: expected only strings, got {type_name(text)}")
+        kept.append(text[:remaining])
+        remaining -= len(text)
+        try:
+            wire.check_text(where, kept[-1])
+        except ValueError as error:
+            raise FieldError(str(error)) from None
         if remaining < 0:
             limits.exceeded(where, "characters", limits.characters)
             break
-    text = "".join(kept)
-    try:
-        wire.check_text(where, text)
-    except ValueError as error:
-        raise FieldError(str(error)) from None
-    return wire.normalise_newlines(text)
+    return [wire.normalise_newlines(text) for text in kept if text]
 
 
 def type_name(value: object) -> str:
@@ -298,11 +307,11 @@ def views_for(value: object, text: str, document: dict[str, Any]) -> tuple[str, 
     return tuple(names)
 
 
-def ids_with_views(renderer: Any, limits: Limits, text: str, names: Sequence[str]) -> list[int]:
-    """The ids of `text`, then those of its views, as far as they are within the limit."""
-    token_ids = ids_of(renderer, limits, text)
+def ids_with_views(renderer: Any, limits: Limits, texts: Sequence[str], names: Sequence[str]) -> list[int]:
+    """The ids of `texts`, then those of their views, as far as they are within the limit."""
+    token_ids = joined(ids_of(renderer, limits, text) for text in texts)
     try:
-        for view in views.make(text, names):
+        for view in (view for text in texts for view in views.make(text, names)):
             remaining = max(limits.tokens - len(token_ids), 0)
             ids = ids_of(renderer, limits, view[: limits.characters]) if remaining else []
             token_ids = [*token_ids, *ids[:remaining]]
@@ -371,24 +380,33 @@ def _prediction(
     if value is not None and given is not None:
         raise FieldError(f"prediction: expected the field or {XARGS}, got both")
     if value is not None:
-        text = parse_prediction(value, limits, plain_text=plain_text)
-    elif isinstance(given, str):
-        text = checked_text(XARGS, [given], limits)
+        texts = parse_prediction(value, limits, plain_text=plain_text)
+    elif isinstance(given, str) or (isinstance(given, list) and isinstance(next(iter(given), None), str)):
+        texts = checked_texts(XARGS, [given] if isinstance(given, str) else given, limits)
     elif isinstance(given, list):
-        prediction = as_prediction(given, limits, XARGS)
+        several = isinstance(next(iter(given), None), list)
+        prediction = as_prediction(_flat(given) if several else given, limits, XARGS)
         vocab_size = int(vllm_config.model_config.get_vocab_size())
         ids = wire.decode_token_ids(prediction.token_ids or b"")
+        ids = ids[ids < FIRST_GAP] if several else ids
         if ids.size and ids.max() >= vocab_size:
             raise FieldError(f"{XARGS}: expected 0 ≤ token id < {vocab_size}, got others")
         return prediction
     else:
         raise FieldError(f"{XARGS}: expected an array of token ids or a string, got {type_name(given)}")
-    names = views_for(value, text, document)
-    if not text:
+    names = views_for(value, texts[0] if texts else "", document)
+    if not texts:
         return wire.Prediction()
     if renderer.tokenizer is None:
         raise FieldError(NO_TOKENIZER, "unsupported")
-    return as_prediction(ids_with_views(renderer, limits, text, names), limits)
+    return as_prediction(ids_with_views(renderer, limits, texts, names), limits)
+
+
+def _flat(texts: list[Any]) -> list[int]:
+    try:
+        return list(wire.decode_token_ids(wire.encode_token_ids(XARGS, texts, tell=False)).tolist())
+    except (TypeError, ValueError) as error:
+        raise FieldError(str(error)) from None
 
 
 def tell_near_misses(given: Iterable[Any], known: tuple[str, ...] = OURS) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpu_align import TextKind as TextKind
+from gpu_align.texts.several import joined
 
 KEY = "gpu_align_prediction"
 #: What a client sends beside it: the packs whose recipes the request uses, whether it takes part in the memory of
@@ -24,6 +25,9 @@ RECIPES_KEY, MEMORY_KEY, SWITCH_KEY = "recipes", "memory", "gpu_align"
 MAX_TOKEN_ID = 2**31 - 1
 
 TokenIds = npt.NDArray[np.int32]
+Ids = Sequence[int] | npt.NDArray[np.integer[Any]]
+#: Of each of several texts.
+_TEXTS = (list, tuple, np.ndarray)
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,9 +80,9 @@ class PredictedOutputParams:
         params = SamplingParams(extra_args=PredictedOutputParams(prediction=text).to_extra_args())
         llm.chat(messages, params)
 
-    prediction: the text the answer is expected to resemble. CR LF and lone CR become LF; it is tokenised
-        once, by the model's tokenizer, without special tokens.
-    token_ids: or its token ids, 0 ≤ id < vocabulary size. Ids outside the vocabulary are refused where
+    prediction: the text the answer is expected to resemble, or several, of which each may be. CR LF and lone CR
+        become LF; it is tokenised once, by the model's tokenizer, without special tokens.
+    token_ids: or its token ids, or those of several, 0 ≤ id < vocabulary size. Ids outside it are refused where
         the vocabulary is known, in the worker: the request is served without a prediction and one
         warning is logged.
     predicted_text, predicted_token_ids: Cascade's names for the two.
@@ -87,15 +91,13 @@ class PredictedOutputParams:
     Raises `TypeError` and `ValueError` that name the argument, what was expected and what was found.
     """
 
-    prediction: str | None = None
-    token_ids: Sequence[int] | npt.NDArray[np.integer[Any]] | None = None
-    predicted_text: InitVar[str | None] = None
-    predicted_token_ids: InitVar[Sequence[int] | npt.NDArray[np.integer[Any]] | None] = None
+    prediction: str | Sequence[str] | None = None
+    token_ids: Ids | Sequence[Ids] | None = None
+    predicted_text: InitVar[str | Sequence[str] | None] = None
+    predicted_token_ids: InitVar[Ids | Sequence[Ids] | None] = None
 
     def __post_init__(
-        self,
-        predicted_text: str | None,
-        predicted_token_ids: Sequence[int] | npt.NDArray[np.integer[Any]] | None,
+        self, predicted_text: str | Sequence[str] | None, predicted_token_ids: Ids | Sequence[Ids] | None
     ) -> None:
         given = (self.prediction, self.token_ids, predicted_text, predicted_token_ids)
         num_given = sum(value is not None for value in given)
@@ -105,7 +107,10 @@ class PredictedOutputParams:
         for name, value in (("prediction", predicted_text), ("token_ids", predicted_token_ids)):
             if value is not None:
                 object.__setattr__(self, name, value)
-        if self.prediction is not None:
+        if isinstance(self.prediction, (list, tuple)):
+            for index, text in enumerate(self.prediction):
+                check_text(f"prediction[{index}]", text)
+        elif self.prediction is not None:
             check_text("prediction", self.prediction)
         else:
             encode_token_ids("token_ids", self.token_ids)
@@ -121,7 +126,7 @@ class PredictedOutputParams:
         """To use as, or merge into, `SamplingParams.extra_args`; `{}` when empty. A text is tokenised where the
         request enters the engine."""
         if self.prediction is not None:
-            return {KEY: self} if self.prediction else {}
+            return {KEY: self} if any(self.prediction) else {}
         encoded = encode_token_ids("token_ids", self.token_ids)
         return {KEY: Prediction(token_ids=encoded)} if encoded else {}
 
@@ -144,10 +149,20 @@ def check_text(name: str, text: object) -> None:
 
 
 def encode_token_ids(name: str, token_ids: object, *, tell: bool = True) -> bytes:
-    """int32 little-endian bytes of a one-dimensional sequence of ints, 0 ≤ id < 2**31.
+    """int32 little-endian bytes of a one-dimensional sequence of ints, 0 ≤ id < 2**31; or of several, joined.
 
     tell: whether an error may say which id it found; not where the message could reach a log.
     """
+    if not (isinstance(token_ids, (list, tuple)) and isinstance(next(iter(token_ids), None), _TEXTS)):
+        return _encode_one(name, token_ids, tell)
+    texts = [_encode_one(f"{name}[{index}]", each, tell) for index, each in enumerate(token_ids)]
+    try:
+        return np.array(joined(map(np.ndarray.tolist, map(decode_token_ids, texts))), dtype="<i4").tobytes()
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _encode_one(name: str, token_ids: object, tell: bool) -> bytes:
     if isinstance(token_ids, np.ndarray):
         ids = token_ids
     elif not isinstance(token_ids, Sequence) or isinstance(token_ids, (str, bytes, bytearray, memoryview)):

@@ -10,6 +10,7 @@ from typing import Any
 from ...ops.files import Text, TokenId, checked, expect
 from ...ops.layout import TextKind
 from ...texts import skeletons
+from ...texts.several import joined
 from ...texts.views import in_forms, texts_in
 from ..inputs import (
     EditError,
@@ -69,6 +70,9 @@ class RecordFields:
     output_text: Text | None = None
     prediction: list[TokenId] | None = None
     prediction_text: Text | None = None
+    #: Or several of either kind, each as one.
+    predictions: list[list[TokenId]] | None = None
+    predictions_text: list[Text] | None = None
     prompt: list[TokenId] | None = None
     prompt_text: Text | None = None
     tokenizer: str | None = None
@@ -84,14 +88,21 @@ def _parse(fields: dict[str, Any], default_tokenizer: str | None, with_views: bo
         fields = {"id": pair.id, **texts, "tokenizer": fields.get("tokenizer")}
     found: RecordFields = checked(RecordFields, fields)
     name = found.tokenizer or default_tokenizer
-    prompt, prediction, output = (_tokens(found, field, name) for field in ("prompt", "prediction", "output"))
+    prompt, output = (_tokens(found, field, name) for field in ("prompt", "output"))
+    several = found.predictions or [
+        _encoded(text, "predictions_text", name) for text in found.predictions_text or ()
+    ]
+    if several:
+        one = {"prediction", "prediction_text"} & fields.keys()
+        expect(not one, "predictions", "one of prediction and predictions, or their texts", "both")
+    prediction = joined(several) if several else _tokens(found, "prediction", name)
     expect(output, "output", "at least one token", output)
     memory = False
     if with_views and name is not None:
         if memory := not prediction:
             texts_to_draft = texts_in(with_line_feeds(found.prompt_text or ""))
         else:
-            texts_to_draft = [with_line_feeds(found.prediction_text or "")]
+            texts_to_draft = [*map(with_line_feeds, found.predictions_text or [found.prediction_text or ""])]
         views = in_forms(texts_to_draft)
         prediction = [token for view in views for token in load_tokenizer(name).encode(view)] or prediction
     alone = memory or not prediction
@@ -125,10 +136,12 @@ def _tokens(found: RecordFields, field: str, tokenizer: str | None) -> list[int]
     either = f"{field} or {field}_text"
     expect(ids is None or text is None, field, either, "both")
     expect(ids is not None or text is not None or field == "prompt", field, either, None)
-    if text is None:
-        return ids or []
+    return ids or [] if text is None else _encoded(text, f"{field}_text", tokenizer)
+
+
+def _encoded(text: str, field: str, tokenizer: str | None) -> list[int]:
     if tokenizer is None:
-        raise ValueError("a field with text needs a tokenizer: --tokenizer NAME_OR_PATH")
+        raise ValueError(f"{field}: text needs a tokenizer: --tokenizer NAME_OR_PATH")
     return load_tokenizer(tokenizer).encode(with_line_feeds(text))
 
 
