@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .drafter.config import DrafterConfig as DrafterConfig
     from .drafter.drafter import CapturedStep as CapturedStep
     from .drafter.drafter import Drafter as Drafter
+    from .drafter.drafter import ListDrafter as ListDrafter
     from .drafter.memory import Recalled as Recalled
     from .drafter.memory import ResponseMemory as ResponseMemory
     from .ops.layout import Draft as Draft
@@ -30,6 +31,7 @@ _MODULES = {
     "Draft": "ops.layout",
     "Drafter": "drafter.drafter",
     "DrafterConfig": "drafter.config",
+    "ListDrafter": "drafter.drafter",
     "Recalled": "drafter.memory",
     "RecipePack": "recipes.pack",
     "Recipes": "ops.recipes.table",

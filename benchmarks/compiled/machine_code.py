@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import product
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from unittest import mock
 from zlib import crc32
 
@@ -31,7 +31,6 @@ from benchmarks.compiled.launches import Launch, in_place_of_triton
 from benchmarks.compiled.racing import Findings, RacingMachine, where
 from benchmarks.compiled.sass import Program, disassemble
 from benchmarks.compiled.sass_warp import BANKS
-from gpu_align.ops.layout import StepState
 
 #: Cases that differ, and races, after which a run ends.
 MOST_WRONG = 20
@@ -85,17 +84,10 @@ def steps(rng: random.Random, K: int, has_shapes: bool, is_small: bool = False) 
     from gpu_align.ops.index import admit
     from tests.gpu_align.step_batch import Known, StepBatch
 
-    def admit_rows(
-        state: StepState,
-        staged: torch.Tensor,
-        num_rows: int,
-        num_texts: int,
-        longest: int,
-        shift: int,
-        backend: str,
-    ) -> None:
-        admit(state, staged, num_rows, num_texts, longest, shift, "reference")
-        admit(state, staged, num_rows, 0, 0, shift, backend)  # the same rows once more
+    def admit_rows(*args: Any) -> None:
+        *given, num_rows, num_texts, longest, shift, backend = args
+        admit(*given, num_rows, num_texts, longest, shift, "reference")
+        admit(*given, num_rows, 0, 0, shift, backend)  # the same rows once more
 
     has_indents = rng.random() < 0.5
 
@@ -146,6 +138,14 @@ def indices(rng: random.Random, bits: int, is_small: bool = False) -> None:
     check_index(texts, bits, "triton")
 
 
+def written(rng: random.Random) -> None:
+    """Tokens that the drafter writes to rows."""
+    from tests.gpu_align.ops.test_append import check_append, check_contexts
+
+    check_append(rng, "triton")
+    check_contexts(rng, "triton")
+
+
 #: Name → its cases.
 CASES: dict[str, list[Callable[[random.Random], None]]] = {
     "step": [lambda rng, K=K, s=s: steps(rng, K, s) for K in (16, 64, 256) for s in (False, True)],
@@ -154,7 +154,7 @@ CASES: dict[str, list[Callable[[random.Random], None]]] = {
         for m, n, w in ((9, 65, None), (80, 200, 2), (300, 1000, 8), (30, 5000, 128))
     ]
     + [long_contexts],
-    "index": [lambda rng, bits=bits: indices(rng, bits) for bits in (0, 7, 11)],
+    "index": [*(lambda rng, bits=bits: indices(rng, bits) for bits in (0, 7, 11)), written],
 }
 
 
@@ -258,7 +258,7 @@ def main(
         few = (16, False), (256, True)
         CASES["step"] = [lambda rng, K=K, s=s: steps(rng, K, s, is_small=True) for K, s in few]
         CASES["lcs"] = [*CASES["lcs"][:2], lambda rng: lcs_of(rng, 8, 600, 8)]
-        CASES["index"] = [lambda rng, bits=bits: indices(rng, bits, is_small=True) for bits in (0, 7)]
+        CASES["index"][:3] = [lambda rng, bits=bits: indices(rng, bits, is_small=True) for bits in (0, 7)]
     version, is_wrong = triton.__version__, False
     stored = tables.read("machine_code")
     for target in ["sm_90"] if quick else BANKS:

@@ -43,7 +43,7 @@ def step(K: int, has_shapes: bool) -> None:
     drafter.add(0, [1, 2, 3] * 400, 0)
     ones = torch.ones(2, dtype=torch.int32)
     drafter.total_len.copy_(ones)
-    drafter.propose(torch.arange(2), ones)
+    drafter.propose(torch.arange(2), ones, torch.zeros((2, 3), dtype=torch.int64))
 
 
 def lcs(size: int, has_row: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -189,7 +190,7 @@ class PredictionArena:
 
 # What is on its way to the device.
 
-#: Words that one round sends, where more than one prediction is staged.
+#: Tokens that one round sends, where more than one text is staged.
 ROUND_WORDS = 1 << 20
 #: Columns of ``slot_meta`` of a vacant slot, and in a row that is staged of one.
 _VACANT = (*[0] * OUTPUT_START, NOWHERE, *[0] * (SLOT_META - OUTPUT_START - 1))
@@ -210,7 +211,7 @@ class Admission:
 
     The last row that is staged for a slot counts, and a prediction that the arena dropped is not sent. So the
     device ends as if each call had been sent by itself. Sending is one kernel (see `admit`) and an event; more
-    rounds where predictions have more than `ROUND_WORDS` tokens together, of which the third waits for the first.
+    rounds where texts have more than `ROUND_WORDS` tokens together, of which the third waits for the first.
 
     Args:
         state: the drafter's.
@@ -237,6 +238,8 @@ class Admission:
         #: The latest row of each slot that is occupied, and those that the device does not have yet.
         self._rows: dict[int, tuple[int, ...]] = {}
         self._staged: dict[int, tuple[int, ...]] = {}
+        #: Contexts that the engine does not write itself, of slots that are staged.
+        self._contexts: dict[int, npt.NDArray[np.int32]] = {}
         self._texts: list[ArenaText] = []
         self._ring: list[_Half] = []
         is_cuda = state.slot_meta.is_cuda
@@ -260,9 +263,10 @@ class Admission:
         kind: TextKind = TextKind.PREDICTION,
         is_hot: bool = False,
         end_tokens: Sequence[int] = (),
+        context: npt.NDArray[np.int32] | None = None,
     ) -> None:
         """Give a slot to a request. is_fresh: its prediction has to be sent, unless the arena drops it first.
-        Other arguments: columns of ``slot_meta``."""
+        context: its tokens so far; None: the engine writes them. Other arguments: columns of ``slot_meta``."""
         num_tokens = text.num_tokens
         if is_fresh and num_tokens:
             self._texts.append(text)
@@ -271,6 +275,9 @@ class Admission:
             slot, 1, text.base, num_tokens, shift_of(num_tokens), prompt_len, self._uses_context, recipe_packs,
             pack_rules(RULES_OF[kind]), is_hot, *ends,
         )  # fmt: skip
+        self._contexts.pop(slot, None)
+        if context is not None:
+            self._contexts[slot] = context
         self._started[slot] = 0
         self.is_busy = True
 
@@ -278,6 +285,7 @@ class Admission:
         """Nothing is drafted for the slot any more."""
         if self._rows.pop(slot, None):
             self._staged[slot] = slot, 1, *_VACANT
+            self._contexts.pop(slot, None)
             self._started[slot] = 1
             self.is_busy = True
 
@@ -288,10 +296,8 @@ class Admission:
         self._rows[slot] = self._staged[slot] = slot, is_new and slot in self._staged, *meta
         self.is_busy = True
 
-    def before_step(self, *batch: torch.Tensor) -> None:
-        """Send what is staged, and enter the contexts of requests that are new in a batch: its slots and
-        num_sampled."""
-        self.flush()
+    def enter_new(self, *batch: torch.Tensor) -> None:
+        """After `flush`: enter the contexts of requests that are new in a batch, its slots and num_sampled."""
         self.is_busy = not self._started.all()
         if self.is_busy:
             self.enter(*batch)
@@ -312,38 +318,48 @@ class Admission:
             half = self._ring[0]
             if half.read is not None:
                 half.read.synchronize()  # was recorded two rounds ago
-            num_rows, num_texts, longest = len(self._staged), 0, 0
-            end = num_rows * STAGED_ROW
-            for text in texts:
-                end += STAGED_TEXT + text.num_tokens
-                if end > len(half.array):
-                    break
-                num_texts += 1
-            table = [word for row in self._staged.values() for word in row]
-            end = num_rows * STAGED_ROW + num_texts * STAGED_TEXT
+            # Every table fits; of tokens as many as there is room for, those of rows first.
+            room = len(half.array) - self._num_slots * (STAGED_ROW + STAGED_TEXT)
+            sizes = [len(self._contexts.get(slot, ())) for slot in self._staged]
+            rows = [slot for slot, end in zip(self._staged, accumulate(sizes), strict=True) if end <= room]
+            _, *ends = accumulate((text.num_tokens for text in texts[: self._num_slots]), initial=sum(sizes))
+            num_texts, longest, table = sum(end <= room for end in ends), 0, list[int]()
+            end = len(rows) * STAGED_ROW + num_texts * STAGED_TEXT
+            for slot in rows:
+                start, num, tokens = end, -1, self._contexts.get(slot)
+                if tokens is not None:
+                    num, end = len(tokens), end + len(tokens)
+                    half.array[start:end] = tokens
+                table += *self._staged[slot], start, num
             for text in texts[:num_texts]:
                 start, end, longest = end, end + text.num_tokens, max(longest, text.num_tokens)
                 half.array[start:end] = text.tokens
                 table += text.base, text.num_tokens, shift_of(text.num_tokens), start
             half.array[: len(table)] = table
-            admit(self._state, half.words, num_rows, num_texts, longest, self._context_shift, self._backend)
+            counts = len(rows), num_texts, longest, self._context_shift
+            admit(self._state, *self._tokens, half.words, *counts, self._backend)
             if half.read is not None:
                 half.read.record()
             self._ring.reverse()
-            self._staged.clear()
+            for slot in rows:
+                del self._staged[slot]
+                self._contexts.pop(slot, None)
             self._texts = texts = texts[num_texts:]
 
     def _make_ring(self) -> None:
         """On the CPU at the first flush, with one half."""
         is_cuda = self._state.slot_meta.is_cuda
-        longest = max(self._longest, min(ROUND_WORDS, self._state.prediction_tokens.numel()))
+        usual = min(ROUND_WORDS, self._state.prediction_tokens.numel())
+        longest = max(self._longest, self._tokens[0].shape[1], usual)
         num_words = self._num_slots * (STAGED_ROW + STAGED_TEXT) + longest
         self._ring = [_Half(num_words, is_cuda) for _ in range(2 if is_cuda else 1)]
 
     def warm_up(self, *batch: torch.Tensor) -> None:
         """Compile or load the kernels of all that a batch may need, and run none."""
         if self._backend == "triton":
-            admit(self._state, self._starts, 0, 0, BLOCK + 1, self._context_shift, self._backend)
+            admit(
+                self._state, *self._tokens, self._starts, 0, 0, BLOCK + 1, self._context_shift, self._backend
+            )
             enter_contexts(
                 self._state, self._context_shift, self._starts, *self._tokens, *(x[:0] for x in batch)
             )

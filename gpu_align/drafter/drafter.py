@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
@@ -25,6 +25,7 @@ from ..ops.backend import (
 )
 from ..ops.choose import MAX_DRAFT_TOKENS
 from ..ops.choose.survival import HIGH_TEMPERATURE, SurvivalTables
+from ..ops.index import append
 from ..ops.layout import Draft, TextKind, allocate_draft, allocate_state
 from ..ops.match import MAX_CONTEXT_LEN
 from ..ops.recipes.table import Recipes
@@ -84,6 +85,9 @@ class Drafter:
             ...                                                # verify, append what was accepted to the rows
         drafter.remove(slot)                                   # when it is finished
 
+    An engine without such tensors gives sizes in their place, and tokens: ``add(slot, prediction,
+    context=prompt)`` and ``propose(slots, num_sampled, new_tokens)``. For lists of tokens there is `ListDrafter`.
+
     A step is one kernel, and the data that it reads does not grow with the prediction, which `add` indexes once.
 
     A draft is a function of the prediction and the tokens so far (and of the sizes below: how many positions of a
@@ -94,14 +98,13 @@ class Drafter:
     Args:
         token_ids: [max_slots, max_context_len] int32, rows contiguous: prompt and output so far, one row a slot.
         total_len: [max_slots] int32: tokens valid in each row, ``0 <= total_len <= max_context_len``.
-        max_slots, max_context_len: in place of the two: the drafter makes them, of these sizes, and the engine
-            writes to its `token_ids` and `total_len`.
+        max_slots, max_context_len: in place of the two: the drafter makes `token_ids` and `total_len` of these
+            sizes. The engine writes to them, or lets the drafter.
         max_prediction_len: longest prediction.
         num_draft_tokens: K, the most drafts a step, up to 256.
         vocab_size: token ids are below it.
-        device: "cuda" runs the kernel, "cpu" the reference implementation; same results. Numba, where it is
-            installed, compiles the reference here, or loads what it compiled before. None is that of
-            `token_ids`, or "cuda".
+        device: with sizes; None is "cuda", which runs the kernel. On "cpu" the reference implementation runs, with
+            the same results. Numba, where it is installed, compiles it here, or loads what it compiled before.
         config: a `DrafterConfig`.
         recipes: what to draft where neither the prediction nor the context promises more, `RecipePack.tokenize`
             for this model's tokenizer; None is nothing. Drafters of one device, K, vocabulary and
@@ -113,7 +116,7 @@ class Drafter:
     Memory on the device: 12 bytes a token of `max_prediction_tokens` (the tokens and their index), and a slot 4 to
     8 bytes a token of `max_context_len` (the index of its context, 32 KB at least) and 0.5 KB; about 400 bytes a
     recipe. On the host: 4 bytes a token of the predictions that are held, and for a GPU up to 8 MB of pinned
-    memory, more for predictions over a million tokens.
+    memory, more for texts over a million tokens.
 
     Streams: `propose`, `flush`, `warm_up`, `capture` and a replay run on the current stream, `add` and `remove` on
     none. Write the rows on that stream, too, or let it wait for what writes them. Not thread-safe.
@@ -197,20 +200,17 @@ class Drafter:
             self._backend, self._state, self._tables, self._recipes, self._draft, self._settings, *rows
         )
         self._admission = Admission(
-            self._state,
-            *rows,
-            self._settings.context_shift,
-            max_prediction_len,
-            self._backend,
+            self._state, *rows, self._settings.context_shift, max_prediction_len, self._backend,
             config.use_context,
-        )
+        )  # fmt: skip
 
     def add(
         self,
         slot: int,
         prediction: Sequence[int] | npt.NDArray[np.integer] | torch.Tensor,
-        prompt_len: int,
+        prompt_len: int | None = None,
         *,
+        context: Sequence[int] | npt.NDArray[np.integer] | torch.Tensor | None = None,
         sharing_key: Hashable = None,
         recipes: Collection[str] | None = None,
         kind: TextKind = TextKind.PREDICTION,
@@ -225,7 +225,9 @@ class Drafter:
                 `gpu_align.texts.skeletons.join` and `several.joined`; may be empty. A sequence of integers, an
                 array or a tensor on the CPU, of one dimension.
             prompt_len: tokens of its row that are prompt, ``0 <= prompt_len <= max_context_len``: the output,
-                with which the prediction is aligned, begins there.
+                with which the prediction is aligned, begins there. None: all of `context`.
+            context: token ids for the drafter to write to its row: the prompt, and the output so far of a request
+                that was preempted. None: the engine writes them.
             sharing_key: requests that bring an equal prediction with an equal key share its memory; without keys
                 all do. Drafts do not depend on it.
             recipes: names of the recipe packs that this request uses, of `recipe_names`; None is all.
@@ -249,6 +251,13 @@ class Drafter:
         TypeError, ValueError: an argument of another type or outside its domain. The slot is then as it was.
         """
         slot = self._check_slot(slot)
+        written = None
+        if context is not None:
+            given = check_token_ids("context", check_integers("context", context), 2**31)
+            if len(given) > (most := self.max_context_len):
+                raise ValueError(f"context: expected at most {most} tokens, found {len(given)}")
+            written = np.array(given, np.int32)
+            prompt_len = len(written) if prompt_len is None else prompt_len
         prompt_len = check_int("prompt_len", prompt_len, 0, self.max_context_len)
         ids = check_integers("prediction", prediction)
         if len(ids) > (most := self.max_prediction_len):
@@ -286,7 +295,7 @@ class Drafter:
         self._admission.occupy(
             slot, text if is_held else NO_TEXT, prompt_len, is_fresh=is_fresh and is_held, recipe_packs=packs,
             kind=kind, is_hot=bool(temperature >= HIGH_TEMPERATURE),
-            end_tokens=[end for end in ends if 0 <= end < self.vocab_size],
+            end_tokens=[end for end in ends if 0 <= end < self.vocab_size], context=written,
         )  # fmt: skip
         return is_held
 
@@ -323,7 +332,9 @@ class Drafter:
         self._admission.flush()
 
     @on_its_device
-    def propose(self, slots: torch.Tensor, num_sampled: torch.Tensor) -> Draft:
+    def propose(
+        self, slots: torch.Tensor, num_sampled: torch.Tensor, new_tokens: torch.Tensor | None = None
+    ) -> Draft:
         """Draft the next tokens of every request in the batch.
 
         Args:
@@ -331,6 +342,8 @@ class Drafter:
                 where num_sampled > 0.
             num_sampled: [B] int32: tokens sampled this step; 0 means that the request is still in its prefill:
                 nothing about it changes and its draft has length 0.
+            new_tokens: [B, N] int64, rows contiguous: the first `num_sampled` of each are written to the request's
+                row, and `total_len` grows by as many. None: the engine has done so.
 
         A request's output is ``token_ids[slot, prompt_len:total_len]``, with the `prompt_len` of `add`, and empty
         where ``total_len <= prompt_len``. An empty output is the beginning of every prediction: if num_sampled > 0
@@ -342,7 +355,8 @@ class Drafter:
 
         On CUDA nothing is allocated, copied to the host or waited for after the first call, which compiles the
         kernels; the call can be captured in a CUDA graph, one for each B. Values inside the tensors are only
-        checked on the CPU. On CUDA a `total_len` outside its domain counts as the nearest one inside; of a slot
+        checked on the CPU. On CUDA a `total_len` outside its domain counts as the nearest one inside, and tokens
+        beyond the row or `new_tokens` are not written; of a slot
         that is there twice with num_sampled > 0 no draft means anything until its next `add`; with a slot outside
         its domain memory outside of the drafter's is read and written.
 
@@ -353,10 +367,19 @@ class Drafter:
         check_tensor("num_sampled", num_sampled, dtype=torch.int32, shape=(batch_size,), device=self.device)
         if batch_size > self.max_slots:
             raise ValueError(f"slots: expected at most {self.max_slots}, found {batch_size}")
-        if self._checks_values:
-            check_batch(self.token_ids, self.total_len, slots, num_sampled)
-        if self._admission.is_busy and not (self._is_cuda and torch.cuda.is_current_stream_capturing()):
-            self._admission.before_step(slots, num_sampled)
+        if new_tokens is not None:
+            shape = batch_size, None
+            check_tensor("new_tokens", new_tokens, dtype=torch.int64, shape=shape, device=self.device)
+        is_busy = self._admission.is_busy and not (self._is_cuda and torch.cuda.is_current_stream_capturing())
+        rows = self.token_ids, self.total_len
+        if is_busy:
+            self._admission.flush()
+        if self._checks_values or (new_tokens is not None and not self._is_cuda):
+            check_batch(*rows, slots, num_sampled, new_tokens)
+        if is_busy:
+            self._admission.enter_new(slots, num_sampled)
+        if new_tokens is not None:
+            append(*rows, slots, num_sampled, new_tokens, self._backend)
         self._step(slots, num_sampled)
         draft = self._drafts.get(batch_size)
         if draft is None:
@@ -370,17 +393,19 @@ class Drafter:
         # Nothing is sampled: the step leaves the slot as it is.
         slots, num_sampled = (torch.zeros(1, dtype=d, device=self.device) for d in (torch.int64, torch.int32))
         self._admission.warm_up(slots, num_sampled)
-        self.propose(slots, num_sampled)
+        self.propose(slots, num_sampled, torch.zeros((1, 1), dtype=torch.int64, device=self.device))
 
     @on_its_device
-    def capture(self, slots: torch.Tensor, num_sampled: torch.Tensor) -> CapturedStep:
+    def capture(
+        self, slots: torch.Tensor, num_sampled: torch.Tensor, new_tokens: torch.Tensor | None = None
+    ) -> CapturedStep:
         """Record a step over these tensors as a CUDA graph: a replay runs it on what they hold by then.
 
         Arguments as in `propose`; the graph is for this batch size and keeps the tensors. No state changes here.
         All graphs write to the same `Draft` buffers. `add` and `remove` go on as ever, as long as they run on the
         stream that replays. On the CPU there is no graph, and a replay is a call of `propose`.
         """
-        return CapturedStep(self.propose, self._admission, slots, num_sampled)
+        return CapturedStep(self.propose, self._admission, slots, num_sampled, new_tokens)
 
     def _check_slot(self, slot: int) -> int:
         return check_int("slot", slot, 0, self.max_slots - 1, f"0 <= slot < {self.max_slots}")
@@ -395,12 +420,13 @@ class CapturedStep:
         admission: Admission,
         slots: torch.Tensor,
         num_sampled: torch.Tensor,
+        new_tokens: torch.Tensor | None,
     ) -> None:
-        self._admission, self._inputs = admission, (slots, num_sampled)
-        self._propose = partial(propose, slots, num_sampled)
+        self._admission, self._batch = admission, (slots, num_sampled)
+        self._propose = partial(propose, slots, num_sampled, new_tokens)
         self._graph: torch.cuda.CUDAGraph | None = None
         # Nothing sampled: the kernel is compiled and runs once, and leaves every slot as it is.
-        self.draft = propose(slots, torch.zeros_like(num_sampled))
+        self.draft = propose(slots, torch.zeros_like(num_sampled), new_tokens)
         if num_sampled.is_cuda:
             torch.cuda.current_stream(num_sampled.device).synchronize()
             self._graph = torch.cuda.CUDAGraph()
@@ -413,7 +439,62 @@ class CapturedStep:
         if self._graph is None:
             return self._propose()
         if self._admission.is_busy:
-            with torch.cuda.device(self._inputs[0].device):
-                self._admission.before_step(*self._inputs)
+            with torch.cuda.device(self._batch[0].device):
+                self._admission.flush()
+                self._admission.enter_new(*self._batch)
         self._graph.replay()
         return self.draft
+
+
+class ListDrafter:
+    """A `Drafter` for an engine that keeps lists of tokens: requests have ids, tokens come and go as lists.
+
+    ::
+
+        drafter = ListDrafter(max_slots=64, max_context_len=8192, ...)     # as of `Drafter`
+        drafter.add(request_id, prediction, prompt)                        # when a request arrives
+        while generating:
+            drafts = drafter.propose({request_id: new_tokens, ...})        # a step's
+            ...                                                            # verify
+        drafter.remove(request_id)                                         # when it is finished
+
+    A request's first `new_tokens` is what its prefill sampled. `drafter` is the `Drafter`. On a GPU
+    `propose` sends three tensors, and waits for the drafts.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.drafter = Drafter(**options)
+        self._slots: dict[Hashable, int] = {}
+        self._free = list(range(self.drafter.max_slots))
+
+    def add(
+        self, request_id: Hashable, prediction: Sequence[int] = (), prompt: Sequence[int] = (), **options: Any
+    ) -> bool:
+        """`Drafter.add` of a request, new or with other tokens than it had; prompt: its `context`. ValueError
+        where `max_slots` others are there."""
+        if request_id not in self._slots and not self._free:
+            raise ValueError(f"request_id: expected at most {len(self._slots)} requests, found one more")
+        slot = self._slots[request_id] if request_id in self._slots else self._free[-1]
+        is_held = self.drafter.add(slot, prediction, context=prompt, **options)
+        if request_id not in self._slots:
+            self._slots[request_id] = self._free.pop()
+        return is_held
+
+    def propose(self, new_tokens: Mapping[Hashable, Sequence[int]]) -> dict[Hashable, list[int]]:
+        """The drafts of these requests, after the tokens that each of them sampled in this step; without one it
+        gets no draft. KeyError: a request that was not added."""
+        num_sampled = [len(tokens) for tokens in new_tokens.values()]
+        rows = np.zeros((len(num_sampled), max(num_sampled, default=0)), np.int64)
+        for row, tokens in zip(rows, new_tokens.values(), strict=True):
+            row[: len(tokens)] = tokens
+        slots = torch.tensor([self._slots[request_id] for request_id in new_tokens], dtype=torch.int64)
+        inputs = slots, torch.tensor(num_sampled, dtype=torch.int32), torch.from_numpy(rows)
+        draft = self.drafter.propose(*(tensor.to(self.drafter.device) for tensor in inputs))
+        drafted = zip(new_tokens, draft.token_ids.tolist(), draft.length.tolist(), strict=True)
+        return {request_id: tokens[:length] for request_id, tokens, length in drafted}
+
+    def remove(self, request_id: Hashable) -> None:
+        """Forget a request; one that is not there is no error."""
+        if (slot := self._slots.pop(request_id, None)) is not None:
+            self._free.append(slot)
+            self.drafter.remove(slot)

@@ -74,7 +74,11 @@ def check_token_ids(
 
 
 def check_batch(
-    token_ids: torch.Tensor, total_len: torch.Tensor, slots: torch.Tensor, num_sampled: torch.Tensor
+    token_ids: torch.Tensor,
+    total_len: torch.Tensor,
+    slots: torch.Tensor,
+    num_sampled: torch.Tensor,
+    new_tokens: torch.Tensor | None = None,
 ) -> None:
     """Raise ValueError where a step over these CPU tensors would read outside of them or change a slot twice.
 
@@ -83,6 +87,7 @@ def check_batch(
         for b, slot in enumerate(slots):
             0 <= slot < max_slots and 0 <= total_len[slot] <= max_context_len
             slot not in the slots before, both with num_sampled > 0
+            num_sampled[b] <= min(N, max_context_len - total_len[slot])     # of new_tokens, [B, N]
     """
     first: dict[int, int] = {}
     max_slots, max_context_len = token_ids.shape
@@ -91,6 +96,9 @@ def check_batch(
         check_int(f"total_len[{slot}]", int(total_len[slot]), 0, max_context_len)
         if sampled > 0 and first.setdefault(slot, b) != b:
             raise ValueError(f"slots[{b}]: expected each slot once, found {slot}, as in slots[{first[slot]}]")
+        if new_tokens is not None:
+            most = min(new_tokens.shape[1], max_context_len - int(total_len[slot]))
+            check_int(f"num_sampled[{b}]", max(sampled, 0), 0, most)
 
 
 def check_tensor(

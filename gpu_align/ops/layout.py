@@ -50,9 +50,10 @@ SLOT_META = END_TOKENS + MAX_END_TOKENS
     SEEN, INDEXED, NUM_EDITS, IN_SYNC, CURSOR, ANCHOR, DIVERGED_AT, NUM_IN_SYNC, NUM_COMMON, LCS_ROW, ALIGN_STATE,
 ) = range(11)  # fmt: skip
 
-#: What `add` and `remove` stage for the device, int32: rows of a slot, 1 where its request is new, and its
-#: ``slot_meta``; texts of `PREDICTION_BASE`, `PREDICTION_LEN`, `PREDICTION_SHIFT` and where the tokens begin.
-STAGED_ROW, STAGED_TEXT = 2 + SLOT_META, 4
+#: What `add` and `remove` stage for the device, int32: rows of a slot, 1 where its request is new, its
+#: ``slot_meta``, where the tokens of its context begin and how many these are, -1 where the engine writes them;
+#: texts of `PREDICTION_BASE`, `PREDICTION_LEN`, `PREDICTION_SHIFT` and where the tokens begin.
+STAGED_ROW, STAGED_TEXT = 4 + SLOT_META, 4
 
 #: Columns of ``edits``: the key, which is the token at the edit's position (`NO_EDIT` where there is no edit any
 #: more) and the one after it, the output position of the first new token, the number of old and of new tokens, 1

@@ -37,8 +37,31 @@ def held(engine: Engine) -> list[Any]:
     return [texts, *slots]
 
 
+class Handed(Engine):
+    """Writes no rows: the drafter does, of the tokens that it is given."""
+
+    def __init__(self, backend: str, **how: Any) -> None:
+        super().__init__(backend, **how)
+        self.new: dict[int, list[int]] = {}
+
+    def add(self, slot: int, prediction: Any, prompt: Any, output: Any = (), **how: Any) -> bool:
+        self.new[slot] = []
+        return self.drafter.add(slot, prediction, len(prompt), context=[*prompt, *output], **how)
+
+    def write(self, slot: int, tokens: list[int]) -> None:
+        self.new[slot] = tokens
+
+    def propose(self, slots: list[int]) -> Any:
+        slots_tensor, _ = self.inputs(slots)
+        new = [self.new.get(slot, [0]) for slot in slots]
+        num_sampled = torch.tensor([len(tokens) for tokens in new], dtype=torch.int32, device=self.device)
+        rows = torch.tensor([[*tokens, 7, 7][:2] for tokens in new], device=self.device)
+        draft = self.drafter.propose(slots_tensor, num_sampled, rows)
+        return list(zip(*(t.tolist() for t in draft), strict=True))
+
+
 class History:
-    """Random calls of two drafters: one gets everything by itself, the other all at its next step."""
+    """Random calls of three drafters: one gets everything by itself, one all at its next step, one tokens, too."""
 
     def __init__(self, rng: random.Random, backend: str) -> None:
         longest, T = rng.choice([(300, 200), (300, 200), (1030, 200), (2500, 200), (300, 1200)])
@@ -51,7 +74,7 @@ class History:
             "vocab": 40,
             "max_prediction_tokens": pages * PAGE,
         }
-        self.rng, self.engines = rng, [Engine(backend, **sizes) for _ in range(2)]
+        self.rng, self.engines = rng, [each(backend, **sizes) for each in (Engine, Engine, Handed)]
         lengths = [rng.choice([0, 1, 2, 60, 255, 256, 257, 300, longest]) for _ in range(6)]
         self.texts = [rng.choices(range(rng.choice([3, 40])), k=n) for n in lengths]
         self.T = T
@@ -88,10 +111,18 @@ class History:
                 if engine.total_len[slot] < self.T:
                     engine.write(slot, [slot])
             drafts.append(engine.propose(slots))
-        assert drafts[0] == drafts[1]
-        one, all_at_once = map(held, self.engines)
-        assert one[0] == all_at_once[0]
-        assert all(torch.equal(*pair) for pair in zip(one[1:], all_at_once[1:], strict=True))
+        assert drafts[0] == drafts[1] == drafts[2]
+        one, *others = map(held, self.engines)
+        for each in others:
+            assert one[0] == each[0]
+            assert all(torch.equal(*pair) for pair in zip(one[1:], each[1:], strict=True))
+        for slot in slots:
+            if self.engines[0].drafter._state.slot_meta[slot, layout.OUTPUT_START] == layout.NOWHERE:
+                continue
+            rows = [
+                e.token_ids[slot, : e.total_len[slot]].tolist() for e in (self.engines[0], self.engines[2])
+            ]
+            assert rows[0] == rows[1]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -106,12 +137,21 @@ def test_more_than_a_round(backend: str, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(arena, "ROUND_WORDS", 700)
     engine, rounds = Engine(backend, max_slots=6, N=600), []
     admit = arena.admit
-    monkeypatch.setattr(arena, "admit", lambda *args: rounds.append(args[2:4]) or admit(*args))
+    monkeypatch.setattr(arena, "admit", lambda *args: rounds.append(args[4:6]) or admit(*args))
     for slot in range(6):
         engine.add(slot, distinct(300, slot), [900], [slot, slot + 1])
     drafts = engine.propose([*range(6)])
     assert [tokens[:16] for tokens, *_ in drafts] == [distinct(16, slot + 2) for slot in range(6)]
     assert rounds == [(6, 2), (0, 2), (0, 2)]
+    # Nor do contexts, which are sent first.
+    rounds.clear()
+    for slot in range(6):
+        context = [900, *distinct(198, slot)]
+        engine.drafter.add(slot, distinct(300, slot + 6), 1, context=context)
+    drafts = engine.propose([*range(6)])
+    assert [tokens[:16] for tokens, *_ in drafts] == [distinct(16, slot + 198) for slot in range(6)]
+    assert rounds == [(3, 0), (3, 0), (0, 2), (0, 2), (0, 2)]
+    assert engine.total_len.tolist() == [199] * 6
 
 
 class Noted:

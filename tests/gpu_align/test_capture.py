@@ -44,6 +44,21 @@ def test_a_replay_is_a_step_and_sees_requests_that_came_later():
     assert (expected[3][0] != 1, expected[3][1]) == (True, 1)
 
 
+def test_a_replay_takes_the_tokens_of_a_step():
+    eager, recorded = make(), make()
+    new = torch.zeros((3, 4), dtype=torch.int64, device=recorded.device)
+    slots, num_sampled = recorded.inputs(SLOTS)
+    step = recorded.drafter.capture(slots, num_sampled, new)
+    for num, start in ((1, 30), (4, 31)):
+        for row, slot in enumerate(SLOTS):
+            eager.write(slot, TEXTS[slot][start : start + num])
+            new[row, :num] = torch.tensor(TEXTS[slot][start : start + num])
+        num_sampled.fill_(num)
+        assert told(step.replay()) == told(eager.drafter.propose(*eager.inputs(SLOTS)))
+    assert torch.equal(eager.token_ids, recorded.token_ids)
+    assert torch.equal(eager.total_len, recorded.total_len)
+
+
 class OnGpu(torch.Tensor):
     is_cuda = True
 

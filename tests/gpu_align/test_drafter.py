@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import gpu_align
-from gpu_align import Drafter, DrafterConfig, RecipePack, Source, TextKind
+from gpu_align import Drafter, DrafterConfig, ListDrafter, RecipePack, Source, TextKind
 from gpu_align.ops import layout
 from gpu_align.ops.layout import PAGE
 from tests.gpu_align.engine import BACKENDS, Engine, device_of, distinct, same, snapshot
@@ -309,6 +309,10 @@ class TestBadInput:
             ((0, int32(2, device="meta"), 0), ValueError, ["prediction", "CPU", "meta"]),
             ((0, [1], 9), ValueError, ["prompt_len", "8", "9"]),
             ((0, [1], 2.0), TypeError, ["prompt_len", "int", "float"]),
+            ((0, [1], None), TypeError, ["prompt_len", "int", "NoneType"]),
+            ((0, [1], None, {"context": [1] * 9}), ValueError, ["context", "8", "9"]),
+            ((0, [1], None, {"context": [1, -1]}), ValueError, ["context[1]", "-1"]),
+            ((0, [1], None, {"context": [1, 2.5]}), TypeError, ["context", "float"]),
             ((0, [1], 1, {"kind": True}), TypeError, ["kind", "TextKind", "bool"]),
             ((0, [1], 1, {"end_tokens": [1.5]}), TypeError, ["end_tokens", "float"]),
             ((0, [1], 1, {"end_tokens": [1, True]}), TypeError, ["end_tokens", "bool"]),
@@ -341,11 +345,16 @@ class TestBadInput:
             ({"num_sampled": int32(2)}, ValueError, ["num_sampled", "[1]", "[2]"]),
             ({"slots": int32(3).long(), "num_sampled": int32(3)}, ValueError, ["slots", "at most 2", "3"]),
             ({"num_sampled": [1]}, TypeError, ["num_sampled", "list"]),
+            ({"new_tokens": int32(1, 2)}, TypeError, ["new_tokens", "int64", "int32"]),
+            ({"new_tokens": int32(2, 2).long()}, ValueError, ["new_tokens", "[1, any]", "[2, 2]"]),
             # Values of a row or of the state, which nobody looks at on a GPU.
             *(
                 ({"total_len": [n, 0], "num_sampled": [num]}, None, f"total_len[0]: expected 0 to 8, found {n}")
                 for n in (9, -1, 2**31 - 1, -(2**31)) for num in (0, 1)
             ),
+            ({"num_sampled": [3], "new_tokens": [[4, 5]]}, None, "num_sampled[0]: expected 0 to 2, found 3"),
+            ({"total_len": [7, 0], "num_sampled": [2], "new_tokens": [[4, 5]]}, None,
+             "num_sampled[0]: expected 0 to 1, found 2"),
             *(({"slots": [n]}, None, f"slots[0]: expected 0 <= slot < 2, found {n}") for n in (2, -1, 2**62)),
             ({"slots": [1, 1], "num_sampled": [1, 2]}, None,
              "slots[1]: expected each slot once, found 1, as in slots[0]"),
@@ -361,7 +370,8 @@ class TestBadInput:
         if not error:
             error, words = ValueError, [words]
             drafter.total_len.copy_(torch.tensor(change.get("total_len", [0, 0])))
-            change = {n: torch.tensor(change[n], dtype=t.dtype) for n, t in good.items() if n in change}
+            types = {**{name: t.dtype for name, t in good.items()}, "new_tokens": torch.int64}
+            change = {n: torch.tensor(change[n], dtype=types[n]) for n in types if n in change}
         # On the drafter's device, but for what stands for another one.
         moved = {n: t for n, t in change.items() if isinstance(t, torch.Tensor) and not t.is_meta}
         change = {**change, **{n: t.to(drafter.device) for n, t in moved.items()}}
@@ -386,6 +396,33 @@ ROWS = {
     "token_ids": int32(2, 8), "total_len": int32(2),
     **dict.fromkeys(["max_slots", "max_context_len", "device"]),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_engine_of_lists(backend):
+    """Requests by id, in any slot, as by hand; what is refused changes nothing."""
+    sizes = {"max_slots": 2, "max_context_len": 40, "max_prediction_len": 40, "vocab_size": 90}
+    drafter = ListDrafter(**sizes, num_draft_tokens=4, device=device_of(backend), backend=backend)
+    with pytest.raises(ValueError, match=r"prediction\[0\]: expected 0 <= id < 90"):
+        drafter.add("a", [90])
+    assert drafter.add("a", distinct(20, 50), [1, 2])
+    assert drafter.add(("b", 2), distinct(20, 10), prompt=[3], end_tokens=[13])
+    with pytest.raises(ValueError, match="request_id: expected at most 2 requests, found one more"):
+        drafter.add("c", [1])
+    assert drafter.propose({("b", 2): [10, 11], "a": []}) == {("b", 2): [12, 13], "a": []}
+    assert drafter.propose({"a": [50]}) == {"a": [51, 52, 53, 54]}
+    assert drafter.propose({}) == {}
+    drafter.remove("nobody")
+    drafter.remove("a")
+    with pytest.raises(KeyError):
+        drafter.propose({"a": [51]})
+    assert drafter.add("c", distinct(20, 30))
+    assert drafter.propose({"c": [30, 31], ("b", 2): []}) == {"c": [32, 33, 34, 35], ("b", 2): []}
+    # Preempted, it comes back with its output.
+    assert drafter.add(("b", 2), distinct(20, 10), [3, 10, 11, 12], prompt_len=1)
+    assert drafter.propose({("b", 2): [13]}) == {("b", 2): [14, 15, 16, 17]}
+
+
 #: Of `Drafter`: argument, what is given for it, what is said.
 WRONG = [
     *(

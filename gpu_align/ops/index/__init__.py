@@ -1,4 +1,4 @@
-"""The indexes of predictions and contexts, and what arrives: slots, predictions, contexts of new requests."""
+"""The indexes of predictions and contexts, and what arrives: slots, predictions, contexts, new tokens."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ CLEARING = 16
 
 def admit(
     state: StepState,
+    token_ids: torch.Tensor,
+    total_len: torch.Tensor,
     staged: torch.Tensor,
     num_rows: int,
     num_texts: int,
@@ -22,14 +24,16 @@ def admit(
     context_shift: int,
     backend: str = "auto",
 ) -> None:
-    """Write rows of slots, and predictions with their indexes, to their places.
+    """Write rows of slots with their contexts, and predictions with their indexes, to their places.
 
     ::
 
-        for slot, is_new, *meta in staged.rows:
+        for slot, is_new, *meta, start, n in staged.rows:
             slot_meta[slot] = meta;  seen[slot] = -1 if is_new else min(seen[slot], 0)
             if is_new:
                 indexed[slot] = 0;  context_index[slot] = -1                 # if it uses its context
+            if n >= 0:
+                token_ids[slot, :n] = staged[start : start + n];  total_len[slot] = n
         for base, n, shift, start in staged.texts:
             tokens = staged[start : start + n]
             prediction_tokens[base : base + n] = tokens
@@ -41,6 +45,7 @@ def admit(
     Args:
         state: changed in place. No slot is there twice, and texts share no pages. A text has at most half as many
             buckets as its pages have tokens; entries of its pages that are not above mean nothing.
+        token_ids, total_len: as of `Drafter`; written.
         staged: [N] int32: `num_rows` rows of `STAGED_ROW`, `num_texts` texts of `STAGED_TEXT`, see `layout`, and
             the tokens of these. On the device, or pinned: each of its words is read once.
         longest: tokens of the longest text.
@@ -53,16 +58,16 @@ def admit(
     if resolve_backend(backend, state.slot_meta) == "reference":
         from .reference import admit_reference
 
-        admit_reference(as_arrays(state), staged.numpy(), num_rows, num_texts)
+        rows = token_ids.numpy(), total_len.numpy()
+        admit_reference(as_arrays(state), *rows, staged.numpy(), num_rows, num_texts)
         return
     # Imported here: a kernel module reads TRITON_INTERPRET once, when it is loaded.
     from .kernel import admit_kernel, merge_kernel, offsets_kernel
 
     blocks = -(-longest // BLOCK)
     parts = max(blocks, min(CLEARING, -(-state.context_index[0].numel() // (4 * BLOCK))))
-    launch(
-        admit_kernel, (num_rows + num_texts, parts), (state, staged, num_rows, context_shift), {}, num_warps=8
-    )
+    args = state, staged, num_rows, context_shift, token_ids, token_ids.stride(0), total_len
+    launch(admit_kernel, (num_rows + num_texts, parts), args, {}, num_warps=8)
     if longest > BLOCK:
         for kernel in (merge_kernel, offsets_kernel):
             launch(kernel, (num_texts, blocks), (state, staged, num_rows), {}, num_warps=8)
@@ -80,3 +85,43 @@ def enter_contexts(state: StepState, context_shift: int, started: torch.Tensor, 
     grid = slots.shape[0], -(-token_ids.shape[1] // BLOCK)
     args = token_ids, token_ids.stride(0), token_ids.shape[1], total_len, slots, num_sampled
     launch(contexts_kernel, grid, (state, context_shift, started, *args), {}, num_warps=8)
+
+
+def append(
+    token_ids: torch.Tensor,
+    total_len: torch.Tensor,
+    slots: torch.Tensor,
+    num_new: torch.Tensor,
+    new_tokens: torch.Tensor,
+    backend: str = "auto",
+) -> None:
+    """Write new tokens after those that rows hold.
+
+    ::
+
+        for slot, n, tokens in zip(slots, num_new, new_tokens):
+            total = min(max(total_len[slot], 0), T)
+            n = min(n, N, T - total)                        # never beyond a row or new_tokens
+            if n > 0:
+                token_ids[slot, total : total + n] = tokens[:n];  total_len[slot] = total + n
+
+    Args:
+        token_ids, total_len: [S, T], [S] int32; written.
+        slots: [B] int64, ``0 <= slot < S``; no slot twice where num_new > 0.
+        num_new: [B] int32.
+        new_tokens: [B, N] int64, rows contiguous, in the domain of int32.
+        backend: as of `admit`.
+
+    No sync, no allocation, one kernel.
+    """
+    if resolve_backend(backend, token_ids) == "reference":
+        from .reference import append_reference
+
+        rows, batch = (token_ids.numpy(), total_len.numpy()), (slots.numpy(), num_new.numpy())
+        append_reference(*rows, *batch, new_tokens.numpy())
+        return
+    from .kernel import append_kernel
+
+    bound = token_ids, token_ids.stride(0), token_ids.shape[1], total_len, slots, num_new
+    args = *bound, new_tokens, new_tokens.stride(0), new_tokens.shape[1]
+    launch(append_kernel, (slots.shape[0],), args, {}, num_warps=1)

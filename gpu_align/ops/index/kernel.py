@@ -108,12 +108,19 @@ def _enter(index, b_token, o_position, m_position, SCOPE: tl.constexpr):
 # Admission: what `add` and `remove` staged, see `admit`.
 
 
-@triton.jit(do_not_specialize=["staged_ptr", "num_rows", "context_shift"])
+@triton.jit(
+    do_not_specialize=[
+        "staged_ptr", "num_rows", "context_shift", "token_ids_ptr", "stride_token_ids_s", "total_len_ptr",
+    ]
+)  # fmt: skip
 def admit_kernel(
     state,  # `StepState`
     staged_ptr,  # [N] int32, on the host or the device
     num_rows,
     context_shift,
+    token_ids_ptr,  # [S, T] int32
+    stride_token_ids_s,
+    total_len_ptr,  # [S] int32
 ):
     """Grid (rows + texts, blocks). A program writes a row, or a block of a text and its index.
 
@@ -122,12 +129,60 @@ def admit_kernel(
     """
     i_item, i_block = tl.program_id(0), tl.program_id(1)
     if i_item < num_rows:
-        _admit_row(state, staged_ptr + i_item * layout.STAGED_ROW, context_shift, i_block, tl.num_programs(1))
+        p_row = staged_ptr + i_item * layout.STAGED_ROW
+        _admit_row(state, p_row, context_shift, i_block, tl.num_programs(1))
+        slot, (start, num) = tl.load(p_row).to(tl.int64), load_each(p_row + 2 + layout.SLOT_META, 2)
+        p_tokens = token_ids_ptr + slot * stride_token_ids_s
+        _copy(p_tokens, staged_ptr + start, i_block * BLOCK, num, tl.num_programs(1) * BLOCK, BLOCK)
+        if (i_block == 0) & (num >= 0):
+            tl.store(total_len_ptr + slot, num)
     else:
         p_text = staged_ptr + num_rows * layout.STAGED_ROW + (i_item - num_rows) * layout.STAGED_TEXT
         base, num_tokens, shift, start = load_each(p_text, layout.STAGED_TEXT)
         if i_block * BLOCK < num_tokens:
             _admit_block(state, staged_ptr + start, base, num_tokens, shift, i_block)
+
+
+@triton.jit
+def _copy(p_to, p_from, i_first, num, step, LANES: tl.constexpr):
+    """Each `step`-th block of LANES tokens, from `i_first` on."""
+    o_i = tl.arange(0, LANES)
+    while i_first < num:
+        m_i = i_first + o_i < num
+        tl.store(
+            p_to + i_first + o_i, tl.load(p_from + i_first + o_i, mask=m_i, other=0).to(tl.int32), mask=m_i
+        )
+        i_first += step
+
+
+@triton.jit(
+    do_not_specialize=[
+        "token_ids_ptr", "stride_token_ids_s", "max_context_len", "total_len_ptr", "slots_ptr", "num_new_ptr",
+        "new_tokens_ptr", "stride_new_tokens_b", "num_columns",
+    ]
+)  # fmt: skip
+def append_kernel(
+    token_ids_ptr,  # [S, T] int32
+    stride_token_ids_s,
+    max_context_len,  # T
+    total_len_ptr,  # [S] int32
+    slots_ptr,  # [B] int64
+    num_new_ptr,  # [B] int32
+    new_tokens_ptr,  # [B, N] int64
+    stride_new_tokens_b,
+    num_columns,  # N
+):
+    """Grid (B,). `reference.append_reference` has the loop."""
+    i_b = tl.program_id(0)
+    i_slot = tl.load(slots_ptr + i_b)
+    total = tl.minimum(tl.maximum(tl.load(total_len_ptr + i_slot), 0), max_context_len)
+    num = tl.minimum(tl.minimum(tl.load(num_new_ptr + i_b), num_columns), max_context_len - total)
+    p_new = new_tokens_ptr + i_b.to(tl.int64) * stride_new_tokens_b
+    p_row = token_ids_ptr + i_slot * stride_token_ids_s + total
+    _copy(p_row, p_new, num * 0, num, INSERT_LANES, INSERT_LANES)
+    tl.debug_barrier()  # every thread has read how many tokens there are
+    if num > 0:
+        tl.store(total_len_ptr + i_slot, total + num)
 
 
 @triton.jit

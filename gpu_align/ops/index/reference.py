@@ -52,10 +52,26 @@ def clear_index(index: ContextIndex, i_part: int, num_parts: int) -> None:
     index.ways[i_part::num_parts] = -1
 
 
-def admit_reference(state: Any, staged: IntArray, num_rows: int, num_texts: int) -> None:
+def append_reference(
+    token_ids: IntArray, total_len: IntArray, slots: IntArray, num_new: IntArray, new_tokens: IntArray
+) -> None:
+    """Write new tokens after those that rows hold, see `ops.index.append`."""
+    for b, slot in enumerate(slots):
+        total = min(max(int(total_len[slot]), 0), token_ids.shape[1])
+        num = min(int(num_new[b]), new_tokens.shape[1], token_ids.shape[1] - total)
+        if num > 0:
+            token_ids[slot, total : total + num] = new_tokens[b, :num]
+            total_len[slot] = total + num
+
+
+def admit_reference(
+    state: Any, token_ids: IntArray, total_len: IntArray, staged: IntArray, num_rows: int, num_texts: int
+) -> None:
     """Write rows of slots, and texts with their indexes, see `ops.index.admit`. state: `StepState` of arrays."""
     for row in staged[: num_rows * layout.STAGED_ROW].reshape(-1, layout.STAGED_ROW):
-        slot, is_new, meta = int(row[0]), row[1], row[2:]
+        slot, is_new, meta, (start, num) = int(row[0]), row[1], row[2:-2], row[-2:].tolist()
+        if num >= 0:
+            token_ids[slot, :num], total_len[slot] = staged[start : start + num], num
         align_state = state.align_state[slot]
         state.slot_meta[slot] = meta
         if is_new:

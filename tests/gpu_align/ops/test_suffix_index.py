@@ -49,7 +49,8 @@ def check_index(texts, bits, backend):
     for tensor in state:
         tensor.fill_(POISON)
     staged = torch.tensor([*chain(*table), *tokens], dtype=torch.int32, device=device)
-    admit(state, staged, 0, len(texts), max(map(len, texts)), 23, backend)
+    rows = torch.zeros((1, 64), dtype=torch.int32, device=device)
+    admit(state, rows, rows[:, 0], staged, 0, len(texts), max(map(len, texts)), 23, backend)
     found = [tensor.tolist() for tensor in state[:3]]
     for text, room, (base, size, *_) in zip(texts, rooms, table, strict=True):
         buckets = [bucket(token, bits) for token in text]
