@@ -466,11 +466,20 @@ def _unary(w: Registers, ins: Instruction, mask: Array) -> None:
     w.write(ins.operands[0], np.bitwise_count(value) if ins.name == "POPC" else value, mask)
 
 
+def _zero(w: Registers, ins: Instruction, mask: Array) -> None:
+    """``HFMA2.MMA Rd, -RZ, RZ, 0, 0``: another way to write 0."""
+    d, a, b, *halves = ins.operands
+    if (a.number, b.number) != (255, 255) or [o.text for o in halves] != ["0", "0"]:
+        raise NotImplementedError(ins.text)
+    w.write(d, np.zeros(1, np.uint32), mask)
+
+
 #: The instructions of the library's kernels, as Triton 3.6 and 3.9 compile them for `BANKS`.
 _NAMES: dict[Callable[[Registers, Instruction, Array], None], str] = {
     _add: "IADD3 UIADD3 VIADD",
     _mad: "IMAD UIMAD",
     _unary: "MOV UMOV R2UR POPC",
+    _zero: "HFMA2",
     _extreme: "VIMNMX VIMNMX3 VIADDMNMX IMNMX",
     _logic: "LOP3 ULOP3",
     _predicate_logic: "PLOP3 UPLOP3",

@@ -175,8 +175,11 @@ def append_kernel(
     """Grid (B,). `reference.append_reference` has the loop."""
     i_b = tl.program_id(0)
     i_slot = tl.load(slots_ptr + i_b)
-    total = tl.minimum(tl.maximum(tl.load(total_len_ptr + i_slot), 0), max_context_len)
-    num = tl.minimum(tl.minimum(tl.load(num_new_ptr + i_b), num_columns), max_context_len - total)
+    num = tl.minimum(tl.load(num_new_ptr + i_b), num_columns)
+    # Another program may write it, where this one has nothing to write.
+    total = tl.load(total_len_ptr + i_slot, mask=num > 0, other=0)
+    total = tl.minimum(tl.maximum(total, 0), max_context_len)
+    num = tl.minimum(num, max_context_len - total)
     p_new = new_tokens_ptr + i_b.to(tl.int64) * stride_new_tokens_b
     p_row = token_ids_ptr + i_slot * stride_token_ids_s + total
     _copy(p_row, p_new, num * 0, num, INSERT_LANES, INSERT_LANES)
@@ -198,7 +201,9 @@ def _admit_row(state, p_row, context_shift, i_part, num_parts):
             tl.store(p_align + layout.INDEXED, 0)
         else:
             # The context's index stays: of a new prediction alone nothing is known.
-            tl.store(p_align + layout.SEEN, tl.minimum(tl.load(p_align + layout.SEEN), 0))
+            seen = tl.load(p_align + layout.SEEN)
+            tl.debug_barrier()  # every thread has read it
+            tl.store(p_align + layout.SEEN, tl.minimum(seen, 0))
     if (is_new > 0) & (tl.load(p_row + 2 + layout.USES_CONTEXT) > 0):
         p_ways = state.context_index + slot * layout.num_ways(context_shift)
         clear_index(ContextIndex(p_ways, context_shift), i_part, num_parts)

@@ -31,7 +31,9 @@ def check_append(rng, backend):
     (rows, around), totals = rows_in(S, T, device), [rng.choice(TOTALS) for _ in range(S)]
     new = [[rng.randrange(2**31) for _ in range(width + 3)] for _ in slots]
     total_len = torch.tensor(totals, dtype=torch.int32, device=device)
-    new_tokens = torch.tensor(new, device=device).reshape(len(slots), width + 3)[:, 2 : width + 2]
+    new_tokens = torch.tensor(new, dtype=torch.int64, device=device).reshape(len(slots), width + 3)[
+        :, 2 : width + 2
+    ]
     batch = torch.tensor(slots, dtype=torch.int64), torch.tensor(counts, dtype=torch.int32)
     append(rows, total_len, *(tensor.to(device) for tensor in batch), new_tokens, backend)
     expected = [[POISON] * T for _ in range(S)]
