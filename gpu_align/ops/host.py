@@ -118,8 +118,9 @@ class Entry:
 
 
 def _digest(function: Callable[..., Any]) -> str:
-    """Of the function's file, of all that a reference may be made of, and of the constants as they are now."""
+    """Of the function's file, of all that a reference may be made of, and of the constants as they are now. Of all
+    operations: those that have been imported so far differ from process to process, which would compile again."""
     sources = {Path(function.__code__.co_filename), *Path(__file__).parent.rglob("*.py")}
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources)))
-    digest.update(repr([(name, numbers_of(name)) for name in sorted(_namespaces)]).encode())
+    digest.update(repr([(name, numbers_of(name)) for name in OPERATIONS]).encode())
     return digest.hexdigest()[:16]
