@@ -335,8 +335,8 @@ class OwnTokenizer(PreTrainedTokenizer):
         "simulate texts.jsonl --policy openai",  # the records name it
         "simulate texts.jsonl --policy openai --tokenizer tekken",
         "recipes observe samples.jsonl --tokenizer ./own --out pack.json",
-        "recipes show base --tokenizer ./own",
-        "recipes report base outputs.jsonl --tokenizer ./own",
+        "recipes show words.json --tokenizer ./own",
+        "recipes report words.json outputs.jsonl --tokenizer ./own",
     ],
 )
 def test_a_tokenizer_with_code_of_its_own_is_not_asked_about(
@@ -353,6 +353,10 @@ def test_a_tokenizer_with_code_of_its_own_is_not_asked_about(
     Path("new.py").write_bytes(NEW)
     Path("samples.jsonl").write_bytes(SAMPLES)
     Path("outputs.jsonl").write_text('{"task": "t", "prompt": "p", "output": "a b c"}')
+    # A few recipes: this tokenizer would take half a minute for those of the shipped pack.
+    for name in "abc":
+        Path(f"{name}.py").write_bytes(OLD)
+    assert command("recipes", "learn", "a.py", "b.py", "c.py", "--out", "words.json").exit_code == 0
     record = {"id": 1, "prediction_text": "a b", "output_text": "a b c", "tokenizer": "./own"}
     Path("texts.jsonl").write_text(json.dumps(record))
     load_tokenizer.cache_clear()
