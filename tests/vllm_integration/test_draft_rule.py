@@ -113,6 +113,19 @@ def test_the_likeliest_drafts_are_counted() -> None:
         times.observe(3, 8, 5.0, in_graph=False)
     for room, expected in ((0, [0, 0, 0]), (1, [0, 1, 0]), (2, [1, 1, 0]), (4, [2, 2, 0]), (9, [3, 2, 0])):
         assert choose(rows, 3, 0, room, times, math.inf).slots.tolist() == expected
+    same = np.minimum(np.arange(256), 150).astype(np.uint8)
+    for room, expected in ((1, [1, 0, 0]), (2, [2, 0, 0]), (3, [2, 1, 0]), (4, [2, 2, 0]), (5, [3, 2, 0])):
+        assert choose(rows, 3, 0, room, times, math.inf, stands_for=same).slots.tolist() == expected
+
+
+def test_what_gains_next_to_nothing_is_left_out() -> None:
+    """Drafts that are nearly free, and hardly ever right: the curve may be off by as much."""
+    times = StepTimes()
+    for tokens in (8, 16, 24) * 40:
+        times.observe(8, tokens, 5.0 + 0.0001 * tokens, in_graph=False)
+    for level, slots in ((1, 0), (9, 8)):
+        levels = np.full((8, 1), level, dtype=np.uint8)
+        assert int(choose(levels, 8, 0, 64, times, math.inf).slots.sum()) == slots
 
 
 def test_knots_rise() -> None:

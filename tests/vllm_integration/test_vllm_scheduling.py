@@ -94,6 +94,7 @@ def test_drafts_are_cut_at_the_last_moment(name: str, exact: bool, monkeypatch: 
     monkeypatch.setattr(Scheduler, "schedule", schedule)
 
     def cut() -> list[int]:
+        scheduler.drafted_requests.table["credit"] = 30
         for request in requests[:2]:
             request.spec_token_ids = shared
         assert scheduler.schedule(throttle_prefills=True) is PLANNED

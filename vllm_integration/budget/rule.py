@@ -8,15 +8,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .step_times import KNOTS, Floats, Ints, StepTimes
+from .step_times import KNOTS, Ints, StepTimes
 
 Levels = npt.NDArray[np.integer[Any]]
 #: A survival of one, as levels are in units of 1/255.
 ONE = 255
 #: Shares of all drafts that are weighed beside the levels and the knots.
 _SHARES, _KNOTS = np.linspace(0, 1, 33), KNOTS.astype(np.float64)
-#: What levels say themselves.
-_SAME = np.arange(ONE + 1) / ONE
+#: Tokens a millisecond that drafts make, over those without: less is not worth an error of the curve.
+WORTH = 1.02
+#: Levels that stand for themselves.
+_SAME = np.arange(ONE + 1, dtype=np.uint8)
 
 
 class Chosen(NamedTuple):
@@ -35,7 +37,7 @@ def choose(
     times: StepTimes,
     ratio: float,
     in_graph: bool = True,
-    worth: Floats = _SAME,
+    stands_for: Levels = _SAME,
 ) -> Chosen:
     """The `n` likeliest drafts, for the `n` that makes the most of
     ``(requests + sum of their survivals) / times.ms(requests, requests + prefill + n)``.
@@ -43,13 +45,14 @@ def choose(
     survival: [B, K] levels (`wire.reports.survival_levels`) that never rise along a draft, 0: no draft.
     requests: of the step, those without drafts included. prefill: tokens of prompts in it. room: the most drafts
     of all. ratio: how much longer than without drafts the step may take. in_graph: whether steps with drafts run
-    in CUDA graphs. worth: [256] the survival that each level stands for, never falling.
+    in CUDA graphs. stands_for: [256] what each level means, a level, never falling; 0 for 0 alone. Levels that
+    mean the same are the same.
     """
     entries = np.bincount(survival.ravel(), minlength=ONE + 1)[::-1]  # of the levels from 255 to 0
     entries[ONE] = 0
     at_least, gained = np.zeros(ONE + 2), np.zeros(ONE + 2)
     entries.cumsum(out=at_least[1:])
-    (entries * worth[::-1]).cumsum(out=gained[1:])
+    (entries * (stands_for[::-1] / ONE)).cumsum(out=gained[1:])
     most, base = min(int(at_least[-1]), room), requests + prefill
     without = times.ms_of_one(requests, base, in_graph=not prefill)
     if most <= 0 or times.waits_for(requests, base, in_graph=not prefill):
@@ -64,16 +67,19 @@ def choose(
     if ratio < math.inf:
         rate[ms > ratio * without] = 0.0
     best = int(rate.argmax())
-    return Chosen(_likeliest(survival, int(count[best]), at_least[1:]), float(ms[best]), without)
+    if rate[best] * without < WORTH * requests:
+        return Chosen(np.zeros(len(survival), dtype=np.int64), without, without)
+    chosen, ms_of_it = int(count[best]), float(ms[best])
+    level = ONE - int(at_least[1:].searchsorted(chosen))
+    least, above = stands_for.searchsorted(stands_for[level] + np.array([0, 1]))
+    return Chosen(_first_of(survival, int(least), int(above), chosen), ms_of_it, without)
 
 
-def _likeliest(survival: Levels, count: int, at_least: Floats) -> Ints:
-    """[B] how many of each row are among the `count` largest entries; ties go to the first rows. at_least: [256]
-    how many entries are at least 255, 254, …; `count` is no more than the last of them."""
-    place = int(at_least.searchsorted(count))
-    level = ONE - place
-    granted: Ints = np.add.reduce(survival >= level, axis=1)
-    if extra := int(at_least[place]) - count:
-        equal = np.add.reduce(survival == level, axis=1)
-        granted -= np.minimum(np.maximum(equal.cumsum() - (int(equal.sum()) - extra), 0), equal)
+def _first_of(survival: Levels, least: int, above: int, count: int) -> Ints:
+    """[B] how many of each row are among `count` entries: all from the level `above` on, and of those below that
+    from `least` on the ones in the first rows."""
+    granted: Ints = np.add.reduce(survival >= above, axis=1)
+    if (left := count - int(granted.sum())) > 0:
+        equal = np.add.reduce(survival >= least, axis=1) - granted
+        granted += np.minimum(np.maximum(left + equal - equal.cumsum(), 0), equal)
     return granted

@@ -21,10 +21,10 @@ Floats = npt.NDArray[np.float32]
 Levels = npt.NDArray[np.integer[Any]]
 
 #: Credit of a request, in tokens of a step without drafts: what its drafts may cost until they earn it back. Of a
-#: new request, and the most.
-START, MOST = 8.0, 32.0
+#: new request, where this server accepts half of its drafts or more, and the most.
+START, MOST = 5.0, 32.0
 #: What each step gives back, over the square root of its requests; and what an accepted draft earns.
-REFILL, EARNED = 0.015, 2.0
+REFILL, EARNED = 0.01, 2.0
 #: Classes of survivals that `Calibration` learns about; what share it believes, as if it had seen so many
 #: drafts of each; what older ones count after 16 steps, so that it believes again in what it does not try; and of
 #: about how many requests a step it learns.
@@ -68,7 +68,8 @@ class DraftedRequests:
 
     survival: [rows, K] of the newest draft; all `UNKNOWN` before the first report.
     drafts: [rows, DEPTH, 4] of the last reports, in no order; position −1: none.
-    off: whether the worker drafts nothing. plain_graphs_alone: as of `DraftReport`.
+    start: the credit of a new request. off: whether the worker drafts nothing.
+    plain_graphs_alone: as of `DraftReport`.
     `reports` counts reports: a draft is as new as can be where `made == reports`.
     """
 
@@ -82,7 +83,7 @@ class DraftedRequests:
         self.table = np.zeros(64, dtype=numbers)
         self.survival = np.zeros((64, num_draft_tokens), dtype=np.uint8)
         self.drafts = np.zeros((64, DEPTH, 4), dtype=np.int32)
-        self.reports, self._taken = 0, 0
+        self.reports, self._taken, self.start = 0, 0, START
         self.off = False
         self.plain_graphs_alone = False
         self._rows: dict[str, int] = {}
@@ -136,7 +137,7 @@ class DraftedRequests:
             self._free = list(range(size, 2 * size))
             self._blank(np.arange(size, 2 * size))
         row = self._rows[request.request_id] = self._free.pop()
-        self.table["ours"][row] = is_ours
+        self.table["ours"][row], self.table["credit"][row] = is_ours, self.start
         # Where a stop string ends an output, the front end alone knows that it was the last. And not all requests
         # that come together tell in the same step.
         is_cut = getattr(request.sampling_params, "stop", None)
@@ -150,7 +151,7 @@ class DraftedRequests:
     def _blank(self, rows: Ints) -> None:
         table = self.table
         table[rows] = np.zeros(1, dtype=table.dtype)
-        table["made"][rows], table["credit"][rows] = NEVER, START
+        table["made"][rows] = NEVER
         table["tokens"][rows] = np.where(rows > 0, -1, 0)
         table["far_until"][rows] = np.where(rows > 0, -1, np.iinfo(np.int64).max)
         self.survival[rows] = np.where(rows > 0, UNKNOWN, 0)[:, None]
@@ -173,7 +174,7 @@ class Granted(NamedTuple):
 
 
 class Calibration:
-    """`worth`: [256] the survival of a draft that is reported with so much, learned from what this server
+    """`levels`: [256] the survival of a draft that is reported with so much, learned from what this server
     accepted. In asynchronous scheduling the report is a step old, and about another draft."""
 
     def __init__(self) -> None:
@@ -185,7 +186,14 @@ class Calibration:
     def _look_up(self) -> None:
         share = (self._accepted + PRIOR * BELIEF * self._at / 256) / (self._tried + PRIOR)
         rising, falling = np.maximum.accumulate(share), np.minimum.accumulate(share[::-1])[::-1]
-        self.worth = np.interp(np.arange(256), self._at, (rising + falling) / 2)
+        levels = np.rint(np.interp(np.arange(256), self._at, 255 * (rising + falling) / 2))
+        self.levels = np.maximum(levels, 1).astype(np.uint8)
+        self.levels[0] = 0
+
+    @property
+    def kept(self) -> float:
+        """The share of the latest drafts that were accepted, 1 where there are none."""
+        return float((self._accepted.sum() + PRIOR) / (self._tried.sum() + PRIOR))
 
     def learn(self, survival: Levels, tried: Ints, accepted: Ints) -> None:
         """survival: [B, K] levels. tried, accepted: [B] drafts, the first of each. Of a large batch some do."""
@@ -295,7 +303,7 @@ class DraftBudget:
             self.times,
             min(ratio, PROMPTS) if prefill else ratio,
             in_graph=not self._requests.plain_graphs_alone,
-            worth=self.calibration.worth,
+            stands_for=self.calibration.levels,
         )
         if self.learns:
             if total := int(found.slots.sum()):
@@ -337,6 +345,7 @@ class DraftBudget:
             found[:, rows] = slots, accepted
             tried, accepted = np.minimum(found[:, granted.rows], granted.slots)
             self.calibration.learn(granted.survival, tried, accepted)
+            self._requests.start = START * min(2 * self.calibration.kept, 1.0)
 
     def _remaining(self, requests: Sequence[Any], rows: Ints) -> npt.NDArray[np.uint16]:
         """How many drafts of each request can become output. With each report come at most K + 1 tokens: the table
