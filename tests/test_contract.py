@@ -47,6 +47,9 @@ IDS = [97, 34]
 REQUEST: dict[str, tuple[dict[str, Any], str | None, dict[str, Any]]] = {
     "prediction": ({"prediction": TEXT}, None, {"token_ids": IDS}),
     "prediction.views": ({"prediction": {**TEXT, "views": ["json"]}}, None, {"token_ids": [*IDS, 97, 92, 34]}),
+    "prediction.alternatives": (
+        {"prediction": {**TEXT, "alternatives": ["b"]}}, None, {"token_ids": [*IDS, 2**31 - 1, 98]},
+    ),
     "vllm_xargs.gpu_align_prediction": ({"vllm_xargs": {"gpu_align_prediction": IDS}}, None, {"token_ids": IDS}),
     "vllm_xargs.recipes": ({"vllm_xargs": {"recipes": []}}, None, {"recipes": ()}),
     "vllm_xargs.memory": ({"vllm_xargs": {"memory": False}}, None, {"memory": False}),

@@ -502,7 +502,7 @@ def arrivals(batch: int) -> dict[str, list[float]]:
 
 
 #: Batches that begin together and end with their last request, tokens of each, and what they gain at least.
-CLOSED_BATCHES, CLOSED_TOKENS, CLOSED_LEAST = (16, 64, 256), 256, {256: 1.0}
+CLOSED_BATCHES, CLOSED_TOKENS, CLOSED_LEAST = (16, 64, 256), 256, 1.0
 
 
 def closed(batch: int) -> dict[str, float]:
@@ -526,11 +526,11 @@ def closed(batch: int) -> dict[str, float]:
 
 def losses(results: dict[str, Any]) -> list[str]:
     """A line for each batch in which one of the plugin's rules loses by useless predictions, or where every draft
-    is rejected, and for each gain that is less than `LEAST`, or than `CLOSED_LEAST` for half of a closed batch."""
+    is rejected, and for each gain that is less than `LEAST`, or than `CLOSED_LEAST` of a closed batch."""
     found, table = [], results["rules"]
-    for batch, least in CLOSED_LEAST.items():
-        if (value := results["closed"][str(batch)][HALF]) < least:
-            found.append(f"half of a closed batch of {batch}: {value:.3f}, less than {least}")
+    for batch, mix in product(CLOSED_BATCHES, (MIXES[0], HALF)):
+        if (value := results["closed"][str(batch)][mix]) < CLOSED_LEAST:
+            found.append(f"a closed batch of {batch}, {mix}: {value:.3f}, less than {CLOSED_LEAST}")
     for name, mix in product((name for name in table if name.startswith("plugin")), MIXES[1:]):
         for batch, value in zip(BATCHES, table[name][mix]["worst"], strict=True):
             if value < (least := IN_LARGE if batch >= 64 else NEVER_BELOW):

@@ -157,7 +157,22 @@ def documents(path: str) -> Iterator[bytes]:
         yield with_raw(path, b'{"type":"content","content":%s}' % number)
     yield with_raw(path, b'{"type":"content","content":"w1"}')[:-1] + b',"prediction":7}'
     yield with_raw(path, b'{"type":"content","content":"w1","type":"text","content":7}')
-    for value in (None, 7, 1.5, {}, [None], [[1]], ["1"], [1.5], [-1], [2**31], [2**63], [10**30], "\ud800"):
+    for value in (
+        None,
+        7,
+        1.5,
+        {},
+        [None],
+        [[1], 2],
+        [["1"]],
+        ["1", 2],
+        [1.5],
+        [-1],
+        [2**31],
+        [2**63],
+        [10**30],
+        "\ud800",
+    ):
         yield as_json({**good(path, None), "vllm_xargs": {"gpu_align_prediction": value}})
 
 

@@ -138,6 +138,21 @@ def test_a_request_whose_drafts_are_all_rejected_soon_gets_no_more(
         assert [step(True) for _ in range(400)][-1] == K * size
 
 
+def test_a_first_step_that_was_too_dear_locks_nobody_out() -> None:
+    """What a draft costs is known after the first one, in which each request had all of its drafts."""
+    running = [request_of(str(i), max_tokens=10**9) for i in range(4)]
+    budget = budget_of(*running, ms_a_token=2.0)
+    rows, waited = budget._requests.rows_of([str(i) for i in range(4)]), 0
+    for step in range(400):
+        budget._requests.take(report_of({str(i): SURE for i in range(4)}, K=K))
+        slots = np.array(budget.grant(running, exact=True))
+        if step and slots.all():
+            break
+        budget.settle(rows, slots, np.ones(4, dtype=int), budget.granted)
+        waited = step
+    assert 0 < waited < 200
+
+
 @pytest.mark.parametrize("size", [64, 1_000])
 def test_survivals_are_corrected_by_what_is_accepted(size: int) -> None:
     """A server that accepts half of what is promised."""

@@ -310,7 +310,7 @@ class DraftBudget:
                 plain = self.times.ms_of_one(size, size) if prefill else found.without
                 self._cost = max((found.ms - found.without) / total / plain * size, 1e-6)
                 credit -= found.slots * np.float32(self._cost)
-            self._requests.table["credit"][rows] = np.minimum(np.maximum(credit, -START), MOST)
+            self._requests.table["credit"][rows] = np.minimum(np.maximum(credit, 0), MOST)
         self.granted = Granted(rows, found.slots, survival)
         granted: list[int] = found.slots.tolist()
         return granted
