@@ -26,7 +26,7 @@ Entry._compile = counted
 SAMPLED = """
 from gpu_align import Drafter
 engine.sampled, propose = [], Drafter.propose
-Drafter.propose = lambda self, *args: engine.sampled.extend(args[3].tolist()) or propose(self, *args)
+Drafter.propose = lambda self, *args: engine.sampled.extend(args[1].tolist()) or propose(self, *args)
 """
 COMPILED = "from gpu_align.ops.host import Entry\nfound = Entry.compiled"
 

@@ -96,7 +96,7 @@ def test_prompts_that_leave_little_or_no_room(k16: V2Engine, greedy: Greedy) -> 
 ROOM = """
 ours = getattr(engine.runner, "speculator", None) or engine.runner.drafter
 states = getattr(engine.runner, "req_states", None)
-table = ours.token_ids if states is None else states.all_token_ids.gpu
+table = ours.drafter.token_ids if states is None else states.all_token_ids.gpu
 limit = engine.runner.model_config.max_model_len
 found = [ours.drafter.max_context_len, table.shape[1], ours.num_draft_tokens, limit]
 """
