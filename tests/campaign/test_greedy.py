@@ -394,7 +394,7 @@ def _alike(mine: dict[str, float], others: dict[str, float]) -> bool:
 
 @dataclass
 class Expected:
-    """What the engine without the plugin answers, and in conversations what its prefix cache has found.
+    """Answers of the engine without the plugin, and the tokens that its prefix cache found in conversations.
 
     pairs: kinds of predictions, and what will be asked with them.
     """

@@ -412,7 +412,7 @@ def test_an_engine_of_lists(backend):
     assert drafter.propose({("b", 2): [10, 11], "a": []}) == {("b", 2): [12, 13], "a": []}
     assert drafter.propose({"a": [50]}) == {"a": [51, 52, 53, 54]}
     assert drafter.propose({}) == {}
-    drafter.remove("nobody")
+    drafter.remove("unknown")
     drafter.remove("a")
     with pytest.raises(KeyError):
         drafter.propose({"a": [51]})

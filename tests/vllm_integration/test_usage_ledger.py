@@ -86,7 +86,7 @@ class Oracle:
             self.waiting.remove(step)
 
     def settle(self, slots: int, sampled: int, kept: int, off: bool, is_last: bool) -> Message | None:
-        """What travels with the output of a step."""
+        """The message of a step's output, if it has one."""
         own = self.num_tokens, slots, sampled, kept
         self.waiting.append(own)
         self.resolve(off)

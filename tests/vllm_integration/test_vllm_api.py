@@ -224,8 +224,8 @@ XARGS = f"vllm_xargs.{KEY}"
             ({}, {**content("ab"), "alternatives": given}, {}, found)
             for given, found in (
                 ("31337", ".alternatives: expected an array of strings, got string"),
-                (["c", 31337], "expected only strings, got number"),
-                ([["c"]], "expected only strings, got array"),
+                (["c", 31337], ".alternatives[1]: expected a string, got number"),
+                ([["c"]], ".alternatives[0]: expected a string, got array"),
                 (["\ud800"], "lone surrogate"),
                 (["c"] * 256, "expected at most 256 texts, got 257"),
             )
@@ -238,7 +238,7 @@ XARGS = f"vllm_xargs.{KEY}"
                 ({}, [[1], "31337"], "[1]: expected a sequence of token ids, got str"),
                 ({}, [[1], [2, True]], "[1][1]: expected a token id, got bool"),
                 ({}, [[1], [2**31 - 1]], "expected token ids below"),
-                ({}, ["a", 31337], "expected only strings, got number"),
+                ({}, ["a", 31337], "[1]: expected a string, got number"),
                 ({}, [[n, m] for n in range(17) for m in range(16)], "expected at most 256 texts, found 272"),
                 ({"limit": 4, "strict": "1"}, [1, 2, 3, 4, 500], "at most 4 tokens, got more"),
                 ({}, [31337], "expected 0 ≤ token id < 100"),

@@ -139,7 +139,7 @@ def test_a_request_whose_drafts_are_all_rejected_soon_gets_no_more(
 
 
 def test_a_first_step_that_was_too_dear_locks_nobody_out() -> None:
-    """What a draft costs is known after the first one, in which each request had all of its drafts."""
+    """The cost of a draft is known from the second step on. In the first one each request has all its drafts."""
     running = [request_of(str(i), max_tokens=10**9) for i in range(4)]
     budget = budget_of(*running, ms_a_token=2.0)
     rows, waited = budget._requests.rows_of([str(i) for i in range(4)]), 0

@@ -23,6 +23,7 @@ from .prediction import (
     as_prediction,
     checked_texts,
     choices_of,
+    given_texts,
     ids_with_views,
     serve_without_prediction,
     tell_near_misses,
@@ -99,9 +100,7 @@ def _offline(processor: Any, value: Any) -> wire.Prediction:
     if isinstance(value, dict):  # the rest is ours to say
         value = value.get("text", value.get("token_ids"))
     given = value.prediction if isinstance(value, wire.PredictedOutputParams) else value
-    if not isinstance(given, str) and not (
-        isinstance(given, (list, tuple)) and given and isinstance(given[0], str)
-    ):
+    if (found := given_texts(FIELD, given)) is None:
         try:
             return wire.read(value)
         except (TypeError, ValueError) as error:
@@ -109,7 +108,7 @@ def _offline(processor: Any, value: Any) -> wire.Prediction:
     if processor.renderer.tokenizer is None:
         raise FieldError(NO_TOKENIZER, "unsupported")
     limits = Limits.of(processor.vllm_config)
-    texts = checked_texts(FIELD, [given] if isinstance(given, str) else given, limits)
+    texts = checked_texts(FIELD, found, limits)
     return as_prediction(ids_with_views(processor.renderer, limits, texts, ()), limits)
 
 

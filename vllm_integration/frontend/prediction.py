@@ -153,6 +153,7 @@ def parse_prediction(value: object, limits: Limits, *, plain_text: bool = False)
     others = value.get("alternatives") or []
     if not isinstance(others, list):
         raise FieldError(f"{FIELD}.alternatives: expected an array of strings, got {type_name(others)}")
+    check_strings(f"{FIELD}.alternatives", others)
     if isinstance(content, str):
         return checked_texts(where, [content, *others], limits)
     if not isinstance(content, list):
@@ -177,14 +178,28 @@ def _member(where: str, value: Any, kind: str, name: str) -> Any:
     return value[name]
 
 
-def checked_texts(where: str, texts: Sequence[object], limits: Limits) -> list[str]:
+def check_strings(where: str, texts: Iterable[object]) -> None:
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise FieldError(f"{where}[{index}]: expected a string, got {type_name(text)}")
+
+
+def given_texts(where: str, given: object) -> list[str] | None:
+    """A text, or several, as a list; None where neither is given. The first one of a list says which it is."""
+    if isinstance(given, str):
+        return [given]
+    if not isinstance(given, (list, tuple)) or not isinstance(next(iter(given), None), str):
+        return None
+    check_strings(where, given)
+    return list(given)
+
+
+def checked_texts(where: str, texts: Sequence[str], limits: Limits) -> list[str]:
     """Texts cut to the limit of all, checked to be Unicode, with LF as the only end of a line; no empty ones."""
     if len(texts) > MAX_TEXTS:
         raise FieldError(f"{where}: expected at most {MAX_TEXTS} texts, got {len(texts)}")
     kept, remaining = [], limits.characters
     for text in texts:
-        if not isinstance(text, str):
-            raise FieldError(f"{where}: expected only strings, got {type_name(text)}")
         kept.append(text[:remaining])
         remaining -= len(text)
         try:
@@ -381,8 +396,8 @@ def _prediction(
         raise FieldError(f"prediction: expected the field or {XARGS}, got both")
     if value is not None:
         texts = parse_prediction(value, limits, plain_text=plain_text)
-    elif isinstance(given, str) or (isinstance(given, list) and isinstance(next(iter(given), None), str)):
-        texts = checked_texts(XARGS, [given] if isinstance(given, str) else given, limits)
+    elif (found := given_texts(XARGS, given)) is not None:
+        texts = checked_texts(XARGS, found, limits)
     elif isinstance(given, list):
         several = isinstance(next(iter(given), None), list)
         prediction = as_prediction(_flat(given) if several else given, limits, XARGS)
