@@ -153,6 +153,22 @@ def test_a_first_step_that_was_too_dear_locks_nobody_out() -> None:
     assert 0 < waited < 200
 
 
+@pytest.mark.parametrize(
+    ("accepts", "least", "most"), [(1, rule.START, rule.START), (0, 0, 0.5 * rule.START)]
+)
+def test_a_new_request_begins_by_what_the_server_accepted(accepts: int, least: float, most: float) -> None:
+    request = request_of("a", max_tokens=10**9)
+    budget = budget_of(request)
+    requests = budget._requests
+    for _ in range(40):
+        requests.take(report_of({"a": SURE}, K=K))
+        requests.table["credit"] = 30
+        slots = np.array(budget.grant([request], exact=True))
+        budget.settle(requests.rows_of(["a"]), slots, slots * accepts + 1, budget.granted)
+    requests.add(request_of("new"))
+    assert least <= requests.table["credit"][requests.rows_of(["new"])[0]] <= most
+
+
 @pytest.mark.parametrize("size", [64, 1_000])
 def test_survivals_are_corrected_by_what_is_accepted(size: int) -> None:
     """A server that accepts half of what is promised."""
