@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .drafter.config import DrafterConfig as DrafterConfig
     from .drafter.drafter import CapturedStep as CapturedStep
     from .drafter.drafter import Drafter as Drafter
-    from .drafter.drafter import ListDrafter as ListDrafter
+    from .drafter.lists import ListDrafter as ListDrafter
     from .drafter.memory import Recalled as Recalled
     from .drafter.memory import ResponseMemory as ResponseMemory
     from .ops.layout import Draft as Draft
@@ -31,7 +31,7 @@ _MODULES = {
     "Draft": "ops.layout",
     "Drafter": "drafter.drafter",
     "DrafterConfig": "drafter.config",
-    "ListDrafter": "drafter.drafter",
+    "ListDrafter": "drafter.lists",
     "Recalled": "drafter.memory",
     "RecipePack": "recipes.pack",
     "Recipes": "ops.recipes.table",

@@ -80,7 +80,7 @@ class Emulator:
 def steps(rng: random.Random, K: int, has_shapes: bool, is_small: bool = False) -> None:
     """Batches of requests that arrive, leave, are preempted and repeat each other: drafts and all state. Those
     with long prompts, or all, have two slots. Their predictions are indexed by the reference; see `indices`."""
-    from gpu_align.drafter import arena
+    from gpu_align.drafter import admission
     from gpu_align.ops.index import admit
     from tests.gpu_align.step_batch import Known, StepBatch
 
@@ -99,7 +99,7 @@ def steps(rng: random.Random, K: int, has_shapes: bool, is_small: bool = False) 
     capacity = rng.choice([0, 2500])
     slots = 2 if is_small or capacity else 0
     batch = StepBatch.draw(rng, K=K, capacity=capacity, max_slots=slots, knows=knows)
-    with mock.patch.object(arena, "admit", admit_rows):
+    with mock.patch.object(admission, "admit", admit_rows):
         for _ in range(rng.randint(1, 6)):
             for row in batch.random_step():
                 assert not row.wrong, row.wrong

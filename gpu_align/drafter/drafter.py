@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..ops import layout as c
+from ..ops import layout
 from ..ops.backend import (
     Backend,
     check_batch,
@@ -30,26 +30,19 @@ from ..ops.layout import Draft, TextKind, allocate_draft, allocate_state
 from ..ops.match import MAX_CONTEXT_LEN
 from ..ops.recipes.table import Recipes
 from ..ops.step import make_step
-from .arena import (
-    MAX_PREDICTION_LEN,
-    MAX_TOKENS,
-    NO_TEXT,
-    Admission,
-    ArenaStats,
-    ArenaText,
-    PredictionArena,
-    tokens_for_all,
-)
+from . import arena
+from .admission import Admission
+from .arena import ArenaStats, ArenaText
 from .config import DrafterConfig
 
 #: What the kernel can count: lanes of a draft, positions as parts of 32-bit keys, and the rest in 32 bits.
 _MOST = {
     "max_slots": 2**31 - 1,
     "max_context_len": MAX_CONTEXT_LEN,
-    "max_prediction_len": MAX_PREDICTION_LEN,
+    "max_prediction_len": arena.MAX_PREDICTION_LEN,
     "num_draft_tokens": MAX_DRAFT_TOKENS,
-    "vocab_size": c.FIRST_GAP,
-    "max_prediction_tokens": MAX_TOKENS // c.PAGE * c.PAGE,
+    "vocab_size": layout.FIRST_GAP,
+    "max_prediction_tokens": arena.MAX_TOKENS // layout.PAGE * layout.PAGE,
 }
 
 
@@ -115,7 +108,7 @@ class Drafter:
 
     Memory on the device: 12 bytes a token of `max_prediction_tokens` (the tokens and their index), and a slot 4 to
     8 bytes a token of `max_context_len` (the index of its context, 32 KB at least) and 0.5 KB; about 400 bytes a
-    recipe. On the host: 4 bytes a token of the predictions that are held, and for a GPU up to 8 MB of pinned
+    recipe. On the host: 4 bytes a token of the predictions that are held, and for a GPU up to 12 MB of pinned
     memory, more for texts over a million tokens.
 
     Streams: `propose`, `flush`, `warm_up`, `capture` and a replay run on the current stream, `add` and `remove` on
@@ -162,7 +155,7 @@ class Drafter:
         self.num_draft_tokens = num_draft_tokens = check_size("num_draft_tokens", num_draft_tokens)
         self.vocab_size = vocab_size = check_size("vocab_size", vocab_size)
         if max_prediction_tokens is None:
-            max_prediction_tokens = tokens_for_all(max_slots, max_prediction_len)
+            max_prediction_tokens = arena.tokens_for_all(max_slots, max_prediction_len)
         max_prediction_tokens = check_size("max_prediction_tokens", max_prediction_tokens)
         check_type("config", config, DrafterConfig | None, "a DrafterConfig")
         # A pack is text, and becomes recipes for one model.
@@ -170,7 +163,7 @@ class Drafter:
         check_type("recipes", recipes, Recipes | None, "Recipes", advice)
         self.config = config = config if config is not None else DrafterConfig()
 
-        self._arena = PredictionArena(max(max_prediction_tokens, c.PAGE))
+        self._arena = arena.PredictionArena(max(max_prediction_tokens, layout.PAGE))
         self._texts: dict[int, ArenaText] = {}
         #: Slots that draft from earlier answers, the oldest first.
         self._memories: dict[int, None] = {}
@@ -262,7 +255,7 @@ class Drafter:
         ids = check_integers("prediction", prediction)
         if len(ids) > (most := self.max_prediction_len):
             raise ValueError(f"prediction: expected at most {most} tokens, found {len(ids)}")
-        check_token_ids("prediction", ids, self.vocab_size, c.FIRST_GAP)
+        check_token_ids("prediction", ids, self.vocab_size, layout.FIRST_GAP)
         if sharing_key is not None:
             try:
                 hash(sharing_key)  # a tuple is a Hashable, whatever is in it
@@ -293,8 +286,8 @@ class Drafter:
             if kind != TextKind.PREDICTION:
                 self._memories[slot] = None
         self._admission.occupy(
-            slot, text if is_held else NO_TEXT, prompt_len, is_fresh=is_fresh and is_held, recipe_packs=packs,
-            kind=kind, is_hot=bool(temperature >= HIGH_TEMPERATURE),
+            slot, text if is_held else arena.NO_TEXT, prompt_len, is_fresh=is_fresh and is_held,
+            recipe_packs=packs, kind=kind, is_hot=bool(temperature >= HIGH_TEMPERATURE),
             end_tokens=[end for end in ends if 0 <= end < self.vocab_size], context=written,
         )  # fmt: skip
         return is_held
@@ -444,57 +437,3 @@ class CapturedStep:
                 self._admission.enter_new(*self._batch)
         self._graph.replay()
         return self.draft
-
-
-class ListDrafter:
-    """A `Drafter` for an engine that keeps lists of tokens: requests have ids, tokens come and go as lists.
-
-    ::
-
-        drafter = ListDrafter(max_slots=64, max_context_len=8192, ...)     # as of `Drafter`
-        drafter.add(request_id, prediction, prompt)                        # when a request arrives
-        while generating:
-            drafts = drafter.propose({request_id: new_tokens, ...})        # a step's
-            ...                                                            # verify
-        drafter.remove(request_id)                                         # when it is finished
-
-    A request's first `new_tokens` is what its prefill sampled. `drafter` is the `Drafter`. On a GPU
-    `propose` sends three tensors, and waits for the drafts.
-    """
-
-    def __init__(self, **options: Any) -> None:
-        self.drafter = Drafter(**options)
-        self._slots: dict[Hashable, int] = {}
-        self._free = list(range(self.drafter.max_slots))
-
-    def add(
-        self, request_id: Hashable, prediction: Sequence[int] = (), prompt: Sequence[int] = (), **options: Any
-    ) -> bool:
-        """`Drafter.add` of a request, new or with other tokens than it had; prompt: its `context`. ValueError
-        where `max_slots` others are there."""
-        if request_id not in self._slots and not self._free:
-            raise ValueError(f"request_id: expected at most {len(self._slots)} requests, found one more")
-        slot = self._slots[request_id] if request_id in self._slots else self._free[-1]
-        is_held = self.drafter.add(slot, prediction, context=prompt, **options)
-        if request_id not in self._slots:
-            self._slots[request_id] = self._free.pop()
-        return is_held
-
-    def propose(self, new_tokens: Mapping[Hashable, Sequence[int]]) -> dict[Hashable, list[int]]:
-        """The drafts of these requests, after the tokens that each of them sampled in this step; without one it
-        gets no draft. KeyError: a request that was not added."""
-        num_sampled = [len(tokens) for tokens in new_tokens.values()]
-        rows = np.zeros((len(num_sampled), max(num_sampled, default=0)), np.int64)
-        for row, tokens in zip(rows, new_tokens.values(), strict=True):
-            row[: len(tokens)] = tokens
-        slots = torch.tensor([self._slots[request_id] for request_id in new_tokens], dtype=torch.int64)
-        inputs = slots, torch.tensor(num_sampled, dtype=torch.int32), torch.from_numpy(rows)
-        draft = self.drafter.propose(*(tensor.to(self.drafter.device) for tensor in inputs))
-        drafted = zip(new_tokens, draft.token_ids.tolist(), draft.length.tolist(), strict=True)
-        return {request_id: tokens[:length] for request_id, tokens, length in drafted}
-
-    def remove(self, request_id: Hashable) -> None:
-        """Forget a request; one that is not there is no error."""
-        if (slot := self._slots.pop(request_id, None)) is not None:
-            self._free.append(slot)
-            self.drafter.remove(slot)

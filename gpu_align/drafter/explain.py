@@ -43,7 +43,8 @@ from ..ops.recipes import ALL_PACKS
 from ..ops.recipes.reference import find_recipe
 from ..ops.recipes.table import Recipes, RecipeTable
 from ..ops.step.reference import choose_draft, load_request, update_state
-from .arena import Admission, PredictionArena
+from .admission import Admission
+from .arena import PredictionArena
 from .config import DrafterConfig
 
 

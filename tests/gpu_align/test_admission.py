@@ -8,7 +8,7 @@ import pytest
 import torch
 from triton.runtime.interpreter import InterpretedFunction
 
-from gpu_align.drafter import arena
+from gpu_align.drafter import admission
 from gpu_align.ops import layout
 from gpu_align.ops.index import BLOCK
 from gpu_align.ops.layout import PAGE
@@ -24,7 +24,7 @@ def held(engine: Engine) -> list[Any]:
     texts = []
     for text in drafter._arena._texts.values():
         pages, num = slice(text.base, text.base + text.num_tokens), text.num_tokens
-        num_offsets = (1 << 32 - arena.shift_of(num)) + 1
+        num_offsets = (1 << 32 - admission.shift_of(num)) + 1
         texts.append([
             tokens[pages].tolist(), positions[pages][: num - 1].tolist(),
             offsets[text.base :][:num_offsets].tolist(),
@@ -133,11 +133,11 @@ def test_all_at_once_is_as_one_by_one(backend: str, pytestconfig: pytest.Config)
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_more_than_a_round(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts that do not fit in half of the ring follow in the next one."""
-    monkeypatch.setattr(arena, "ROUND_WORDS", 700)
+    """Texts that do not fit in a part of the ring follow in the next one."""
+    monkeypatch.setattr(admission, "ROUND_WORDS", 700)
     engine, rounds = Engine(backend, max_slots=6, N=600), []
-    admit = arena.admit
-    monkeypatch.setattr(arena, "admit", lambda *args: rounds.append(args[4:6]) or admit(*args))
+    admit = admission.admit
+    monkeypatch.setattr(admission, "admit", lambda *args: rounds.append(args[4:6]) or admit(*args))
     for slot in range(6):
         engine.add(slot, distinct(300, slot), [900], [slot, slot + 1])
     drafts = engine.propose([*range(6)])
@@ -154,6 +154,23 @@ def test_more_than_a_round(backend: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert engine.total_len.tolist() == [199] * 6
 
 
+def test_a_round_waits_for_none_of_the_last_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, which may still read what they sent: not even where several come in each of two steps."""
+    monkeypatch.setattr(admission, "ROUND_WORDS", 700)
+    engine, seen, admit = Engine("reference", max_slots=6, N=600), [], admission.admit
+    monkeypatch.setattr(admission, "admit", lambda *args: seen.append(id(args[3])) or admit(*args))
+    ours = engine.drafter._admission
+    ours._make_ring()
+    ours._ring = [admission._Part(len(ours._ring[0].array), False) for _ in range(admission.RING)]
+    for step in range(2):
+        for slot in range(4):
+            engine.add(slot, distinct(300, slot + 4 * step), [900], [slot, slot + 1])
+        engine.propose([*range(4)])
+    assert len(seen) == 4
+    assert len(set(seen[:3])) == 3
+    assert seen[3] == seen[0]
+
+
 class Noted:
     """The submissions of a drafter to CUDA, none of which runs: kernels, copies, and events."""
 
@@ -163,8 +180,8 @@ class Noted:
             InterpretedFunction, "run", lambda kernel, *_, grid, **__: self.seen.append(kernel.fn.__name__)
         )
         engine.drafter._admission._make_ring()
-        for half in engine.drafter._admission._ring:
-            half.read = self
+        for part in engine.drafter._admission._ring:
+            part.read = self
         for name in ("copy_", "fill_", "zero_", "clone", "to"):
             monkeypatch.setattr(torch.Tensor, name, lambda *_, name=name: self.seen.append(name))
 
