@@ -102,13 +102,16 @@ def details(title: str, note: str, content: str, opened: bool = False) -> str:
     )
 
 
+def or_dash(value: float | None, form: str = ",") -> str:
+    """A number in a cell; a dash where it is not known."""
+    return "–" if value is None else format(value, form)
+
+
 def heading(title: str) -> str:
-    """A section's heading."""
     return f"<h2>{text(title)}</h2>"
 
 
 def note(sentence: str) -> str:
-    """A quiet paragraph."""
     return f'<p class="note">{text(sentence)}</p>'
 
 

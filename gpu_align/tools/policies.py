@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ..ops.errors import MissingExtraError, check_int
+from ..ops.errors import MissingExtraError, check_int, check_probability
 from ..predictors.base import PredictorOptions, TokenPredictor
 from ..predictors.input_lookup import InputLookupTokenPredictor
 
@@ -60,7 +60,7 @@ class Policy(TokenPredictor):
         """Reset the state; prompt, prediction and K are set, the output is empty."""
 
     def _draft(self) -> list[int]:
-        """Draft tokens in order; they are cut to K."""
+        """They are cut to K."""
         raise NotImplementedError
 
     def _advance(self, tokens: list[int]) -> None:
@@ -90,9 +90,7 @@ class Cursor(Policy):
         self._cursor = 0
 
     def _draft(self) -> list[int]:
-        if self._cursor is None:
-            return []
-        return self._prediction[self._cursor : self._cursor + self._num_draft_tokens]
+        return [] if self._cursor is None else self._prediction[self._cursor :][: self._num_draft_tokens]
 
     def _advance(self, tokens: list[int]) -> None:
         if self._cursor is not None:
@@ -195,8 +193,7 @@ class OpenAI(Policy):
 
         aligned:   draft = prediction[cursor : cursor + min(lookahead, K)]
         diverged:  draft nothing until the last `resume_after` output tokens, all of them generated after
-                   the token that diverged, occur in the prediction; cursor = where that occurrence ends,
-                   and drafts begin `resume_delay` tokens later
+                   the token that diverged, occur in the prediction; cursor = where that occurrence ends
 
     Several occurrences: the first that ends after the cursor's position at the divergence, else the last before.
 
@@ -204,29 +201,23 @@ class OpenAI(Policy):
         lookahead: most tokens drafted a step; one divergence rejects at most so many.
         resume_after: matching tokens needed to draft again. Published are about 32, and counts that 35 gives; see
             docs/published.md.
-        resume_delay: tokens that then still pass without a draft, each of which must continue the match.
-
     Source: https://vamvas.ch/openai-predicted-outputs (lookahead, resumption and the 58-token example).
     """
 
     name = "openai"
 
-    def __init__(self, lookahead: int = 16, resume_after: int = 32, resume_delay: int = 0) -> None:
+    def __init__(self, lookahead: int = 16, resume_after: int = 32) -> None:
         self._lookahead = check_int("lookahead", lookahead, 1)
         self._resume_after = check_int("resume_after", resume_after, 1)
-        self._resume_delay = check_int("resume_delay", resume_delay, 0)
 
     def _begin(self) -> None:
         self._cursor = 0
         self._aligned = True
-        self._delay = 0  # tokens that have to pass before the next draft
         self._since_divergence = 0
         self._window_ends: dict[tuple[int, ...], list[int]] | None = None
 
     def _draft(self) -> list[int]:
-        if not self._aligned or self._delay:
-            return []
-        return self._prediction[self._cursor : self._cursor + self._lookahead]
+        return self._prediction[self._cursor : self._cursor + self._lookahead] if self._aligned else []
 
     def _advance(self, tokens: list[int]) -> None:
         for position in range(len(self._output) - len(tokens), len(self._output)):
@@ -237,7 +228,6 @@ class OpenAI(Policy):
         if self._aligned:
             if self._prediction[self._cursor : self._cursor + 1] == [self._output[position]]:
                 self._cursor += 1
-                self._delay = max(0, self._delay - 1)
             else:
                 self._aligned = False
                 self._since_divergence = 0
@@ -249,7 +239,6 @@ class OpenAI(Policy):
         if ends:
             self._cursor = next((end for end in ends if end > self._cursor), ends[-1])
             self._aligned = True
-            self._delay = self._resume_delay
 
     def _ends_of(self, window: list[int]) -> list[int]:
         """Ascending positions of the prediction right after each occurrence of ``window``."""
@@ -331,7 +320,7 @@ class PromptLookup(Policy):
 
         text = prompt + prediction + output
         for n in pattern_max, …, pattern_min:
-            ends = [e for e in range(n, len(text) - prediction_min + 1) if text[e - n : e] == text[-n:]]
+            ends = [e for e in range(n, len(text)) if text[e - n : e] == text[-n:]]
             if ends:
                 e = max(ends) if tie == "latest" else min(ends)
                 return text[e : e + min(prediction_max, K)]
@@ -349,32 +338,27 @@ class PromptLookup(Policy):
         self,
         pattern_min: int = 2,
         pattern_max: int = 5,
-        prediction_min: int = 1,
         prediction_max: int | None = None,
         tie: Tie = "latest",
     ) -> None:
         self._pattern_min = check_int("pattern_min", pattern_min, 1)
         self._pattern_max = check_int("pattern_max", pattern_max, self._pattern_min)
-        self._prediction_min = check_int("prediction_min", prediction_min, 1)
         longest = sys.maxsize if prediction_max is None else prediction_max
-        self._prediction_max = check_int("prediction_max", longest, self._prediction_min)
+        self._prediction_max = check_int("prediction_max", longest, 1)
         if tie not in ("latest", "earliest"):
             raise ValueError(f"tie: expected 'latest' or 'earliest', got {tie!r}")
         self._keep_first = tie == "earliest"
 
     def _begin(self) -> None:
         self._text: list[int] = []
-        self._indexed = 0
         self._ends: dict[tuple[int, ...], int] = {}
         self._advance(self._prompt + self._prediction)
 
     def _advance(self, tokens: list[int]) -> None:
         text, ends = self._text, self._ends
         text.extend(tokens)
-        # An n-gram enters the index once enough tokens follow it; so the pattern never finds itself.
-        while self._indexed + 1 + self._prediction_min <= len(text):
-            self._indexed += 1
-            end = self._indexed
+        # An n-gram enters the index once a token follows it; so the pattern never finds itself.
+        for end in range(max(len(text) - len(tokens), 1), len(text)):
             for n in range(self._pattern_min, min(self._pattern_max, end) + 1):
                 key = tuple(text[end - n : end])
                 if not (self._keep_first and key in ends):
@@ -454,8 +438,7 @@ class SuffixDecoding(Policy):
     ) -> None:
         if not max_spec_factor >= 0:
             raise ValueError(f"max_spec_factor: expected a number >= 0, got {max_spec_factor}")
-        if not 0 <= min_token_prob <= 1:
-            raise ValueError(f"min_token_prob: expected 0 <= p <= 1, got {min_token_prob}")
+        check_probability("min_token_prob", min_token_prob)
         self._max_spec_factor = float(max_spec_factor)
         self._min_token_prob = float(min_token_prob)
         self._max_tree_depth = check_int("max_tree_depth", max_tree_depth, 1)
@@ -526,8 +509,7 @@ class RecipeLookup(Policy):
     name = "recipe_pack"
 
     def __init__(self, recipes: Recipes, min_survival: float = 0.2) -> None:
-        if not 0 <= min_survival <= 1:
-            raise ValueError(f"min_survival: expected 0 <= p <= 1, got {min_survival}")
+        check_probability("min_survival", min_survival)
         lengths = (recipes.context >= 0).sum(axis=1)
         likely = (recipes.token_ids >= 0) & (recipes.survival >= min_survival)
         drafts = np.cumprod(likely, axis=1).sum(axis=1)

@@ -29,12 +29,10 @@ Table = tuple[str, tuple[str, ...], Sequence[tuple[str, ...]], list[str]]
 
 
 def origin_of(step: Step) -> Origin:
-    """The source of a step's accepted drafts."""
     return Origin(SOURCES.index(step.source))
 
 
 def summary(log: StepLog) -> str:
-    """One line: the steps, the drafts, the lengths of prediction and prompt."""
     steps = len(log.steps)
     return (
         f"{log.output_tokens} tokens in {steps} steps, {_per_step(log.output_tokens, steps):.1f} a step; "
@@ -135,7 +133,6 @@ class LogCounts:
 
     @classmethod
     def of(cls, log: StepLog, file: str) -> LogCounts:
-        """Count a step log."""
         tokens, steps = log.output_tokens, len(log.steps)
         perfect = 1 + -(-(tokens - 1) // (log.num_draft_tokens + 1))
         counts = cls(
@@ -161,12 +158,8 @@ class LogCounts:
 
 
 def read_folder(folder: Path) -> tuple[list[LogCounts], list[tuple[str, str]]]:
-    """Count every ``*.yaml`` in a folder and the folders in it; files that are no step logs, and why.
-
-    Raises:
-        OSError: the folder cannot be read.
-        MissingExtraError: PyYAML is not installed.
-    """
+    """Count every ``*.yaml`` in a folder and the folders in it; files that are no step logs, and why. OSError: the
+    folder cannot be read. MissingExtraError: PyYAML is not installed."""
     list(folder.iterdir())  # raises where the folder cannot be read; rglob finds nothing there
     paths = sorted(path for path in folder.rglob("*.yaml") if path.is_file())
     requests, skipped = [], []
@@ -211,20 +204,20 @@ def figures_of(requests: Sequence[LogCounts], top: int) -> dict[str, Any]:
 def folder_tables(found: Mapping[str, Any], requests: Sequence[LogCounts]) -> Iterator[Table]:
     """The tables of what `figures_of` returns. requests: the worst."""
     rows = [
-        (source, *map(_number, (n["steps"], n["drafted"], n["accepted"], n["drafted"] - n["accepted"])),
+        (source, *map(html.or_dash, (n["steps"], n["drafted"], n["accepted"], n["drafted"] - n["accepted"])),
          f"{n['accepted'] / n['drafted']:.0%}")
         for source, n in found["by_source"].items()
     ]  # fmt: skip
     header: tuple[str, ...] = ("source", "steps", "drafted", "accepted", "rejected", "accepted of drafted")
     yield "by source", header, rows, ["source"]
-    rows = [(_number(n["tokens"]), _number(n["steps"]), n["source"], n["why"]) for n in found["losses"]]
+    rows = [(f"{n['tokens']:,}", f"{n['steps']:,}", n["source"], n["why"]) for n in found["losses"]]
     header = ("lost", "steps", "source", "why they were drafted")
     yield "draft tokens that were lost", header, rows, [header[-1]]
     rows = []
     for r in requests:
         mostly = max(r.losses, key=lambda reason: r.losses[reason]["tokens"], default=())
-        written = map(_number, (r.prediction_tokens, r.output_tokens, r.steps))
-        lost = map(_number, (r.steps_lost, r.accepted, r.rejected))
+        written = map(html.or_dash, (r.prediction_tokens, r.output_tokens, r.steps))
+        lost = map(html.or_dash, (r.steps_lost, r.accepted, r.rejected))
         rows.append((r.file, *written, f"{r.tokens_per_step:.1f}", *lost, ": ".join(mostly)))
     header = ("request", "prediction", "tokens", "steps", "tokens/step", "steps lost", "accepted", "rejected",
               "mostly lost")  # fmt: skip
@@ -232,12 +225,7 @@ def folder_tables(found: Mapping[str, Any], requests: Sequence[LogCounts]) -> It
     yield title, header, rows, [header[-1]]
 
 
-def _number(value: int) -> str:
-    return f"{value:,}"
-
-
 def folder_summary(found: dict[str, Any]) -> str:
-    """One line: requests, steps, drafts."""
     return (
         f"{found['requests']:,} requests, {found['output_tokens']:,} tokens in {found['steps']:,} steps, "
         f"{_per_step(found['output_tokens'], found['steps']):.1f} a step; "
@@ -287,7 +275,7 @@ def report_command(
 
 
 def _show_request(found: StepLog, tokenizer: str | None) -> tuple[dict[str, Any], str]:
-    """The steps of one request: figures and page."""
+    """Figures and page."""
     if tokenizer is not None:
         from .simulate.tokenizers import load_tokenizer, token_texts
 

@@ -67,13 +67,13 @@ def outputs(draw: Any) -> tuple[Ids, list[Ids]]:
 
 
 def openai_rule(data: Any) -> tuple[Policy, Rule]:
-    lookahead, after, delay = (data.draw(st.integers(low, 4)) for low in (1, 1, 0))
+    lookahead, after = (data.draw(st.integers(1, 4)) for _ in range(2))
 
     def rule(prompt: Ids, prediction: Ids, output: Ids) -> Ids:
-        cursor, wait, diverged = 0, 0, None
+        cursor, diverged = 0, None
         for n, token in enumerate(output, start=1):
             if diverged is None and prediction[cursor : cursor + 1] == [token]:
-                cursor, wait = cursor + 1, max(0, wait - 1)
+                cursor += 1
             elif diverged is None:
                 diverged = n
             elif n - diverged >= after:
@@ -84,10 +84,10 @@ def openai_rule(data: Any) -> tuple[Policy, Rule]:
                 ]
                 if ends:
                     cursor = min((end for end in ends if end > cursor), default=ends[-1])
-                    diverged, wait = None, delay
-        return prediction[cursor : cursor + lookahead] if diverged is None and not wait else []
+                    diverged = None
+        return prediction[cursor : cursor + lookahead] if diverged is None else []
 
-    return OpenAI(lookahead, after, delay), rule
+    return OpenAI(lookahead, after), rule
 
 
 def myers_rule(data: Any) -> tuple[Policy, Rule]:

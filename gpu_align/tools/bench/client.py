@@ -40,7 +40,7 @@ class WrongOptionError(BenchError):
 
 
 class RequestRefusedError(BenchError):
-    """The server answered with HTTP 400 or 422: this request is not possible."""
+    """The server answered with HTTP 400 or 422."""
 
 
 CONNECT_TIMEOUT_S = 5.0
@@ -117,7 +117,6 @@ class Counts:
         return cls(numbers, drafts, has_plugin, info) if "generated" in numbers else None
 
     def since(self, before: Counts) -> Counts:
-        """Return what was counted after `before`."""
         numbers, drafts = self.numbers.copy(), self.drafts.copy()
         numbers.subtract(before.numbers)
         drafts.subtract(before.drafts)
@@ -130,12 +129,10 @@ class Counts:
 
     @property
     def accepted(self) -> int:
-        """Draft tokens that the model agreed with, from all sources."""
         return self._verdict("accepted") if self.has_plugin else self.numbers["vllm_accepted"]
 
     @property
     def rejected(self) -> int:
-        """Draft tokens that were verified and refused."""
         if self.has_plugin:
             return self._verdict("rejected")
         return self.numbers["vllm_drafted"] - self.numbers["vllm_accepted"]
@@ -154,7 +151,7 @@ class Counts:
         )
 
     def by_source(self) -> dict[str, dict[str, int]]:
-        """Return accepted and rejected draft tokens of each source that had any."""
+        """Of each source that had any."""
         sources = sorted({source for (source, _), n in self.drafts.items() if n})
         verdicts = ("accepted", "rejected")
         return {source: {v: self.drafts[source, v] for v in verdicts} for source in sources}
@@ -195,11 +192,9 @@ def http_client(url: str, **more: Any) -> httpx.AsyncClient:
 
 
 class Client:
-    """One server and one model on it.
-
-    base_url: ends in ``/v1``. timeout_s: the longest wait for a piece of an answer. body: more fields of each
-    request. fresh_prefix: a `cache_salt` for each, so that vLLM's prefix cache does not spare its prefill.
-    """
+    """One server and one model on it. base_url: ends in ``/v1``. timeout_s: the longest wait for a piece of an
+    answer. body: more fields of each request. fresh_prefix: a `cache_salt` for each, so that vLLM's prefix cache
+    does not spare its prefill."""
 
     def __init__(
         self,
@@ -227,7 +222,6 @@ class Client:
         )
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self._http.aclose()
 
     async def choose_model(self, name: str | None) -> None:
@@ -249,7 +243,7 @@ class Client:
         self.root, self.vllm = str(chosen.get("root") or self.model), chosen.get("owned_by") == "vllm"
 
     async def root_text(self, path: str) -> str:
-        """Return what a path beside ``/v1`` answers, such as ``/metrics``; "" where there is none."""
+        """The answer of a path beside ``/v1``, such as ``/metrics``; "" without one."""
         try:
             response = await self._http.get(self.base_url.removesuffix("/v1") + path, timeout=_SHORT_TIMEOUT)
         except httpx.HTTPError:
@@ -257,15 +251,11 @@ class Client:
         return response.text if response.status_code == 200 else ""
 
     async def counts(self) -> Counts | None:
-        """Return the server's counters; None where it has no `/metrics` that vLLM wrote."""
         return Counts.read(await self.root_text("/metrics"))
 
     async def counted(self, before: Counts, tokens: int) -> Counts | None:
-        """Return what was counted since `before`, once all `tokens` output tokens are in it and nothing moves.
-
-        After `SETTLE_S` seconds, or `REST_S` seconds after all tokens are in it, it returns what there is: other
-        clients may keep a server busy.
-        """
+        """The counts since `before`, once all `tokens` output tokens are in them and nothing moves, at the latest
+        after `SETTLE_S` seconds, or `REST_S` seconds after all tokens: other clients may keep a server busy."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + SETTLE_S
         last: Counts | None = None
@@ -343,11 +333,9 @@ class Client:
             raise BenchError(f"{self.base_url}: no answer: {str(error) or type(error).__name__}") from error
 
     def _refused(self, response: httpx.Response) -> BenchError:
-        code = response.status_code
+        code, place = response.status_code, f"{self.base_url}: HTTP {response.status_code}"
         if code in (401, 403):
-            return BenchError(
-                f"{self.base_url}: HTTP {code}: the API key is refused (--api-key or OPENAI_API_KEY)"
-            )
+            return BenchError(f"{place}: the API key is refused (--api-key or OPENAI_API_KEY)")
         if code == 404:
             return BenchError(f"{response.url}: HTTP 404: no OpenAI-compatible server, or not this model")
         try:
@@ -355,7 +343,7 @@ class Client:
         except ValueError:
             said = response.text
         kind = RequestRefusedError if code in (400, 422) else BenchError
-        return kind(f"{self.base_url}: HTTP {code}: {said[:300]}")
+        return kind(f"{place}: {said[:300]}")
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:

@@ -41,12 +41,11 @@ def read_pairs(path: Path, source: str = "") -> list[Pair]:
 
 
 def shipped_pairs() -> list[Pair]:
-    """Return the edits that come with the package."""
     return read_pairs(Path(__file__).with_name("pairs.jsonl"), SHIPPED)
 
 
 def pair_of_files(before: Path, after: Path | None, instruction: str | None) -> Pair:
-    """Return one pair of two files; EditError where one is no text, or both are the same, OSError."""
+    """EditError where one is no text, or both are the same, OSError."""
     old, new = text_file(before), None if after is None else text_file(after)
     if not old.strip():
         raise EditError(f"--before: {before}: expected a text, found an empty file")
@@ -62,7 +61,7 @@ def pair_of_files(before: Path, after: Path | None, instruction: str | None) -> 
 
 
 def pairs_from_git(repo: Path, revisions: str, limit: int) -> list[Pair]:
-    """Return the text files that commits modify (`git_edits`); the subject is the instruction."""
+    """The text files that commits modify (`git_edits`); the subject is the instruction."""
     return [
         Pair(f"{e.commit}:{e.path}", f"Change the file {e.path}: {e.subject}", e.before, e.after)
         for e in git_edits(revisions, repo, limit, MAX_FILE_BYTES)
@@ -100,7 +99,6 @@ class SentPredictions:
     fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def sentence(self) -> str:
-        """Say where the predictions come from."""
         total, edited = len(self.sources), self.sources.count("output")
         if not edited:
             return "Each prediction is the text before the edit, as a client would send it."

@@ -30,8 +30,6 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """How to measure."""
-
     concurrency: tuple[int, ...]  #: requests in flight, a measurement each
     modes: tuple[str, ...]  #: in the order of tables, for instance a selection of `MODES`
     rounds: int  #: how often each combination is measured
@@ -42,7 +40,6 @@ class BenchSettings:
     fresh_prefix: bool = True  #: each request is prefilled anew
 
     def requests_at(self, concurrency: int, pairs: int) -> int:
-        """Return the number of requests of one turn."""
         return self.requests or max(pairs, 2 * concurrency)
 
 
@@ -59,7 +56,6 @@ class Pace(NamedTuple):
 
 
 def planned_s(settings: BenchSettings, pairs: int, pace: Pace) -> float:
-    """Return how long all turns take, at most."""
     each = (pace.seconds(settings.requests_at(n, pairs), n) for n in settings.concurrency)
     return sum(each) * len(settings.modes) * settings.rounds
 
@@ -83,11 +79,8 @@ class Turn(NamedTuple):
 
 
 def turns(modes: Sequence[str], concurrency: Sequence[int], rounds: int) -> Iterator[Turn]:
-    """Every mode at every concurrency in every round.
-
-    The modes of one concurrency run one after another, so that a slow minute hits all of them. The first of them
-    changes from round to round, so that none is always the first.
-    """
+    """Every mode at every concurrency in every round. Those of one concurrency run one after another, so that a
+    slow minute hits all of them, and the first of them changes from round to round."""
     for number in range(rounds):
         for place, streams in enumerate(concurrency):
             shift = (number + place) % len(modes)
@@ -97,8 +90,6 @@ def turns(modes: Sequence[str], concurrency: Sequence[int], rounds: int) -> Iter
 
 @dataclass
 class Sample:
-    """Measurements of one turn."""
-
     turn: Turn
     answers: list[tuple[int, Answer]] = field(default_factory=list)  #: (pair, answer) of each request
     seconds: float = 0.0  #: wall time from the first request to the last answer
@@ -107,12 +98,10 @@ class Sample:
 
     @property
     def output_tokens(self) -> int:
-        """Tokens of all answers."""
         return sum(answer.output_tokens for _, answer in self.answers)
 
     @property
     def tokens_per_s(self) -> float:
-        """Output tokens of all streams a second."""
         return self.output_tokens / self.seconds
 
     @property
@@ -132,12 +121,11 @@ class Result:
     complete: bool = False  #: whether all turns are there
 
     def note(self, text: str) -> None:
-        """Add a sentence, once."""
         if text not in self.notes:
             self.notes.append(text)
 
     def runs(self) -> list[dict[str, Any]]:
-        """Return one object a mode and concurrency, all rounds together."""
+        """One object a mode and concurrency, all rounds together."""
         modes = list(self.about.get("settings", {}).get("modes", ()))
         grouped: dict[tuple[int, int], list[Sample]] = {}
         for sample in self.samples:
@@ -145,7 +133,7 @@ class Result:
         return [self._run(grouped[key]) for key in sorted(grouped)]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the whole result, without dates and without any text of a request."""
+        """Without dates, and without any text of a request."""
         return {**self.about, "complete": self.complete, "notes": self.notes, "runs": self.runs()}
 
     def _run(self, samples: Sequence[Sample]) -> dict[str, Any]:
@@ -247,11 +235,8 @@ class Session:
         self._sent = SentPredictions({}, [])
 
     async def stage(self, clients: Mapping[str, Client]) -> None:
-        """Measure all modes of one stage, interleaved. The first stage begins with the first run.
-
-        Raises:
-            BenchError: a server fails, refuses all pairs, or sends what is no answer.
-        """
+        """Measure all modes of one stage, interleaved. The first stage begins with the first run. BenchError: a
+        server fails, refuses all pairs, or sends what is no answer."""
         if not self._outputs:
             self._plan()
             await self._first_run(clients.get("none") or next(iter(clients.values())))
@@ -307,23 +292,20 @@ class Session:
         self.pairs = [self.pairs[index] for index in kept]
         self._outputs = [outputs[index] for index in kept]
         if loops := [p.id for p, text in zip(self.pairs, self._outputs, strict=True) if is_loop(text)]:
-            told = (
-                f"{len(loops)} of {counted(len(kept), 'answer')} end in a loop, the first that of {loops[0]}"
-            )
             self.result.note(
-                f"{told}: a loop is drafted at no cost, so these figures tell little about edits."
+                f"{len(loops)} of {counted(len(kept), 'answer')} end in a loop, the first that of {loops[0]}: "
+                "a loop is drafted at no cost, so these figures tell little about edits."
             )
         tokens = max(tokens, 1)
         rate = tokens / (time.perf_counter() - started)
         self._pace = Pace(tokens / len(kept), rate, min(FIRST_RUN_STREAMS, len(kept)))
         self._plan(self._pace)
         predict = self.predict or partial(make_predictions, choice=self.settings.prediction)
-        predictions = predict(self.pairs, self._outputs)
-        self._sent = predictions
-        before, after = (predictions.sources.count(source) for source in ("before", "output"))
-        self.result.about["predictions"] = {"pairs": len(kept), "before": before, "output": after}
+        self._sent = predict(self.pairs, self._outputs)
+        sources = {source: self._sent.sources.count(source) for source in ("before", "output")}
+        self.result.about["predictions"] = {"pairs": len(kept), **sources}
         if "prediction" in self.settings.modes:
-            self.result.note(predictions.sentence())
+            self.result.note(self._sent.sentence())
 
     async def _warm_up(self, mode: str, client: Client) -> None:
         streams = max(self.settings.concurrency)

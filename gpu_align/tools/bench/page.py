@@ -29,7 +29,7 @@ _WORDS = {
 
 
 def rows(runs: Sequence[Mapping[str, Any]], header: Sequence[str]) -> list[list[str]]:
-    """Return one row a run, under `SPEED` or `STEPS`."""
+    """One row a run, under `SPEED` or `STEPS`."""
     return [[_cells(run)[name] for name in header] for run in runs]
 
 
@@ -44,10 +44,10 @@ def _cells(run: Mapping[str, Any]) -> dict[str, str]:
         "TTFT ms": _percentiles(run["ttft_ms"]),
         "between tokens ms": _percentiles(run["itl_ms"]),
         "tokens": f"{tokens:,}",
-        "steps": _count(steps),
+        "steps": html.or_dash(steps),
         "tokens/step": f"{tokens / steps:.2f}" if steps else "–",
-        "accepted": _count(run["accepted"]),
-        "rejected": _count(run["rejected"]),
+        "accepted": html.or_dash(run["accepted"]),
+        "rejected": html.or_dash(run["rejected"]),
         "identical": f"{run['different']} differ" if run["different"] else "yes",
     }
 
@@ -57,7 +57,7 @@ def _ratio(found: Mapping[str, float]) -> str:
 
 
 def verdict(runs: Sequence[Mapping[str, Any]], about: Mapping[str, Any]) -> list[str]:
-    """Return sentences that say what the table shows; only what was measured. about: `Result.about`."""
+    """Sentences that say what the table shows; only what was measured. about: `Result.about`."""
     by_key = {(run["mode"], run["concurrency"]): run for run in runs}
     found = []
     sent = about.get("predictions", {})
@@ -89,10 +89,6 @@ def _percentiles(found: Mapping[str, float | None]) -> str:
         return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
 
     return "/".join(shown(found[name]) for name in ("p50", "p90", "p99"))
-
-
-def _count(value: int | None) -> str:
-    return "–" if value is None else f"{value:,}"
 
 
 class Bar(NamedTuple):
@@ -133,7 +129,7 @@ def _number(value: float) -> str:
 
 
 def render(result: Mapping[str, Any]) -> str:
-    """Return the page of `Result.as_json`."""
+    """The page of `Result.as_json`."""
     runs = result["runs"]
     parts = [html.note(_summary(result))]
     if not result["complete"]:

@@ -50,15 +50,9 @@ async def running(
 ) -> AsyncIterator[int]:
     """Start a server, wait until it is healthy, give the id of its process group, and stop the group at the end.
 
-    If this process itself is killed, a guard stops the group.
-
-    Args:
-        url: where it answers; ``url + "/health"`` gives 200 when it is ready.
-        log: the file its output goes to; overwritten.
-        tick: called with the seconds waited, about four times a second.
-
-    Raises:
-        BenchError: it dies, or is not healthy in time; with the end of its log.
+    If this process itself is killed, a guard stops the group. url: ``url + "/health"`` gives 200 when it is ready.
+    log: the file of its output; overwritten. tick: called with the seconds waited, about four times a second.
+    BenchError: it dies, or is not healthy in time; with the end of its log.
     """
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -128,8 +122,6 @@ def _tail(log: Path) -> str:
 
 
 class Kind(NamedTuple):
-    """A kind of vLLM server."""
-
     title: str
     #: `--speculative-config` but for the number of draft tokens; None: no drafts
     speculation: Mapping[str, object] | None
@@ -149,7 +141,7 @@ KINDS: Mapping[str, Kind] = {
 
 
 def free_port() -> int:
-    """Return a TCP port without a listener at this moment."""
+    """A TCP port without a listener at this moment."""
     with socket.socket() as listener:
         listener.bind((HOST, 0))
         port: int = listener.getsockname()[1]
@@ -165,7 +157,7 @@ def command_line(
     *,
     gpu: bool,
 ) -> list[str]:
-    """Return the command line of a vLLM server; options of the user (`extra`) come last, so that they win."""
+    """Of a vLLM server; options of the user (`extra`) come last, so that they win."""
     options = ["--model", model, "--host", HOST, "--port", str(port)]
     if speculation is not None:
         config = {**speculation, "num_speculative_tokens": num_draft_tokens}
@@ -176,7 +168,7 @@ def command_line(
 
 
 def environment(*, gpu: bool) -> dict[str, str]:
-    """Return this process's environment with what the server needs."""
+    """This process's, with what the server needs."""
     env = dict(os.environ)
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), env.get("PYTHONPATH"))))
     env["GPU_ALIGN_STRICT"] = "1"  # a server that quietly does not draft would be measured as one that does
@@ -279,9 +271,8 @@ class Served:
     async def _server(self, kind: Kind, log: Path, session: Session, title: str) -> AsyncIterator[Client]:
         """A client of a server that runs while the block does."""
         port, gpu = free_port(), has_gpu()
-        url = f"http://{HOST}:{port}"
-        extra = self.arguments
-        command = command_line(self.model, kind.speculation, port, self.num_draft_tokens, extra, gpu=gpu)
+        url, K, extra = f"http://{HOST}:{port}", self.num_draft_tokens, self.arguments
+        command = command_line(self.model, kind.speculation, port, K, extra, gpu=gpu)
         env = {**environment(gpu=gpu), **self.env}
         typer.echo(f"{title}: starting; log: {log}", err=True)
 

@@ -34,12 +34,8 @@ def recipes_for(records: Sequence[Record], pack: str = SHIPPED_PACK) -> Recipes 
     """The recipes of a pack in the records' tokens; None where their tokenizer is not known.
 
     pack: a file of `RecipePack.save`, ``"base"``: the one that comes with the library, or ``"off"``. One is
-    tokenized once for each tokenizer, which takes a few seconds.
-
-    Raises:
-        PackError: the file is not a pack.
-        OSError: the file cannot be read.
-        ValueError: the tokenizer cannot be loaded.
+    tokenized once for each tokenizer, which takes a few seconds. PackError, OSError: the file is not a pack, or
+    cannot be read. ValueError: the tokenizer cannot be loaded.
     """
     name = tokenizer_of(records)
     return None if name is None or pack == NO_PACK else tokenized_pack(pack, name)
@@ -47,7 +43,6 @@ def recipes_for(records: Sequence[Record], pack: str = SHIPPED_PACK) -> Recipes 
 
 @lru_cache(maxsize=8)
 def tokenized_pack(pack: str, tokenizer: str) -> Recipes:
-    """The recipes of a pack in this tokenizer's tokens."""
     encode = load_tokenizer(tokenizer).encode
     return find_pack(pack)[1].tokenize(lambda texts: [encode(text) for text in texts])
 
@@ -83,12 +78,10 @@ def our_drafter(
 
 
 def import_policy(path: str) -> TokenPredictor:
-    """Return the policy that the class or function at ``module:name`` or ``module:name?argument=value&...`` makes.
+    """The policy that the class or function at ``module:name`` or ``module:name?argument=value&...`` makes.
 
-    A value is a Python literal where it reads as one, else text: ``?max_tokens=8&model=org/name``.
-
-    Raises:
-        ValueError: no such module or name, arguments that it does not take, or no `TokenPredictor`.
+    A value is a Python literal where it reads as one, else text: ``?max_tokens=8&model=org/name``. ValueError: no
+    such module or name, arguments that it does not take, or no `TokenPredictor`.
     """
     target, _, query = path.partition("?")
     module_name, _, name = target.partition(":")
@@ -184,9 +177,7 @@ def make_policies(
         settings: of our drafter: fields of `DrafterConfig`, like those of `SWEEP`.
         recipes: as in `recipes_for`, which also raises.
 
-    Raises:
-        ValueError: a name is none, nothing can be made of ``module:name``, or a policy needs recipes and has none.
-        MissingExtraError: a policy's package is not installed.
+    ValueError: no such name, or a policy that needs recipes without any. MissingExtraError: a package is missing.
     """
     factories = {**POLICIES, **OPTIONAL_POLICIES}
     tokenizer = tokenizer_of(records)

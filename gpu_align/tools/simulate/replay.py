@@ -113,7 +113,6 @@ class PairResult:
         return cls(record.id, length, steps, 0, 0, [], origins, step_of)
 
     def count(self, step: VerifiedStep) -> None:
-        """Take the next step."""
         accepted, wrong = step.accepted, len(step.draft) - step.accepted
         self.step_of[step.start : step.end] = self.steps
         self.steps += 1
@@ -138,12 +137,9 @@ def replay(
     Args:
         policy: the drafter; it is reset. An error of it is raised: a figure without its drafts would mislead.
         record: what to replay. The policy gets copies: it cannot see a token that is not generated yet.
-        num_draft_tokens: K, at least 1.
+        num_draft_tokens: K; ValueError below 1.
         draft_in_prefill: let the prefill step verify drafts, as a hosted service can.
         progress: told the tokens replayed since the last call: 0 at the beginning, then every 256 steps.
-
-    Raises:
-        ValueError: ``num_draft_tokens < 1``.
     """
     told, tell = 0, progress or (lambda tokens: None)
     tell(0)
@@ -181,7 +177,6 @@ class PolicyResult:
 
     @property
     def tokens_per_step(self) -> float:
-        """``output_tokens / steps``."""
         return self.output_tokens / self.steps
 
     @property
@@ -212,10 +207,8 @@ def simulate(
     results = []
     for policy in policies:
         name = policy.name or type(policy).__name__
-        pairs = []
-        for record in records:
-            tell = None if progress is None else partial(progress, name)
-            pairs.append(replay(policy, record, num_draft_tokens, draft_in_prefill, tell))
+        tell = None if progress is None else partial(progress, name)
+        pairs = [replay(policy, record, num_draft_tokens, draft_in_prefill, tell) for record in records]
         results.append(PolicyResult(name, pairs))
     return results
 
@@ -259,14 +252,11 @@ def table_rows(results: Sequence[PolicyResult]) -> list[tuple[str, ...]]:
     return [
         (
             r.name, f"{r.output_tokens:,}", f"{r.steps:,}", f"{r.tokens_per_step:.2f}", f"{r.accepted:,}",
-            f"{r.rejected:,}", _or_dash(r.rejected_per_accepted, ".2f"), _or_dash(r.propose_us_median, ",.0f"),
+            f"{r.rejected:,}", html.or_dash(r.rejected_per_accepted, ".2f"),
+            html.or_dash(r.propose_us_median, ",.0f"),
         )
         for r in sorted(results, key=lambda result: result.steps)
     ]  # fmt: skip
-
-
-def _or_dash(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)
 
 
 def to_html(records: Sequence[Record], results: Sequence[PolicyResult], num_draft_tokens: int) -> str:

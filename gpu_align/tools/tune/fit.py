@@ -10,14 +10,8 @@ import numpy.typing as npt
 
 from ...drafter.config import DrafterConfig
 from ...drafter.explain import StepView, View
-from ...ops.choose import (
-    ALIGNMENT_CONTEXT,
-    NUM_ADHERENCES,
-    NUM_ALIGNMENTS,
-    NUM_CLASSES,
-    NUM_LENGTHS,
-    NUM_MARGINS,
-)
+from ...ops import choose
+from ...ops.choose import ALIGNMENT_CONTEXT, NUM_CLASSES
 from ...ops.choose.survival import KNOTS, SurvivalTables, survival_units
 from ...ops.files import NUM_BINS
 from ...ops.host import Entry
@@ -58,10 +52,6 @@ class CandidateReplay(StepView):
             num_prompt = len(record.prompt)
             row[:num_prompt] = record.prompt
             row[num_prompt : num_prompt + len(record.output)] = record.output
-
-    def look_after(self, slots: Int64, done: Int64) -> View:
-        """The drafter's view after ``done[r]`` output tokens of ``slots[r]``, which only grow."""
-        return self.look(slots, self.num_prompt[slots] + done)
 
     def right(self, view: View, slots: Int64, done: Int64) -> Int64:
         """[R, C]: how many tokens of each candidate, copied as they are, come next in the output; at most K."""
@@ -116,11 +106,9 @@ def observe(
 ) -> ReplayCounts:
     """Replay all records, each with at least one output token, with the drafter's own choices.
 
-    Args:
-        survival: [C, K] int32 in units of 1/`SURVIVAL_ONE`: what is chosen by; not the table of `config`.
-        max_context_len: T; which positions of a context are remembered depends on it.
-        calibration: [NUM_BINS], of the confidences.
-        progress: told of output tokens as they are replayed.
+    survival: [C, K] int32 in units of 1/`SURVIVAL_ONE`: what is chosen by; not the table of `config`.
+    max_context_len: T; which positions of a context are remembered depends on it. calibration: [NUM_BINS], of the
+    confidences. progress: told of output tokens as they are replayed.
     """
     thresholds = config.min_survival, config.min_survival_lost
     tables = SurvivalTables.from_survival(survival, "cpu", *thresholds, calibration)
@@ -131,7 +119,7 @@ def observe(
     done = np.minimum(1, replay.num_output)
     total = np.array([replay.num_output.sum(), len(records), 0, 0])
     while (slots := np.flatnonzero(done < replay.num_output)).size:
-        view = replay.look_after(slots, done[slots])
+        view = replay.look(slots, replay.num_prompt[slots] + done[slots])
         right = replay.right(view, slots, done[slots])
         seen = _distinct(view.candidates)
         np.add.at(runs, (view.class_id[seen], right[seen]), 1)
@@ -169,9 +157,9 @@ def _distinct(found: Candidates) -> npt.NDArray[np.bool_]:
 PRIOR = 15
 #: A class of a table that is known is worth as many.
 KNOWN_PRIOR = 100
-SHAPE = NUM_LENGTHS, NUM_MARGINS, NUM_ALIGNMENTS, NUM_ADHERENCES
+SHAPE = choose.NUM_LENGTHS, choose.NUM_MARGINS, choose.NUM_ALIGNMENTS, choose.NUM_ADHERENCES
 #: A match in the prediction and one in the context have nothing in common but their length, and share nothing.
-TEXTS = slice(0, ALIGNMENT_CONTEXT), slice(ALIGNMENT_CONTEXT, NUM_ALIGNMENTS)
+TEXTS = slice(0, ALIGNMENT_CONTEXT), slice(ALIGNMENT_CONTEXT, choose.NUM_ALIGNMENTS)
 
 
 def relearn(runs: Array, known: Array) -> Array:

@@ -42,12 +42,8 @@ def read_traffic(
 ) -> tuple[list[Record], Counter[str]]:
     """The requests of step logs and files of pairs, and the reasons why others cannot be replayed, with how many.
 
-    A step log is one request. It has no tokens of the prompt, so drafts from the prompt are not seen.
-
-    Raises:
-        OSError: a file cannot be read.
-        ValueError: an invalid file of pairs.
-        MissingExtraError: PyYAML, or a tokenizer's package, is not installed.
+    A step log is one request. It has no tokens of the prompt, so drafts from the prompt are not seen. OSError: a
+    file cannot be read. ValueError: an invalid file of pairs. MissingExtraError: PyYAML, or a tokenizer's package.
     """
     records: list[Record] = []
     skipped: Counter[str] = Counter()
@@ -213,8 +209,6 @@ MAX_CHOICE_TOKENS = 120_000
 
 
 class Tuned(NamedTuple):
-    """A table for `write_table`, and the report on it."""
-
     table: dict[str, Any]
     report: Report
 
@@ -242,9 +236,8 @@ def tune(records: Sequence[Record], progress: Advance | None = None) -> Tuned:
     """
     learned, held = split(records)
     if len(records) < LEAST_REQUESTS or not learned:
-        raise ValueError(
-            f"expected at least {LEAST_REQUESTS} requests with predictions, different ones, found {len(records)}"
-        )
+        expected = f"at least {LEAST_REQUESTS} requests with predictions, different ones"
+        raise ValueError(f"expected {expected}, found {len(records)}")
     if progress is not None:
         parts_of = (NUM_ROUNDS, learned), (1 + 2 * len(SETTINGS), _sample(learned)), (1 + MAX_REPORTED, held)
         progress("", 0, sum(times * len(r.output) for times, part in parts_of for r in part))
