@@ -39,13 +39,8 @@ class Admission:
     device ends as if each call had been sent by itself. Sending is one kernel (see `admit`) and an event; more
     rounds where texts have more than `ROUND_WORDS` tokens together, of which the fourth waits for the first.
 
-    Args:
-        state: the drafter's.
-        token_ids, total_len: its rows.
-        context_shift: of `StepSettings`.
-        longest: tokens of the longest prediction.
-        backend: of the step.
-        uses_context: whether any request drafts from its context.
+    state, token_ids, total_len: the drafter's. context_shift, backend: of its step. longest: tokens of the longest
+    prediction. uses_context: whether any request drafts from its context.
     """
 
     def __init__(
@@ -132,7 +127,7 @@ class Admission:
             self._started[:] = 1
 
     def flush(self) -> None:
-        """Send what is staged. Does nothing where nothing is."""
+        """Send what is staged."""
         texts = [text for text in self._texts if text.is_held]
         while self._staged or texts:
             if not self._ring:

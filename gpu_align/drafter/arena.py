@@ -146,7 +146,6 @@ class PredictionArena:
                 self._unused[text] = None
 
     def stats(self) -> ArenaStats:
-        """Count pages and calls."""
         free, not_in_use = (marks.count(1) * self.page for marks in (self._free, self._not_in_use))
         return ArenaStats(
             self.num_tokens - not_in_use, not_in_use - free, free, len(self._texts), self._reused,

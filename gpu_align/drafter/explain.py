@@ -10,33 +10,13 @@ import numpy as np
 import torch
 
 from ..ops.align.reference import load_state
-from ..ops.choose import (
-    ADHERENCE_LOST,
-    ALIGNMENT_CLOSE,
-    ALIGNMENT_FAR,
-    CLOSE_DEFICIT,
-    SURVIVAL_ONE,
-    unpack_class,
-)
+from ..ops.choose import unpack_class
 from ..ops.choose.reference import worth
 from ..ops.choose.survival import SurvivalTables
 from ..ops.compose.reference import write_draft
 from ..ops.host import Entry, choose, compose, layout
 from ..ops.index.reference import load_bucket
-from ..ops.layout import (
-    FIRST_GAP,
-    IN_SYNC,
-    NOWHERE,
-    NUM_IN_SYNC,
-    TEXT_CONTEXT,
-    IntArray,
-    StepSettings,
-    StepState,
-    TextKind,
-    allocate_state,
-    as_arrays,
-    whole_pages,
-)
+from ..ops.layout import IntArray, StepSettings, StepState, TextKind, allocate_state, as_arrays, whole_pages
 from ..ops.match import NUM_CANDIDATES, Candidates
 from ..ops.match.reference import Workspace, allocate_workspace
 from ..ops.recipes import ALL_PACKS
@@ -91,7 +71,7 @@ class StepView:
             )
         self.tables = as_arrays(tables)
         # A draft is shown as it is found: no vocabulary ends it, but a gap.
-        self._settings = config.step_settings(FIRST_GAP, max_context_len)
+        self._settings = config.step_settings(layout.FIRST_GAP, max_context_len)
         arena = PredictionArena(sum(whole_pages(len(prediction)) for prediction in predictions))
         state = allocate_state(len(predictions), max_context_len, arena.num_tokens, "cpu")
         rows = torch.zeros((len(predictions), max_context_len), dtype=torch.int32)
@@ -158,13 +138,14 @@ def _look(
                     found.matched[i_c], own.class_id[i_c] + limits * choose.NUM_CLASSES, tables,
                     settings.length_quarters,
                 )  # fmt: skip
-        view.length[r], view.edits[r] = write_draft(request, edits, recipes, choice, NOWHERE, view.draft[r])
+        of_draft = write_draft(request, edits, recipes, choice, layout.NOWHERE, view.draft[r])
+        view.length[r], view.edits[r] = of_draft
 
 
 #: What an alignment bucket says of a candidate in the prediction.
 _WORSE = {
-    ALIGNMENT_CLOSE: f"at most {CLOSE_DEFICIT} worse by the alignment",
-    ALIGNMENT_FAR: f"more than {CLOSE_DEFICIT} worse by the alignment",
+    choose.ALIGNMENT_CLOSE: f"at most {choose.CLOSE_DEFICIT} worse by the alignment",
+    choose.ALIGNMENT_FAR: f"more than {choose.CLOSE_DEFICIT} worse by the alignment",
 }
 #: Candidates that were not chosen: this many of the best are told.
 _NUM_OTHERS = 3
@@ -213,8 +194,8 @@ class Explainer:
         self._prompt_len = prompt_len
         self._text = "prediction" if kind == TextKind.PREDICTION else "memory"
         self._recipes = recipes if recipes is not None else Recipes.from_lists([])
-        device = torch.device("cpu")
-        table = as_arrays(self._recipes.table(num_draft_tokens, device, config.min_survival_recipe))
+        of_K = num_draft_tokens, torch.device("cpu"), config.min_survival_recipe
+        table = as_arrays(self._recipes.table(*of_K))
         self._view = StepView(
             [prediction], [prompt_len], max_context_len, num_draft_tokens, config, table,
             recipe_packs=recipe_packs, kind=kind,
@@ -249,7 +230,7 @@ class Explainer:
         matched = int((self._recipes.context[recipe] != -1).sum())
         shape = f"texts of which the last {matched} items have this shape"
         words = shape if self._recipes.is_shape[recipe] else _last(matched)
-        accepted = round(expected / SURVIVAL_ONE, 2)
+        accepted = round(expected / choose.SURVIVAL_ONE, 2)
         return Explained("recipe", recipe, matched, accepted, f"{words} often go on like this in any text")
 
     def _describe(self, view: View, lane: int, num: int, num_output: int, edits: int = 0) -> Explained:
@@ -257,39 +238,36 @@ class Explainer:
         class_id, remaining = int(view.class_id[0, lane]), int(view.remaining[0, lane])
         if not _wraps_around(view, lane):
             num = min(num, remaining)
-        source, why = (
-            "context" if found.source[0, lane] == TEXT_CONTEXT else self._text,
-            self._why(view, lane, num_output, edits),
-        )
+        source = "context" if found.source[0, lane] == layout.TEXT_CONTEXT else self._text
+        why = "; ".join(self._why(view, lane, num_output, edits))
         # The limits of a class do not apply to an exact prefix: how many, by the confidences.
         expected = round(float(np.cumprod(self._view.tables.confidence[class_id, :num]).sum()), 2)
         position, matched = int(found.position[0, lane]), int(found.matched[0, lane])
-        return Explained(source, position, matched, expected, "; ".join(why))
+        return Explained(source, position, matched, expected, why)
 
     def _why(self, view: View, lane: int, num_output: int, edits: int) -> Iterator[str]:
         found = view.candidates
         position, cursor = int(found.position[0, lane]), int(view.cursor[0])
         matched, class_id = int(found.matched[0, lane]), int(view.class_id[0, lane])
-        if found.source[0, lane] == TEXT_CONTEXT:
+        if found.source[0, lane] == layout.TEXT_CONTEXT:
             yield f"{_last(matched)} occurred before, in the prompt or the output"
             if _wraps_around(view, lane):
                 yield f"they repeat themselves with period {int(view.remaining[0, lane])}"
             return
-        in_sync, num_in_sync = self._view.state.align_state[0, [IN_SYNC, NUM_IN_SYNC]]
+        in_sync, num_in_sync = self._view.state.align_state[0, [layout.IN_SYNC, layout.NUM_IN_SYNC]]
         if in_sync and position == cursor == num_in_sync == num_output and self._text == "prediction":
             yield "the output so far is the beginning of the prediction"
             return
         ahead = position - cursor
-        where = (
-            f"{abs(ahead)} {'ahead of' if ahead > 0 else 'behind'} the cursor" if ahead else "at the cursor"
-        )
+        how = f"{abs(ahead)} {'ahead of' if ahead > 0 else 'behind'}" if ahead else "at"
+        where = f"{how} the cursor"
         occurs = f"{_last(matched)} occur{'s' if matched == 1 else ''} in the {self._text}, {where}"
         yield occurs if matched else f"{where}, where the last token does not occur"
         _, _, bucket, adherence = unpack_class(class_id)
         # While the output is in sync with the prediction, the alignment knows no more than the distance.
         if bucket in _WORSE and not in_sync:
             yield _WORSE[bucket]
-        if adherence == ADHERENCE_LOST:
+        if adherence == choose.ADHERENCE_LOST:
             yield f"the output follows little of the {self._text}"
         if edits:
             yield f"{edits} edit{'s' if edits > 1 else ''} as before"
@@ -302,6 +280,6 @@ def _last(matched: int) -> str:
 def _wraps_around(view: View, lane: int) -> bool:
     """Whether drafts of a candidate go on with what the output repeats."""
     found = view.candidates
-    return bool(found.source[0, lane] == TEXT_CONTEXT) and compose.wraps_around(
+    return bool(found.source[0, lane] == layout.TEXT_CONTEXT) and compose.wraps_around(
         int(found.matched[0, lane]), int(view.remaining[0, lane])
     )

@@ -101,9 +101,7 @@ class ResponseMemory:
 
     def recall(self, tenant: Hashable, max_tokens: int) -> TokenIds:
         """A text of this tenant's answers, the newest first, each of them whole: [n] int32, ``n <= max_tokens``.
-
-        An answer that does not fit any more is left out, and so are all before it.
-        """
+        An answer that does not fit any more is left out, and so are all before it."""
         return _text(reversed(self._answers.get(tenant, OrderedDict())), max_tokens)
 
     def recall_for(self, tenant: Hashable, prompt: Integers, max_tokens: int) -> Recalled:

@@ -158,16 +158,11 @@ class Texts:
         )
 
     def _lines(self, before: list[int], prefix: Line, tokens: list[int]) -> list[Line]:
-        """`prefix` and these tokens after it, in lines. The last one is not complete and may be empty.
-
-        before: the tokens before `tokens`.
-        """
-        lines, begin, text = [], 0, prefix.text or ""
-        line = prefix.tokens
-        for end in [
-            *(i + 1 for i, token in enumerate(tokens) if _ends_line(self._decode, token)),
-            len(tokens),
-        ]:
+        """`prefix` and these tokens after it, in lines; the last one is not complete and may be empty. before: the
+        tokens before `tokens`."""
+        lines, begin, text, line = [], 0, prefix.text or "", prefix.tokens
+        ends = [i + 1 for i, token in enumerate(tokens) if _ends_line(self._decode, token)]
+        for end in [*ends, len(tokens)]:
             part = tokens[begin:end]
             text += _text_after(self._decode, before, part)
             lines.append(Line([*line, *part], text))
@@ -185,12 +180,21 @@ def _text_after(decode: Decode, before: list[int], tokens: list[int]) -> str:
 
 def dump(log: StepLog) -> str:
     """The file of a request that has finished; a step without texts has no keys for them."""
+    import yaml
+
     names = ("request_id", "num_draft_tokens", "prompt_tokens", "prediction_tokens")
     document = {"format": FORMAT, "revision": REVISION, **{name: getattr(log, name) for name in names}}
     document["usage"] = log.usage()
     if log.prediction_lines is not None:
         document["prediction_lines"] = list(map(_row, log.prediction_lines))
-    return _yaml({**document, "steps": list(map(_row, log.steps))})
+    document["steps"] = list(map(_row, log.steps))
+    how: dict[str, Any] = {
+        "sort_keys": False,
+        "default_flow_style": None,
+        "allow_unicode": True,
+        "width": 100,
+    }
+    return str(yaml.dump(document, Dumper=_dumper(), **how))
 
 
 def _row(part: Step | Line) -> dict[str, Any]:
@@ -202,15 +206,6 @@ def _row(part: Step | Line) -> dict[str, Any]:
     if "prefix" in row:
         row["prefix"] = _row(row["prefix"])
     return row
-
-
-def _yaml(document: Any) -> str:
-    import yaml
-
-    text: str = yaml.dump(
-        document, Dumper=_dumper(), sort_keys=False, default_flow_style=None, allow_unicode=True, width=100
-    )
-    return text
 
 
 @cache
@@ -238,10 +233,8 @@ MAX_DEPTH = 50
 
 
 def read_step_log(path: Path) -> StepLog:
-    """Read a file that the plugin wrote.
-
-    StepLogError: it is not YAML, or not a whole step log. MissingExtraError: PyYAML is not installed.
-    """
+    """Read a file that the plugin wrote. StepLogError: it is not YAML, or not a whole step log. MissingExtraError:
+    PyYAML is not installed."""
     try:
         import yaml
     except ImportError as error:
@@ -260,9 +253,8 @@ def read_step_log(path: Path) -> StepLog:
         for i, step in enumerate(log.steps):
             counts = [step.accepted, step.verified, len(step.proposed)]
             is_right = sorted(counts) == counts and step.accepted <= len(step.new)
-            expect(
-                is_right, f"steps[{i}]", "accepted <= verified <= proposed tokens, accepted ones new", counts
-            )
+            expected = "accepted <= verified <= proposed tokens, accepted ones new"
+            expect(is_right, f"steps[{i}]", expected, counts)
     except UnicodeDecodeError as error:
         raise StepLogError(f"expected UTF-8 text, found another byte at {error.start}") from None
     except yaml.YAMLError as error:

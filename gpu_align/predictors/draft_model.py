@@ -84,10 +84,8 @@ class DraftModelTokenPredictor(TokenPredictor):
             if self.tokenizer.get_vocab() != options.tokenizer.get_vocab():
                 raise VocabularyError("draft model: its tokenizer has other tokens than the target's")
         elif options.vocab_size not in (None, self._vocab_size):
-            raise VocabularyError(
-                f"draft model: expected a vocabulary of {options.vocab_size} tokens, as the target has, "
-                f"found {self._vocab_size}"
-            )
+            expected = f"a vocabulary of {options.vocab_size} tokens, as the target has"
+            raise VocabularyError(f"draft model: expected {expected}, found {self._vocab_size}")
         super().reset(state_tokens, options)
         self._draft, self._ended = [], False
 
@@ -103,13 +101,13 @@ class DraftModelTokenPredictor(TokenPredictor):
         tokens = [*self.state_tokens, *self._draft]
         kept = count_accepted(self._cached, tokens[:-1])
         if kept == 0:
-            self._cache, self._cached, kept = self._new_cache(), [], 0
+            self._cache, self._cached = self._new_cache(), []
         elif kept < len(self._cached):
             self._cache.crop(kept - len(self._cached))  # negative: so many tokens less
             del self._cached[kept:]
         feed = tokens[kept:]
-        while not self._ended and len(self._draft) < self.max_tokens:
-            if not feed or len(self._cached) + len(feed) >= self._longest:
+        while feed and not self._ended and len(self._draft) < self.max_tokens:
+            if len(self._cached) + len(feed) >= self._longest:
                 break
             ids = torch.tensor([feed], device=self.model.device)
             cache = {self._cache_name: self._cache}

@@ -69,9 +69,7 @@ class InputLookupTokenPredictor(TokenPredictor):
             return []
         if self._match_end is None or self._match_end >= len(self.input_tokens):
             self._match_end = self._find()
-        if self._match_end is None:
-            return []
-        return self.input_tokens[self._match_end : self._match_end + self._prediction_max]
+        return [] if self._match_end is None else self.input_tokens[self._match_end :][: self._prediction_max]
 
     def _find(self) -> int | None:
         """The end of the best match, or None if there is none or nothing follows it."""

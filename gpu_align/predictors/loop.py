@@ -67,10 +67,8 @@ class PredictorLoop:
         self._draft: list[int] = []
 
     def start(self, prompt: Sequence[int], prediction: Sequence[int] = (), **options: Any) -> None:
-        """Begin a sequence: counts are zero, and a predictor that failed is asked again.
-
-        options: further fields of the `PredictorOptions` that the predictor gets.
-        """
+        """Begin a sequence: counts are zero, and a predictor that failed is asked again. options: further fields
+        of the `PredictorOptions` that the predictor gets."""
         self.predictions, self.failure, self._draft = Predictions(), None, []
         told = PredictorOptions(self.num_draft_tokens, self.vocab_size, tuple(prediction), **options)
 

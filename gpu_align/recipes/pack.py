@@ -72,6 +72,8 @@ class RecipePack:
 
     def _data(self) -> dict[str, Any]:
         number = {word: i for i, word in enumerate(self.words)}
+        recipes = [[r.hits, r.seen, *(number[word] for word in (*r.context, r.word))] for r in self.recipes]
+        observed = [[int(e.is_shape), e.token, e.hits, e.seen, e.groups, *e.context] for e in self.observed]
         data = {
             "format": FORMAT,
             "kind": KIND,
@@ -81,13 +83,9 @@ class RecipePack:
             "made_by": self.made_by,
             "calibration": list(self.calibration),
             "words": [[word, count] for word, count in self.words.items()],
-            "recipes": [
-                [r.hits, r.seen, *(number[word] for word in (*r.context, r.word))] for r in self.recipes
-            ],
+            "recipes": recipes,
             "kept": list(self.kept),
-            "observed": [
-                [int(e.is_shape), e.token, e.hits, e.seen, e.groups, *e.context] for e in self.observed
-            ],
+            "observed": observed,
         }
         return {**data, "content_hash": _hash(data)}
 
@@ -95,23 +93,19 @@ class RecipePack:
         """The pack in the tokens of one model, as `gpu_align.Drafter` takes it.
 
         Args:
-            encode: gives the token ids of each text, without special tokens.
-            token_texts: the text of each token id; needed where something was observed. It is asked for all ids
-                from 0 on until it raises an error or has no more texts.
+            encode: gives the token ids of each text, without special tokens. token_texts: the text of each token
+            id; needed where something was observed: TypeError without it. It is
+                asked for all ids from 0 on until it raises an error or has no more texts.
 
         A recipe is left out where the tokenizer joins the end of its context and its word into one token.
-
-        Raises:
-            PackError: the pack holds ids of another tokenizer.
-            TypeError: something was observed and there is no `token_texts`.
+        PackError: the pack holds ids of another tokenizer.
         """
         words = tokenize(self.words, self.recipes, self.calibration, encode)
         if not self.observed:
             return words
         if (found := fingerprint(encode)) != self.tokenizer:
-            raise PackError(
-                f"tokenizer: expected {self.tokenizer}, as the pack was observed with, found {found}"
-            )
+            expected = f"{self.tokenizer}, as the pack was observed with"
+            raise PackError(f"tokenizer: expected {expected}, found {found}")
         if token_texts is None:
             raise TypeError("token_texts: expected a function, as the pack holds shapes, found None")
         shape_of = shape_of_tokens(token_texts, self.kept)

@@ -11,17 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..ops.recipes import (
-    LINE_END,
-    MAX_CONTEXT,
-    MAX_TOKENS,
-    NUM_RUNS,
-    SHAPE_IDENTIFIER,
-    SHAPE_NUMBER,
-    SHAPE_SPACE,
-    SHAPE_START,
-    SHAPE_STRING,
-)
+from ..ops import recipes as numbers
+from ..ops.recipes import LINE_END, MAX_CONTEXT, MAX_TOKENS, NUM_RUNS, SHAPE_STRING
 from ..ops.recipes.table import Recipes
 
 #: The weight of the shorter context's probability, in counts: it matters less the more often a context was seen.
@@ -287,7 +278,7 @@ class Chains:
     def _extend(self, items: list[int], token: int) -> None:
         """The shape with one more token: free tokens in a row are one item, the class of the last one."""
         item = self._shape_of.get(token, SHAPE_STRING)
-        if item < 0 and items and SHAPE_START < items[-1] < 0:
+        if item < 0 and items and numbers.SHAPE_START < items[-1] < 0:
             items[-1] = item
         else:
             items.append(item)
@@ -302,16 +293,14 @@ def fingerprint(encode: Encode) -> str:
 def class_of(text: str) -> int:
     """The class of a token by its text, without the white space around it.
 
-    >>> [class_of(text) for text in (" is_open", "042", "\\n  ", "();", "x1")] == [
-    ...     SHAPE_IDENTIFIER, SHAPE_NUMBER, SHAPE_SPACE, SHAPE_STRING, SHAPE_IDENTIFIER]
-    True
+    Of ``(" is_open", "x1", "042", "\\n  ", "();")``: identifier, identifier, number, space, string.
     """
     inner = text.strip()
     if not inner:
-        return SHAPE_SPACE if text else SHAPE_STRING
+        return numbers.SHAPE_SPACE if text else SHAPE_STRING
     if inner.isdigit():
-        return SHAPE_NUMBER
-    return SHAPE_IDENTIFIER if inner.replace("_", "a").isalnum() else SHAPE_STRING
+        return numbers.SHAPE_NUMBER
+    return numbers.SHAPE_IDENTIFIER if inner.replace("_", "a").isalnum() else SHAPE_STRING
 
 
 def shape_of_tokens(token_texts: TokenTexts, kept: Iterable[int]) -> npt.NDArray[np.int32]:

@@ -36,12 +36,8 @@ _TAG = re.compile(r"<(/?)(code|file|document|tool_response|(?:file_|document_)?c
 def make(text: str, names: Iterable[str]) -> list[str]:
     """The views of a text by their names, in this order, each once, without empty ones and the text itself.
 
-    Args:
-        text: any string.
-        names: of `NAMES`, or two joined by ``+``, the second a view of the first: ``unnumbered+json``.
-
-    Raises:
-        ValueError: a name is not known; the message lists those that are.
+    names: of `NAMES`, or two joined by ``+``, the second a view of the first: ``unnumbered+json``. ValueError: a
+    name is not known; the message lists those that are.
     """
     names = tuple(names)
     check_names("views", names)

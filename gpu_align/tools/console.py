@@ -82,7 +82,6 @@ def option(metavar: str, help_text: str, *names: str, **more: Any) -> Any:
 
 
 def tokenizer_option(help_text: str) -> Any:
-    """``--tokenizer``."""
     return option("NAME_OR_PATH", f"{help_text}: a transformers tokenizer, or tekken")
 
 
@@ -106,7 +105,6 @@ Repo = Annotated[Path | None, option("DIR", "the repository of --git; this folde
 
 
 def limit_option(default: int) -> Any:
-    """``--limit``."""
     return option("N", "of --git, at most so many edits", min=1, show_default=str(default))
 
 
@@ -150,12 +148,10 @@ def write(path: Path | None, make: Callable[[], Any]) -> None:
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """A number and its noun."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def lasting(seconds: float) -> str:
-    """A time in words."""
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 

@@ -41,9 +41,8 @@ class Finding:
 
     what: str  #: the thing that was examined
     found: str  #: what was found, in words
-    ok: bool | None = (
-        None  #: True: works; False: drafting does not work because of it; None: says nothing of it
-    )
+    #: True: works; False: drafting does not work because of it; None: says nothing of it
+    ok: bool | None = None
     fix: str = ""  #: the command that mends it; of a finding that is not False, what would be better
     detail: bool = False  #: shown with ``-v`` only
     proves: str = ""  #: what works here if no finding is False, for the verdict
@@ -62,7 +61,6 @@ def verdict(findings: Sequence[Finding]) -> tuple[str, list[Finding]]:
 
 
 def version_of(distribution: str) -> str | None:
-    """The installed version, None if there is none."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -107,8 +105,7 @@ def required(package: str) -> str:
 
 def fits(package: str, version: str) -> bool:
     """Whether `version` is in the range that gpu-align requires; True where the range is not known."""
-    wanted = required(package)
-    if not wanted:
+    if not (wanted := required(package)):
         return True
     from packaging.specifiers import SpecifierSet
     from packaging.version import InvalidVersion
@@ -120,7 +117,6 @@ def fits(package: str, version: str) -> bool:
 
 
 def install_package(package: str) -> str:
-    """The command that installs a package in the range that gpu-align requires."""
     return pip(f"install {shlex.quote(package + required(package))}")
 
 
@@ -148,7 +144,6 @@ def draft_for_a_prediction(device: str) -> Finding:
 
 
 def one_line(error: BaseException) -> str:
-    """An error as one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
@@ -213,7 +208,6 @@ def _core(name: str, needed: bool) -> Finding:
 
 
 def has_gpu() -> bool:
-    """Whether torch sees a CUDA or ROCm device."""
     import torch
 
     return torch.cuda.is_available()
@@ -264,10 +258,8 @@ def _references() -> Finding:
 
 
 def misfits() -> Iterator[Finding]:
-    """Optional parts of transformers and vLLM that are there.
-
-    One that is built for another torch fails at import, and text models with it.
-    """
+    """Optional parts of transformers and vLLM: one that is built for another torch fails at import, and text
+    models with it."""
     for name in ("torchvision", "torchaudio", "torchcodec"):
         if importlib.util.find_spec(name) is None:
             continue
@@ -381,14 +373,10 @@ def doctor_command(
         examined = examine_server(server_url("--base-url", base_url), model, api_key)
     findings = show(examined, Console(), verbose)
     line, problems = verdict(findings)
-    report = {
-        "version": __version__,
-        "usable": not problems,
-        "verdict": line,
-        "fixes": [fix for fix in dict.fromkeys(finding.fix for finding in problems) if fix],
-        "findings": [{name: getattr(finding, name) for name in _WRITTEN} for finding in findings],
-    }
-    write(json_out, lambda: report)
+    written = [{name: getattr(finding, name) for name in _WRITTEN} for finding in findings]
+    fixes = [fix for fix in dict.fromkeys(finding.fix for finding in problems) if fix]
+    about = {"version": __version__, "usable": not problems, "verdict": line, "fixes": fixes}
+    write(json_out, lambda: {**about, "findings": written})
     if problems:
         raise typer.Exit(1)
 

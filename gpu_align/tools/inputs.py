@@ -28,11 +28,7 @@ trusts_code = False
 
 
 class RecordError(ValueError):
-    """A line is not a record.
-
-    Attributes:
-        line: its number in the file, from 1; 0 for an error of the whole file.
-    """
+    """A line is not a record. line: its number in the file, from 1; 0 for an error of the whole file."""
 
     def __init__(self, line: int, message: str) -> None:
         self.line = line
@@ -53,9 +49,8 @@ def at_line(line: int) -> Iterator[None]:
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield ``(number, object)`` of each line that is not empty; a gzipped file is told by its first two bytes.
 
-    Raises:
-        RecordError: a line is not UTF-8, no JSON, or no object; damaged gzip data, or such of far too much text.
-        OSError: the file cannot be read.
+    RecordError: a line is not UTF-8, no JSON, or no object; damaged gzip data, or such of far too much text.
+    OSError: the file cannot be read.
     """
     number = 0
     try:
@@ -68,9 +63,8 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 number += 1
                 left -= len(line)
                 if left < 0:
-                    raise RecordError(
-                        number, "gzip data of far more text than texts pack to; unpack it to use it"
-                    )
+                    why = "gzip data of far more text than texts pack to; unpack it to use it"
+                    raise RecordError(number, why)
                 text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
                 if text.strip():
                     yield number, _object(number, text)
@@ -114,7 +108,7 @@ class Pair:
     prompt: str | None = None  #: the whole user message; None: made of `instruction` and `before`
 
     def messages(self) -> list[dict[str, str]]:
-        """Return the chat request that asks for this edit."""
+        """The chat request that asks for this edit."""
         content = self.prompt or (
             f"{self.instruction}\n\nAnswer with the whole edited text and nothing else: no Markdown fence, "
             f"no explanation.\n\n{self.before}"
@@ -178,7 +172,6 @@ def text_of(content: bytes) -> str | None:
 
 
 def with_line_feeds(text: str) -> str:
-    """`text` with LF for each CRLF and CR."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -228,10 +221,7 @@ def git_edits(
     """The text files that the commits of a range modified, newest first; no merges, links or submodules.
 
     At most `limit` of them, and only such of at most `max_bytes` whose names end in one of `suffixes`, if there
-    are any.
-
-    Raises:
-        EditError: Git is missing or refuses the range, or there is no such file.
+    are any. EditError: Git is missing or refuses the range, or there is no such file.
     """
     found = list(itertools.islice(_git_edits(revisions, repo, max_bytes, tuple(suffixes)), limit))
     if not found:

@@ -118,9 +118,8 @@ class StaticText(Cursor):
                     cursor = that position in line i + 1
             draft = prediction[cursor : cursor + K] unless diverged
 
-    Args:
-        ends_line: says of a token id whether its text contains a newline; None, when no tokenizer is known, stands
-            for `guess_line_end`.
+    ends_line: says of a token id whether its text contains a newline; None, when no tokenizer is known, stands for
+    `guess_line_end`.
 
     Source: https://github.com/cascade-tech-ai/vllmx, ``vllm/v1/spec_decode/static_text_proposer.py``; its
     switch between CR/LF and LF predictions is left out because token ids do not say which is which.
@@ -197,10 +196,8 @@ class OpenAI(Policy):
 
     Several occurrences: the first that ends after the cursor's position at the divergence, else the last before.
 
-    Args:
-        lookahead: most tokens drafted a step; one divergence rejects at most so many.
-        resume_after: matching tokens needed to draft again. Published are about 32, and counts that 35 gives; see
-            docs/published.md.
+    lookahead: most tokens drafted a step; one divergence rejects at most so many. resume_after: matching tokens
+    needed to draft again. Published are about 32, and counts that 35 gives; see docs/published.md.
     Source: https://vamvas.ch/openai-predicted-outputs (lookahead, resumption and the 58-token example).
     """
 
@@ -365,8 +362,7 @@ class PromptLookup(Policy):
                     ends[key] = end
 
     def _draft(self) -> list[int]:
-        text = self._text
-        length = min(self._num_draft_tokens, self._prediction_max)
+        text, length = self._text, min(self._num_draft_tokens, self._prediction_max)
         for n in range(min(self._pattern_max, len(text)), self._pattern_min - 1, -1):
             end = self._ends.get(tuple(text[-n:]))
             if end is not None:
@@ -419,13 +415,9 @@ class SuffixDecoding(Policy):
             score(m) = sum of the estimated probabilities along path(m)
         return the path of highest score, the longer match where scores are equal
 
-    Args:
-        max_spec_factor: drafts for each token of matched suffix; ``>= 0``. vLLM's default is 1.
-        max_tree_depth: match and draft together are no longer; ``>= 1``. 24 in vLLM, 64 in Arctic's own code.
-        min_token_prob: vLLM's default is 0.1.
-
-    Raises:
-        MissingExtraError: arctic-inference cannot be imported.
+    max_spec_factor: drafts for each token of matched suffix; ``>= 0``. vLLM's default is 1. max_tree_depth: match
+    and draft together are no longer; ``>= 1``. 24 in vLLM, 64 in Arctic's own code. min_token_prob: vLLM's default
+    is 0.1. MissingExtraError: arctic-inference cannot be imported.
 
     Source: G. Oliaro et al., "SuffixDecoding", https://arxiv.org/abs/2411.04975; arctic-inference 0.3.0,
     ``arctic_inference/suffix_decoding``; vLLM 0.32.0, ``vllm/v1/spec_decode/suffix_decoding.py``.
@@ -439,8 +431,7 @@ class SuffixDecoding(Policy):
         if not max_spec_factor >= 0:
             raise ValueError(f"max_spec_factor: expected a number >= 0, got {max_spec_factor}")
         check_probability("min_token_prob", min_token_prob)
-        self._max_spec_factor = float(max_spec_factor)
-        self._min_token_prob = float(min_token_prob)
+        self._limits = {"max_spec_factor": float(max_spec_factor), "min_token_prob": float(min_token_prob)}
         self._max_tree_depth = check_int("max_tree_depth", max_tree_depth, 1)
         self._cache = suffix_tree(self._max_tree_depth)
         self._trees = [self._cache]
@@ -456,16 +447,8 @@ class SuffixDecoding(Policy):
         self._tail = (self._tail + tokens)[-self._max_tree_depth :]
 
     def _draft(self) -> list[int]:
-        drafts = [
-            cache.speculate(
-                REQUEST,
-                self._tail,
-                max_spec_tokens=self._num_draft_tokens,
-                max_spec_factor=self._max_spec_factor,
-                min_token_prob=self._min_token_prob,
-            )
-            for cache in self._trees
-        ]
+        how = {**self._limits, "max_spec_tokens": self._num_draft_tokens}
+        drafts = [cache.speculate(REQUEST, self._tail, **how) for cache in self._trees]
         # Of equal scores, max takes the first.
         return list(max(drafts, key=lambda draft: draft.score).token_ids)
 

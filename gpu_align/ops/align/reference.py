@@ -210,18 +210,15 @@ def _process_tokens(
 
 @njit
 def load_state(request: Request) -> tuple[int, int, Alignment, Edits]:
-    """``(seen, indexed, alignment, edits)`` of a slot as they were stored."""
-    state, edits = request.align_state, request.edits
+    """``(seen, indexed, alignment, edits)`` of a slot as they were stored, column by column."""
+    state, e = request.align_state, request.edits
+    a = state[layout.IN_SYNC :]
     alignment = Alignment(
-        to_int(state[layout.IN_SYNC]), to_int(state[layout.CURSOR]), to_int(state[layout.ANCHOR]),
-        to_int(state[layout.DIVERGED_AT]), to_int(state[layout.NUM_IN_SYNC]), to_int(state[layout.NUM_COMMON]),
-        to_int(state[layout.LCS_ROW]),
-    )  # fmt: skip
-    return to_int(state[layout.SEEN]), to_int(state[layout.INDEXED]), alignment, Edits(
-        to_int(state[layout.NUM_EDITS]), edits[:, layout.EDIT_AT], edits[:, layout.EDIT_AFTER],
-        edits[:, layout.EDIT_START], edits[:, layout.EDIT_OLD], edits[:, layout.EDIT_NEW],
-        edits[:, layout.EDIT_SEEN_BEFORE], 0,
-    )  # fmt: skip
+        to_int(a[0]), to_int(a[1]), to_int(a[2]), to_int(a[3]), to_int(a[4]), to_int(a[5]), to_int(a[6])
+    )
+    num_edits = to_int(state[layout.NUM_EDITS])
+    edits = Edits(num_edits, e[:, 0], e[:, 1], e[:, 2], e[:, 3], e[:, 4], e[:, 5], 0)
+    return to_int(state[layout.SEEN]), to_int(state[layout.INDEXED]), alignment, edits
 
 
 @njit

@@ -71,9 +71,8 @@ def lcs_length(
     Returns:
         `out` [B] int32, 0 ≤ out ≤ min(m, n). Nothing waits for the device.
 
-    Raises:
-        TypeError: an argument is no tensor, or has another dtype.
-        ValueError: another shape, device or layout, rows of more than 2**30 tokens, or an unknown backend.
+    TypeError: an argument is no tensor, or has another dtype. ValueError: another shape, device or layout, rows of
+    more than 2**30 tokens, or an unknown backend.
 
     Cost: m · ceil(n / 32) word steps, of which a program runs up to 512 side by side, after m + n look-ups in a
     hash table; they take longer where many different tokens fall into neighbouring slots. Scratch on the device:
@@ -106,10 +105,7 @@ def lcs_prefix_row(
         context, context_len, prediction, prediction_len, backend: as in `lcs_length`.
 
     Returns:
-        `out` [B, N + 1] int32; beyond `prediction_len` a row repeats its last value.
-
-    Raises:
-        TypeError, ValueError: as `lcs_length`.
+        `out` [B, N + 1] int32; beyond `prediction_len` a row repeats its last value. It raises as `lcs_length`.
     """
     return _lcs((context, context_len, prediction, prediction_len), out, backend, wants_row=True)
 

@@ -12,22 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from .. import recipes as numbers
 from ..choose import SURVIVAL_ONE
 from ..choose.survival import survival_units
 from ..files import expect
 from ..layout import HASH
-from . import (
-    ALL_PACKS,
-    KEY_SEED,
-    MAX_CONTEXT,
-    MAX_TOKENS,
-    NUM_RUNS,
-    RECIPE_WAYS,
-    SHAPE_HASH,
-    SHAPE_IDENTIFIER,
-    SHAPE_START,
-    SHAPE_STRING,
-)
+from . import MAX_CONTEXT, MAX_TOKENS, RECIPE_WAYS, SHAPE_STRING
 
 #: Packs that a drafter holds, bits of `ALL_PACKS`; bits of a key.
 _MAX_PACKS = _KEY_BITS = 31
@@ -37,7 +27,7 @@ _SMALL_BITS = 16
 #: Of `Recipes`, what has a row for each.
 _COLUMNS = "context", "token_ids", "survival", "is_shape", "packs"
 #: Items of a shape that are no tokens.
-SHAPE_ITEMS = range(SHAPE_START, SHAPE_IDENTIFIER + 1)
+SHAPE_ITEMS = range(numbers.SHAPE_START, numbers.SHAPE_IDENTIFIER + 1)
 #: Held while a table is made: drafters that are made at once share one.
 _lock = threading.Lock()
 
@@ -102,9 +92,8 @@ class Recipes:
             recipes: with literal contexts, or with shapes where `shape_of` is given.
             shape_of: [V] int32: the item of a shape that each token is.
 
-        Raises:
-            ValueError: a context that is empty, too long or there twice; a continuation that is too long; a
-                token that is no id; survival that is not from 0 to 1, rises, or of another length.
+        ValueError: a context that is empty, too long or there twice; a continuation that is too long; a token that
+        is no id; survival that is not from 0 to 1, rises, or of another length.
         """
         is_item = SHAPE_ITEMS if shape_of is not None else ()
         rows = list(recipes)
@@ -114,9 +103,8 @@ class Recipes:
         taken = set()
         for i, (before, after, alive) in enumerate(rows):
             where, ids = f"recipe {i}", (*(t for t in before if t not in is_item), *after)
-            expect(
-                1 <= len(before) <= MAX_CONTEXT, where, f"a context of 1 to {MAX_CONTEXT} tokens", len(before)
-            )
+            is_right = 1 <= len(before) <= MAX_CONTEXT
+            expect(is_right, where, f"a context of 1 to {MAX_CONTEXT} tokens", len(before))
             expect(len(after) <= MAX_TOKENS, where, f"at most {MAX_TOKENS} tokens", len(after))
             for token in ids:
                 expect(0 <= token < 1 << 31, where, "token ids", token)
@@ -131,13 +119,8 @@ class Recipes:
 
     @classmethod
     def join(cls, packs: Mapping[str, Recipes]) -> Recipes:
-        """Several packs as one, each under its name, in this order.
-
-        A token that stays itself in the shapes of one pack does so in all.
-
-        Raises:
-            ValueError: no packs, more than 31, or one that holds several already.
-        """
+        """Several packs as one, each under its name, in this order. A token that stays itself in the shapes of one
+        pack does so in all. ValueError: no packs, more than 31, or one that holds several already."""
         if wrong := [name for name, recipes in packs.items() if len(recipes.names) != 1]:
             num = len(packs[wrong[0]].names)
             raise ValueError(f"packs: expected one pack each, found {num} in {wrong[0]!r}")
@@ -174,7 +157,7 @@ class Recipes:
     def pack_bits(self, names: Iterable[str] | None) -> int:
         """Bit i for each pack i that is named; None names all. ValueError for a name that no pack has."""
         if names is None:
-            return ALL_PACKS
+            return numbers.ALL_PACKS
         bits = 0
         for name in names:
             if name not in self.names:
@@ -238,10 +221,7 @@ class RecipeTable(NamedTuple):
         """The table of these recipes for K and for tensors on a device.
 
         min_survival: drafting stops where the survival falls below this; vocab_size: and before a token that is
-        not below this.
-
-        Raises:
-            ValueError: 2**23 recipes or more, whose ways a kernel would not reach with 32 bits.
+        not below this. ValueError: 2**23 recipes or more, whose ways a kernel would not reach with 32 bits.
         """
         expect(len(recipes) < 1 << 23, "recipes", "fewer than 2**23", len(recipes))
         keys, rows = _hash(keys_of(recipes.context, recipes.is_shape), recipes.packs)
@@ -267,16 +247,20 @@ class RecipeTable(NamedTuple):
         tensors = (torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays)
         # A key's upper bits are its bucket.
         shift = _KEY_BITS + 1 - len(keys).bit_length()
-        return cls._make([*tensors, shift, len(shape_of), max(len(indents) - NUM_RUNS, 0)])
+        return cls._make([*tensors, shift, len(shape_of), max(len(indents) - numbers.NUM_RUNS, 0)])
 
 
 def keys_of(context: IntArray, is_shape: npt.NDArray[np.bool_] | bool = False) -> npt.NDArray[np.int64]:
     """[R]: the key of each context, [R, MAX_CONTEXT] with the last token or item first; see README.md."""
-    key, shape = np.full(len(context), KEY_SEED, dtype=np.int64), np.zeros(len(context), dtype=np.int64)
+    key, shape = (
+        np.full(len(context), numbers.KEY_SEED, dtype=np.int64),
+        np.zeros(len(context), dtype=np.int64),
+    )
     for column in context.T.astype(np.int64):
         is_item = column != -1
         key = np.where(is_item, ((key ^ column) * HASH) & 0x7FFFFFFF, key)
-        shape = np.where(is_item, ((shape + column + KEY_SEED) * SHAPE_HASH) & 0xFFFFFFFF, shape)
+        next_shape = ((shape + column + numbers.KEY_SEED) * numbers.SHAPE_HASH) & 0xFFFFFFFF
+        shape = np.where(is_item, next_shape, shape)
     return np.where(is_shape, shape >> 1, key)
 
 

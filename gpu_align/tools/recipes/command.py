@@ -39,9 +39,7 @@ def read_lines(path: Path, field: str) -> list[tuple[str, str, Any]]:
 
 
 class SourceTexts:
-    """The files of `places` (`files_in`), each place a source: ``(source, path)``, each once.
-
-    A file in two places belongs to the first.
+    """The files of `places` (`files_in`), each place a source: ``(source, path)``, each once, in the first place.
 
     `num_read`, `num_bytes` and `sources` are of the files whose text `read` yielded, `skipped` counts the others.
     """
@@ -253,15 +251,14 @@ def show_command(
     texts: Callable[[Sequence[int]], list[str]] = lambda ids: [f"#{token}" for token in ids]  # noqa: E731
     if tokenizer is not None:
         _, texts = _load_tokenizer(tokenizer)
-    told = {
-        "task": loaded.task,
-        "made by": loaded.made_by,
-        "content": loaded.content_hash,
-        "tokenizer": loaded.tokenizer,
-        "words": f"{len(loaded.words):,}, {counted(len(loaded.recipes), 'recipe')}" if loaded.words else "",
-        "observed": f"{len(loaded.observed):,}" if loaded.tokenizer else "",
-        "kept": f"{counted(len(loaded.kept), 'token')} stay themselves in shapes" if loaded.tokenizer else "",
-    }
+    told = {"task": loaded.task, "made by": loaded.made_by, "content": loaded.content_hash}
+    if loaded.tokenizer:
+        told["tokenizer"] = loaded.tokenizer
+    if loaded.words:
+        told["words"] = f"{len(loaded.words):,}, {counted(len(loaded.recipes), 'recipe')}"
+    if loaded.tokenizer:
+        told["observed"] = f"{len(loaded.observed):,}"
+        told["kept"] = f"{counted(len(loaded.kept), 'token')} stay themselves in shapes"
     for name, value in told.items():
         if value:
             typer.echo(f"{name:9}  {value}")

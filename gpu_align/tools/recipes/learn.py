@@ -203,12 +203,8 @@ def columns(samples: Sequence[IntArray], agree: float = 1.0) -> IntArray:
             position[s] = where a longest common subsequence with sample s has it
             it is determined if at least agree · k samples, the pivot among them, have it
 
-    Args:
-        samples: k token sequences; of each the first `MAX_ALIGNED` tokens are aligned.
-        agree: the share of samples that must agree, above 0 and at most 1.
-
-    Of one sample nothing is determined. Example: ``[5, 6, 7]`` and ``[5, 8, 7]`` have the columns
-    ``[[0, 0], [2, 2]]``.
+    samples: k token sequences; of each the first `MAX_ALIGNED` tokens are aligned. Of one sample nothing is
+    determined. Example: ``[5, 6, 7]`` and ``[5, 8, 7]`` have the columns ``[[0, 0], [2, 2]]``.
     """
     k = len(samples)
     if k < 2 or (agree == 1.0 and not all(map(len, samples))):
@@ -231,18 +227,8 @@ def columns(samples: Sequence[IntArray], agree: float = 1.0) -> IntArray:
 
 
 def matched(tokens: IntArray, text: IntArray) -> list[tuple[int, int]]:
-    """The pairs of positions of a longest common subsequence, from the last to the first.
-
-    ::
-
-        i, j = len(tokens), len(text)          # H[i][j]: LCS of the first i tokens and the first j of the text
-        while i and j:
-            if H[i][j - 1] == H[i][j]:    j -= 1
-            elif H[i - 1][j] == H[i][j]:  i -= 1
-            else:                         i, j = i - 1, j - 1; they match
-
-    Memory: 4 bytes a pair of tokens.
-    """
+    """The pairs of positions of a longest common subsequence, the last first. Memory: 4 bytes a pair of tokens."""
+    # [i, j]: the LCS of the first i tokens and the first j of the text.
     table = np.zeros((len(tokens) + 1, len(text) + 1), np.int32)
     for i, token in enumerate(tokens):
         best = np.maximum(table[i, 1:], table[i, :-1] + (text == token))
@@ -263,12 +249,10 @@ def matched(tokens: IntArray, text: IntArray) -> list[tuple[int, int]]:
 class Positions:
     """The N positions of all samples: position p is the one before token p; and where their groups agree.
 
-    Attributes:
-        tokens: [N] int32, those of all samples, one after the other.
-        begin, group, sample: [N], where the sample of each begins, its group, and its number over all groups.
-        determined, column: the positions of the determined tokens, those of a column side by side, and where each
-            column begins among them.
-        recurring: [groups]: a context in so many samples of a group counts as agreed, wherever they have it.
+    tokens: [N] int32, those of all samples, one after the other. begin, group, sample: [N], where the sample of
+    each begins, its group, and its number over all groups. determined, column: the positions of the determined
+    tokens, those of a column side by side, and where each column begins among them. recurring: [groups]: a context
+    in so many samples of a group counts as agreed, wherever they have it.
     """
 
     def __init__(self, groups: Sequence[Sequence[IntArray]], found: Sequence[IntArray]) -> None:
@@ -308,11 +292,8 @@ class Positions:
         self._older = (np.cumsum(ended) - ended)[place - 1]
 
     def numbered(self, is_shape: bool) -> Iterator[tuple[IntArray, IntArray]]:
-        """Number the contexts of 1 item, of 2, up to `MAX_CONTEXT`, while there are any.
-
-        Yields, for each length, the number of the context before each position, [N], -1 for none; and one position
-        of each context, [C].
-        """
+        """Number the contexts of 1 item, of 2, up to `MAX_CONTEXT`, while there are any: for each length the
+        number of the context before each position, [N], -1 for none; and one position of each context, [C]."""
         context = np.zeros(len(self.tokens), dtype=np.int64)
         for n in range(MAX_CONTEXT):
             item, found = self._item(is_shape, np.arange(len(context)), n)
@@ -335,12 +316,10 @@ class Positions:
         if not is_shape:
             place = positions - 1 - n
             return self.tokens[np.maximum(place, 0)].astype(np.int64), place >= self.begin[positions]
-        newest = positions + self.sample[positions]  # in the stream
-        place = newest
+        place = newest = positions + self.sample[positions]  # in the stream
         if n:
             older = self._older[positions] - n
-            place = self._places[np.maximum(older, 0)]
-            place = np.where(older >= 0, place, -1)
+            place = np.where(older >= 0, self._places[np.maximum(older, 0)], -1)
         beginning = self.begin[positions] + self.sample[positions]
         return self._items[np.maximum(place, 0)], (place >= beginning) & (newest - place < SHAPE_WINDOW)
 
@@ -364,10 +343,8 @@ class Followed(NamedTuple):
 
 
 def follow(positions: Positions, context: IntArray, said: IntArray) -> Followed:
-    """Count what follows each context; context: [N], as `Positions.numbered` gives them.
-
-    said: [M, 2]: `_pairs` that their groups agree on.
-    """
+    """Count what follows each context; context: [N], as `Positions.numbered` gives them. said: [M, 2]: `_pairs`
+    that their groups agree on."""
     at = np.flatnonzero(context >= 0)
     pairs, counts = np.unique(_pairs(positions, context, at)[:, 0], return_counts=True)
     seen = np.bincount(pairs >> 31, counts).astype(np.int64)
@@ -416,10 +393,8 @@ def _recurring(positions: Positions, context: IntArray) -> IntArray:
 
 
 def _candidates(positions: Positions, kept: IntArray, min_groups: int) -> Iterator[tuple[Observed, bool]]:
-    """Entries that may be kept: certain ones, and those that take a shorter context back. Shapes first, by length.
-
-    With each, whether it is *new*: whether it says something that no shorter context says.
-    """
+    """Entries that may be kept: certain ones, and those that take a shorter context back; shapes first, by length.
+    With each, whether it is *new*: whether it says something that no shorter context says."""
     for is_shape in (True, False):
         # What the longest shorter context that is new says at each position, and how certain it is.
         said = np.full(len(positions.tokens), -1, dtype=np.int64)

@@ -40,7 +40,6 @@ class TaskReport:
 
     @property
     def tokens_per_step(self) -> float:
-        """Output tokens a forward pass."""
         return self.tokens / self.steps if self.steps else 0.0
 
     def as_json(self) -> dict[str, float | None]:
@@ -75,10 +74,8 @@ def report(
 ) -> PackReport:
     """Replay outputs with a pack alone, and with a drafter that has the context as well.
 
-    Args:
-        outputs: ``(task, prompt, output)`` each.
-        encode, token_texts, num_draft_tokens: as in `RecipePack.tokenize`; K.
-        progress: called as ``progress(task, 1)`` after each output.
+    encode, token_texts: as in `RecipePack.tokenize`. num_draft_tokens: K. progress: called as
+    ``progress(task, 1)`` after each output.
     """
     recipes = pack.tokenize(encode, token_texts)
     records = []

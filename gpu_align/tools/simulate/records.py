@@ -12,17 +12,8 @@ from ...ops.layout import TextKind
 from ...texts import skeletons
 from ...texts.several import joined
 from ...texts.views import in_forms, texts_in
-from ..inputs import (
-    EditError,
-    Identifier,
-    RecordError,
-    at_line,
-    git_edits,
-    json_lines,
-    pair_of,
-    text_file,
-    with_line_feeds,
-)
+from .. import inputs
+from ..inputs import EditError, Identifier, RecordError, text_file, with_line_feeds
 from .tokenizers import load_tokenizer
 
 
@@ -48,13 +39,12 @@ def read_records(path: Path, tokenizer: str | None = None, with_views: bool = Fa
         with_views: draft from other forms of the prediction, too (`gpu_align.texts.views`); without a prediction
             from those of the texts in the prompt. Records of ids stay as they are.
 
-    Raises:
-        RecordError: as `json_lines`, or a line is not a record, or the file has none.
-        OSError, MissingExtraError: the file cannot be read, or a tokenizer's package is not installed.
+    RecordError: as `json_lines`, or a line is not a record, or the file has none. OSError, MissingExtraError: the
+    file cannot be read, or a tokenizer's package is not installed.
     """
     records = []
-    for line, fields in json_lines(path):
-        with at_line(line):
+    for line, fields in inputs.json_lines(path):
+        with inputs.at_line(line):
             records.append(_parse(fields, tokenizer, with_views))
     if not records:
         raise RecordError(0, "expected at least one record, found none")
@@ -81,7 +71,7 @@ class RecordFields:
 def _parse(fields: dict[str, Any], default_tokenizer: str | None, with_views: bool) -> Record:
     if "before" in fields and not {"output", "output_text"} & fields.keys():
         # An edit, as `bench` reads it: its prompt is the message that `bench` sends.
-        pair = pair_of(fields)
+        pair = inputs.pair_of(fields)
         expect(pair.after is not None, "after", "a text", None)
         (message,) = pair.messages()
         texts = {"prompt_text": message["content"], "prediction_text": pair.before, "output_text": pair.after}
@@ -168,7 +158,7 @@ def records_of_git(
     revisions: what ``git log`` takes, ``v1.0..v1.1`` or ``HEAD~20..``. repo: a work tree, a folder in it, or a
     bare repository. Raises what `git_edits` and `load_tokenizer` raise.
     """
-    edits = git_edits(revisions, repo, 100 if limit is None else limit, MAX_FILE_BYTES, suffixes)
+    edits = inputs.git_edits(revisions, repo, 100 if limit is None else limit, MAX_FILE_BYTES, suffixes)
     return [_record(f"{e.commit}:{e.path}", e.before, e.after, tokenizer) for e in edits]
 
 

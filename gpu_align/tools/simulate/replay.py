@@ -113,6 +113,7 @@ class PairResult:
         return cls(record.id, length, steps, 0, 0, [], origins, step_of)
 
     def count(self, step: VerifiedStep) -> None:
+        """Take the next step."""
         accepted, wrong = step.accepted, len(step.draft) - step.accepted
         self.step_of[step.start : step.end] = self.steps
         self.steps += 1
@@ -177,6 +178,7 @@ class PolicyResult:
 
     @property
     def tokens_per_step(self) -> float:
+        """``output_tokens / steps``."""
         return self.output_tokens / self.steps
 
     @property

@@ -134,12 +134,8 @@ def _unreadable(name: str, why: str) -> str:
 
 @lru_cache(maxsize=4)
 def load_tokenizer(name_or_path: str) -> TextTokenizer:
-    """``"tekken"`` → `TekkenTokenizer`, anything else → `TransformersTokenizer`.
-
-    Raises:
-        MissingExtraError: the package that reads this tokenizer is not installed.
-        ValueError: transformers cannot load `name_or_path`.
-    """
+    """``"tekken"`` → `TekkenTokenizer`, anything else → `TransformersTokenizer`. MissingExtraError: its package is
+    not installed. ValueError: transformers cannot load it."""
     return TekkenTokenizer() if name_or_path == "tekken" else TransformersTokenizer(name_or_path)
 
 
