@@ -93,9 +93,9 @@ class RecipePack:
         """The pack in the tokens of one model, as `gpu_align.Drafter` takes it.
 
         Args:
-            encode: gives the token ids of each text, without special tokens. token_texts: the text of each token
-            id; needed where something was observed: TypeError without it. It is
-                asked for all ids from 0 on until it raises an error or has no more texts.
+            encode: gives the token ids of each text, without special tokens.
+            token_texts: the text of each token id; needed where something was observed (TypeError without it). It
+                is asked for all ids from 0 on until it raises an error or has no more texts.
 
         A recipe is left out where the tokenizer joins the end of its context and its word into one token.
         PackError: the pack holds ids of another tokenizer.
