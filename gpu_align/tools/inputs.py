@@ -54,7 +54,9 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """
     number = 0
     try:
-        with _opened(path) as raw:
+        with path.open("rb") as file:
+            # A pipe gives its bytes once.
+            raw: BinaryIO = file if file.seekable() else io.BytesIO(file.read())
             packed = raw.read(2) == _GZIP_MAGIC
             left = max(MAX_BYTES, MOST_PACKED * raw.seek(0, os.SEEK_END)) if packed else sys.maxsize - 1
             raw.seek(0)
@@ -70,13 +72,6 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     yield number, _object(number, text)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise RecordError(number + 1, f"damaged gzip data ({error})") from error
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    """The file, opened once: a pipe, which gives its bytes once, is read into memory."""
-    with path.open("rb") as file:
-        yield file if file.seekable() else io.BytesIO(file.read())
 
 
 def _object(line: int, raw: bytes) -> dict[str, Any]:

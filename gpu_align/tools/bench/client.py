@@ -280,7 +280,10 @@ class Client:
     ) -> Answer:
         """Send one greedy request, with these fields too, and read its answer; BenchError where it fails."""
         options = {"include_usage": True} | ({"continuous_usage_stats": True} if self.vllm else {})
-        body = {**self._body(messages, max_tokens), "stream": True, "stream_options": options, **(more or {})}
+        salt = {"cache_salt": uuid.uuid4().hex} if self.vllm and self._fresh_prefix else {}
+        body: dict[str, Any] = {"model": self.model, "messages": messages, "temperature": 0, **salt}
+        body |= {"max_tokens": max_tokens, **self._more, "stream": True, "stream_options": options}
+        body |= more or {}
         if prediction is not None:
             whole = isinstance(prediction, Mapping)
             body["prediction"] = prediction if whole else {"type": "content", "content": prediction}
@@ -313,12 +316,6 @@ class Client:
             for i in range(later):
                 answer.pieces[i + 1] = (answer.pieces[i + 1][0], ends[i + 1] - ends[i])
         return answer
-
-    def _body(self, messages: Sequence[Mapping[str, str]], max_tokens: int) -> dict[str, Any]:
-        body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": max_tokens}
-        if self.vllm and self._fresh_prefix:
-            body["cache_salt"] = uuid.uuid4().hex
-        return body | self._more
 
     @contextlib.asynccontextmanager
     async def _asked(self, method: str, url: str, **more: Any) -> AsyncIterator[httpx.Response]:
