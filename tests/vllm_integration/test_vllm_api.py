@@ -226,7 +226,7 @@ XARGS = f"vllm_xargs.{KEY}"
                 ("31337", ".alternatives: expected an array of strings, got string"),
                 (["c", 31337], ".alternatives[1]: expected a string, got number"),
                 ([["c"]], ".alternatives[0]: expected a string, got array"),
-                (["\ud800"], "lone surrogate"),
+                (["c", "\ud800"], ".alternatives[1]: expected valid Unicode, got a lone surrogate"),
                 (["c"] * 256, "expected at most 256 texts, got 257"),
             )
         ],
@@ -239,6 +239,7 @@ XARGS = f"vllm_xargs.{KEY}"
                 ({}, [[1], [2, True]], "[1][1]: expected a token id, got bool"),
                 ({}, [[1], [2**31 - 1]], "expected token ids below"),
                 ({}, ["a", 31337], "[1]: expected a string, got number"),
+                ({}, ["a", "\ud800"], "[1]: expected valid Unicode, got a lone surrogate"),
                 ({}, [[n, m] for n in range(17) for m in range(16)], "expected at most 256 texts, found 272"),
                 ({"limit": 4, "strict": "1"}, [1, 2, 3, 4, 500], "at most 4 tokens, got more"),
                 ({}, [31337], "expected 0 ≤ token id < 100"),

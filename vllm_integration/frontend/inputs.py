@@ -108,7 +108,7 @@ def _offline(processor: Any, value: Any) -> wire.Prediction:
     if processor.renderer.tokenizer is None:
         raise FieldError(NO_TOKENIZER, "unsupported")
     limits = Limits.of(processor.vllm_config)
-    texts = checked_texts(FIELD, found, limits)
+    texts = checked_texts(found, limits)
     return as_prediction(ids_with_views(processor.renderer, limits, texts, ()), limits)
 
 

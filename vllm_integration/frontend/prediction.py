@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import functools
 import json
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -19,11 +18,9 @@ from gpu_align.texts import views
 from gpu_align.texts.several import MAX_TEXTS, joined
 
 from ..config.settings import CHARS_PER_TOKEN, MAX_PACKS, Settings, known_names
-from ..seams.guard import Guard, strict
+from ..seams.guard import Guard, logger, strict
 from ..wire import request as wire
 from . import metrics
-
-logger = logging.getLogger("vllm.gpu_align")
 
 FIELD = "prediction"
 #: What a client chooses beside it.
@@ -144,25 +141,24 @@ def parse_prediction(value: object, limits: Limits, *, plain_text: bool = False)
     Over a limit only what fits is looked at, or `FieldError` where limits are strict.
     """
     if plain_text and isinstance(value, str):
-        return checked_texts(FIELD, [value], limits)
+        return checked_texts({FIELD: value}, limits)
     if not isinstance(value, dict):
         shape = 'a string or {"type": "content", …}' if plain_text else '{"type": "content", …}'
         raise FieldError(f"prediction: expected {shape}, got {type_name(value)}")
     where = "prediction.content"
     content = _member(FIELD, value, "content", "content")
+    if isinstance(content, list):
+        pieces = [_member(f"{where}[{index}]", part, "text", "text") for index, part in enumerate(content)]
+        for index, piece in enumerate(pieces):
+            if not isinstance(piece, str):
+                raise FieldError(f"{where}[{index}].text: expected a valid string, got {type_name(piece)}")
+        content = "".join(pieces)
+    if not isinstance(content, str):
+        raise FieldError(f"{where}: expected a string or an array of text parts, got {type_name(content)}")
     others = value.get("alternatives") or []
     if not isinstance(others, list):
         raise FieldError(f"{FIELD}.alternatives: expected an array of strings, got {type_name(others)}")
-    check_strings(f"{FIELD}.alternatives", others)
-    if isinstance(content, str):
-        return checked_texts(where, [content, *others], limits)
-    if not isinstance(content, list):
-        raise FieldError(f"{where}: expected a string or an array of text parts, got {type_name(content)}")
-    pieces = [_member(f"{where}[{index}]", part, "text", "text") for index, part in enumerate(content)]
-    for index, piece in enumerate(pieces):
-        if not isinstance(piece, str):
-            raise FieldError(f"{where}[{index}].text: expected a valid string, got {type_name(piece)}")
-    return checked_texts(where, ["".join(pieces), *others], limits)
+    return checked_texts({where: content, **_by_place(f"{FIELD}.alternatives", others)}, limits)
 
 
 def _member(where: str, value: Any, kind: str, name: str) -> Any:
@@ -178,28 +174,30 @@ def _member(where: str, value: Any, kind: str, name: str) -> Any:
     return value[name]
 
 
-def check_strings(where: str, texts: Iterable[object]) -> None:
+def _by_place(where: str, texts: Sequence[object]) -> dict[str, str]:
+    found: dict[str, str] = {}
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise FieldError(f"{where}[{index}]: expected a string, got {type_name(text)}")
+        found[f"{where}[{index}]"] = text
+    return found
 
 
-def given_texts(where: str, given: object) -> list[str] | None:
-    """A text, or several, as a list; None where neither is given. The first one of a list says which it is."""
+def given_texts(where: str, given: object) -> dict[str, str] | None:
+    """A text, or several, by their places; None for others. The first one of a list says which it is."""
     if isinstance(given, str):
-        return [given]
-    if not isinstance(given, (list, tuple)) or not isinstance(next(iter(given), None), str):
-        return None
-    check_strings(where, given)
-    return list(given)
+        return {where: given}
+    is_texts = isinstance(given, (list, tuple)) and isinstance(next(iter(given), None), str)
+    return _by_place(where, given) if is_texts else None  # type: ignore[arg-type]
 
 
-def checked_texts(where: str, texts: Sequence[str], limits: Limits) -> list[str]:
-    """Texts cut to the limit of all, checked to be Unicode, with LF as the only end of a line; no empty ones."""
+def checked_texts(texts: Mapping[str, str], limits: Limits) -> list[str]:
+    """Texts by their places: cut to the limit of all, checked to be Unicode, with LF as the only end of a line; no
+    empty ones."""
     if len(texts) > MAX_TEXTS:
-        raise FieldError(f"{where}: expected at most {MAX_TEXTS} texts, got {len(texts)}")
+        raise FieldError(f"{FIELD}: expected at most {MAX_TEXTS} texts, got {len(texts)}")
     kept, remaining = [], limits.characters
-    for text in texts:
+    for where, text in texts.items():
         kept.append(text[:remaining])
         remaining -= len(text)
         try:
@@ -224,15 +222,15 @@ def ids_of(renderer: Any, limits: Limits, text: str) -> list[int]:
     return list(renderer.tokenizer.encode(text, add_special_tokens=False)[: limits.tokens + 1])
 
 
-def as_prediction(token_ids: list[int], limits: Limits, where: str = FIELD) -> wire.Prediction:
-    """Token ids, at most `limits.tokens` of them, ready to travel."""
-    if len(token_ids) > limits.tokens:
-        limits.exceeded(where, "tokens", limits.tokens)
-        token_ids = token_ids[: limits.tokens]
+def as_prediction(token_ids: object, limits: Limits, where: str = FIELD) -> wire.Prediction:
+    """Token ids, or those of several texts, at most `limits.tokens` of them, ready to travel."""
     try:
-        return wire.Prediction(token_ids=wire.encode_token_ids(where, token_ids, tell=False))
+        encoded, most = wire.encode_token_ids(where, token_ids, tell=False), 4 * limits.tokens
     except (TypeError, ValueError) as error:
         raise FieldError(str(error)) from None
+    if len(encoded) > most:
+        limits.exceeded(where, "tokens", limits.tokens)
+    return wire.Prediction(token_ids=encoded[:most])
 
 
 def choices_of(extra_args: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
@@ -397,10 +395,10 @@ def _prediction(
     if value is not None:
         texts = parse_prediction(value, limits, plain_text=plain_text)
     elif (found := given_texts(XARGS, given)) is not None:
-        texts = checked_texts(XARGS, found, limits)
+        texts = checked_texts(found, limits)
     elif isinstance(given, list):
         several = isinstance(next(iter(given), None), list)
-        prediction = as_prediction(_flat(given) if several else given, limits, XARGS)
+        prediction = as_prediction(given, limits, XARGS)
         vocab_size = int(vllm_config.model_config.get_vocab_size())
         ids = wire.decode_token_ids(prediction.token_ids or b"")
         ids = ids[ids < FIRST_GAP] if several else ids
@@ -415,13 +413,6 @@ def _prediction(
     if renderer.tokenizer is None:
         raise FieldError(NO_TOKENIZER, "unsupported")
     return as_prediction(ids_with_views(renderer, limits, texts, names), limits)
-
-
-def _flat(texts: list[Any]) -> list[int]:
-    try:
-        return list(wire.decode_token_ids(wire.encode_token_ids(XARGS, texts, tell=False)).tolist())
-    except (TypeError, ValueError) as error:
-        raise FieldError(str(error)) from None
 
 
 def tell_near_misses(given: Iterable[Any], known: tuple[str, ...] = OURS) -> None:
