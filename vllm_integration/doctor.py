@@ -96,32 +96,23 @@ def names(statuses: Sequence[SeamStatus], fix: str, start: str = "") -> Iterator
     gone = [f"{s.seam.place} ({s.state})" for s in bad]
     found = f"{len(statuses) - len(bad)} of {len(statuses)} vLLM names found"
     if gone:
-        found += f"; not: {', '.join(gone[:_SHOWN])}"
-    if len(gone) > _SHOWN:
-        found += f" and {len(gone) - _SHOWN} more (-v shows them)"
+        more = f" and {len(gone) - _SHOWN} more (-v shows them)" if len(gone) > _SHOWN else ""
+        found += f"; not: {', '.join(gone[:_SHOWN])}{more}"
     for status in source_probe.compared(statuses, source_probe.version_of())[1]:
         yield Finding(f"body {status.seam.name}", f"differs, {status.seam.place}", detail=True)
-    lost = {group for status in bad for group in status.seam.groups if not GROUPS[group].costs}
-    yield Finding("vLLM names", found, ok=not lost, fix=fix if bad else "")
-
     groups = {group for status in bad for group in status.seam.groups}
-    for group in sorted(groups):
-        if costs := GROUPS[group].costs:
-            yield Finding(f"without {group}", f"gpu_align {costs}; drafts go on")
-    core = {group for group in groups if not GROUPS[group].costs} - _V1_GROUPS - _V2_GROUPS
-    v1, v2 = not (core | groups & _V1_GROUPS), not (core | groups & _V2_GROUPS)
+    lost = {group for group in groups if not GROUPS[group].costs}
+    yield Finding("vLLM names", found, ok=not lost, fix=fix if bad else "")
+    for group in sorted(groups - lost):
+        yield Finding(f"without {group}", f"gpu_align {GROUPS[group].costs}; drafts go on")
+    core = lost - _V1_GROUPS - _V2_GROUPS
+    v1, v2 = not (core | lost & _V1_GROUPS), not (core | lost & _V2_GROUPS)
     runner = {
         (True, True): "V2 (drafts on the GPU) where vLLM uses it, V1 elsewhere",
         (True, False): "V1 only: vLLM falls back to it, drafts are made on the CPU",
         (False, True): "V2 only: without a GPU there are no drafts",
         (False, False): "none: vLLM serves without predicted outputs",
     }[v1, v2]
-    usable = v1 and v2
-    yield Finding(
-        "model runner",
-        runner,
-        ok=usable,
-        fix="" if usable else fix,
-        proves="vLLM drafts from predictions here",
-        start=start if usable else "",
-    )
+    usable, proves = v1 and v2, "vLLM drafts from predictions here"
+    fix, start = ("", start) if usable else (fix, "")
+    yield Finding("model runner", runner, ok=usable, fix=fix, proves=proves, start=start)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from .config.in_use import drafts_predictions
-from .seams.install import namesakes, seam, tell, watch
+from .seams.install import Original, namesakes, seam, tell, watch
 
 
 def register() -> None:
-    """Arrange that vLLM understands predictions. vLLM calls this in every process, any number of times.
-
-    It imports no vLLM module: each is wrapped when vLLM itself imports it. What runs every step is installed when
-    the engine makes our drafter: an engine that does not draft from predictions never sees it.
-    """
+    """Arrange that vLLM understands predictions. vLLM calls this in every process, any number of times. Each
+    module is wrapped when vLLM itself imports it; what runs every step when the engine makes our drafter."""
     watch()
     if points := namesakes():
         tell(f"{len(points)} plugins are called gpu_align, vLLM loads the last one: {', '.join(points)}")
@@ -22,7 +18,7 @@ def register() -> None:
 
 @seam("v2_start.init_speculator")
 def init_speculator(
-    original: Callable[..., Any], vllm_config: Any, device: Any, req_states: Any, *args: Any, **kwargs: Any
+    original: Original, vllm_config: Any, device: Any, req_states: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """`init_speculator` as the V2 runner imported it: ours where the configuration names our class."""
     if not drafts_predictions(vllm_config, even_if_off=True):

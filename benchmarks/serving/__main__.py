@@ -341,7 +341,7 @@ class Plugin:
     def settle(self, slots: Ints, accepted: Ints, ms: float) -> None:
         """[B] each: what the step of the last grant verified, and what of it is output; and how long it took."""
         tokens = len(slots) + int(slots.sum())
-        time = StepTime(ms, len(slots), tokens, 0, tokens <= self._captured)
+        time = StepTime(ms, tokens, tokens <= self._captured)
         self._ended.append((self._budget.granted, self._ids, slots, accepted, time))
 
 

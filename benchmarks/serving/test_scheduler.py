@@ -44,7 +44,7 @@ def test_a_step_of_the_scheduler(count: int, benchmark: Any) -> None:
         planned = {req_id: [0] * n for req_id, n in zip(ids, slots, strict=True) if n}
         output = SimpleNamespace(scheduled_spec_decode_tokens=planned, num_invalid_spec_tokens=None)
         sampled = SimpleNamespace(req_ids=ids, sampled_token_ids=tokens)
-        time = StepTime(5 + 0.03 * sum(slots), count, count + sum(slots), 0, False)
+        time = StepTime(5 + 0.03 * sum(slots), count + sum(slots), False)
         report = DraftReport([StepDrafts(ids, 1, position, length, one, levels)], times=[time])
         outputs = [
             SimpleNamespace(request_id=req_id, new_token_ids=new, trace_headers=None, finish_reason=None)

@@ -30,7 +30,7 @@ def learned(
     for step in range(steps):
         tokens = int(np.exp(rng.uniform(0, math.log(most))))
         ms = machine(tokens) * rng.normal(1, 0.05) * (10 if step % 20 == 0 else 1)
-        times.observe(1, tokens, ms, in_graph=tokens <= 512)
+        times.observe(tokens, ms, in_graph=tokens <= 512)
     return times
 
 
@@ -48,7 +48,7 @@ def test_steps_that_no_longer_come_are_as_known_as_before(machine: Callable[[flo
     times, rng = StepTimes(), np.random.default_rng(0)
     for step in range(1_000):
         tokens = 256 if step < 20 else int(rng.uniform(900, 1_500))
-        times.observe(256, tokens, machine(tokens) * rng.normal(1, 0.05), in_graph=False)
+        times.observe(tokens, machine(tokens) * rng.normal(1, 0.05), in_graph=False)
     assert float(times.ms(256, 256)) == pytest.approx(machine(256), rel=0.08)
 
 
@@ -66,7 +66,7 @@ def test_what_is_no_time_is_left_out(ms: float) -> None:
     times = learned(dense)
     before = times.ms(1, [1, 64, 1_000]).tolist()
     for _ in range(100):
-        times.observe(1, 64, ms, in_graph=True)
+        times.observe(64, ms, in_graph=True)
     assert times.ms(1, [1, 64, 1_000]).tolist() == before
     assert times.unusable == 100
 
@@ -94,7 +94,7 @@ def test_the_rule_chooses_the_best(seed: int) -> None:
     room, ratio = int(rng.choice([0, 5, 1_000])), float(rng.choice([1.0, 1.5, 100.0]))
     times = learned([dense, experts][seed % 2], 1_000)
     for prompt in (150, 400) * 3:
-        times.observe(1, prompt, 30.0, in_graph=False)
+        times.observe(prompt, 30.0, in_graph=False)
     choice = choose(levels, requests, prefill, room, times, ratio)
     count = int(choice.slots.sum())
     assert count <= room
@@ -109,8 +109,8 @@ def test_the_likeliest_drafts_are_counted() -> None:
     rows = np.array([[200, 200, 1], [255, 200, 0], [0, 0, 0]], dtype=np.uint8)
     times = StepTimes()
     for _ in range(60):
-        times.observe(3, 3, 5.0, in_graph=False)
-        times.observe(3, 8, 5.0, in_graph=False)
+        times.observe(3, 5.0, in_graph=False)
+        times.observe(8, 5.0, in_graph=False)
     for room, expected in ((0, [0, 0, 0]), (1, [0, 1, 0]), (2, [1, 1, 0]), (4, [2, 2, 0]), (9, [3, 2, 0])):
         assert choose(rows, 3, 0, room, times, math.inf).slots.tolist() == expected
     same = np.minimum(np.arange(256), 150).astype(np.uint8)
@@ -122,7 +122,7 @@ def test_what_gains_next_to_nothing_is_left_out() -> None:
     """Drafts that are nearly free, and hardly ever right: the curve may be off by as much."""
     times = StepTimes()
     for tokens in (8, 16, 24) * 40:
-        times.observe(8, tokens, 5.0 + 0.0001 * tokens, in_graph=False)
+        times.observe(tokens, 5.0 + 0.0001 * tokens, in_graph=False)
     for level, slots in ((1, 0), (9, 8)):
         levels = np.full((8, 1), level, dtype=np.uint8)
         assert int(choose(levels, 8, 0, 64, times, math.inf).slots.sum()) == slots

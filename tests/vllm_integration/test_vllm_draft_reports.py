@@ -89,7 +89,7 @@ def test_survival_is_rounded_down_and_every_draft_reporter() -> None:
 
 def test_late_copies_are_never_waited_for_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     arrived: set[int] = set()
-    monkeypatch.setattr(StepCopies, "arrived", lambda self: self.step in arrived)
+    monkeypatch.setattr(StepCopies, "arrived", lambda self, wait: self.step in arrived)
     reporter = DraftReporter(4, K, torch.device("cpu"), batches_in_flight=1)
     assert [list(step(reporter, [length], 1.0).drafts) for length in range(1, 7)] == [[]] * 6
     arrived.update(range(1, 10))

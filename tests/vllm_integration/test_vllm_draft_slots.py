@@ -26,7 +26,7 @@ def budget_of(*running: Any, everybody: bool = False, ms_a_token: float = 0.01, 
     budget = DraftBudget(requests, K, captured=512, **given)
     for tokens in (1, 2, 3, 4, 8, 16, 32, 64, 128, 512, 4_000) * 4:
         for in_graph in {tokens <= 512, False}:
-            budget.observe([StepTime(5 + ms_a_token * tokens, 1, tokens, 0, in_graph)])
+            budget.observe([StepTime(5 + ms_a_token * tokens, tokens, in_graph)])
     return budget
 
 
@@ -197,5 +197,5 @@ def test_a_machine_that_lies_about_its_times_drafts_on(ms: float | None, in_grap
         slots.append(int(granted.sum()))
         budget.settle(requests.rows_of([str(i) for i in range(4)]), granted, granted + 1, budget.granted)
         if ms is not None:
-            budget.observe([StepTime(ms, 4, 4 + slots[-1], 0, in_graph)])
+            budget.observe([StepTime(ms, 4 + slots[-1], in_graph)])
     assert slots[-1] > 0

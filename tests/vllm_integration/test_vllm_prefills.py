@@ -105,7 +105,7 @@ class Worker:
         levels = survival_levels(np.full((len(drafted), self.k), 0.97).cumprod(axis=1), length)
         position = np.array([sum(self.known[name][1:]) for name in drafted], dtype=np.int32)
         made = StepDrafts(drafted, 0, position, length, np.ones(len(drafted), np.int8), levels)
-        time = StepTime(self.ms, len(names), total, 0, False)
+        time = StepTime(self.ms, total, False)
         reports.attach(output, DraftReport([made] if drafted else [], times=[time]))
         self.drafted = drafted
         return output

@@ -168,4 +168,4 @@ def test_the_server_says_what_it_is(server: Server) -> None:
     found = httpx.get(f"{server.url}/gpu_align/status", timeout=60).json()
     assert (found["on"], found["runner"], found["num_draft_tokens"]) == (True, "V1", K)
     assert found["endpoints"] == [f"/v1/{name}" for name in endpoints]
-    assert found["settings"]["GPU_ALIGN_VERBOSE"] == 1
+    assert found["settings"]["GPU_ALIGN_VERBOSE"] is True

@@ -42,7 +42,7 @@ def test_times_that_are_none_are_told_until_there_are_some(caplog: pytest.LogCap
     scheduler = scheduler_of("PredictedOutputsScheduler")
 
     def take(ms: float) -> None:
-        scheduler._take(DraftReport(times=[StepTime(ms, 1, 1, 0, True)]), None)
+        scheduler._take(DraftReport(times=[StepTime(ms, 1, True)]), None)
 
     for _ in range(PATIENCE):
         take(0.0)

@@ -59,7 +59,7 @@ def text_of(token_ids: bytes) -> str:
 
 def skeleton_of(engine: Engine, document: dict[str, Any], template: Template) -> bytes:
     kept = conversation.views_of(engine.renderer)
-    return skeletons.skeleton_of(document, engine.vllm_config, engine.renderer, template, kept)
+    return skeletons.skeleton_of(document, engine.vllm_config, engine.renderer, template, kept, True)
 
 
 def drafted_from(engine: Engine, document: dict[str, Any]) -> tuple[str, Any]:

@@ -116,8 +116,8 @@ def test_the_dashboard_shows_every_metric_and_no_other() -> None:
     assert {SAMPLES[name].name for name in shown} == {spec.name for spec in metrics.SPECS.values()}
 
 
-@pytest.mark.parametrize(("level", "lines"), [(0, 0), (1, 2), (2, 6)])
-def test_a_line_for_each_request_or_step_by_level(info_log: list[str], level: int, lines: int) -> None:
+@pytest.mark.parametrize(("level", "lines"), [(False, 0), (True, 2)])
+def test_a_line_for_each_request_where_it_is_asked_for(info_log: list[str], level: bool, lines: int) -> None:
     """GPU_ALIGN_VERBOSE: ids, escaped, and counts."""
     collector = Collector(verbose=level)
     collector.follow("a", wire.Prediction(token_ids=b"\1\0\0\0" * 30))

@@ -45,13 +45,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     return Device(monkeypatch)
 
 
-def plan_of(*tokens: int, computed: int = 7) -> Any:
-    """A step of requests that have so many tokens in it; the first one is new."""
-    return SimpleNamespace(
-        num_scheduled_tokens={f"r{i}": count for i, count in enumerate(tokens)},
-        total_num_scheduled_tokens=sum(tokens),
-        scheduled_cached_reqs=SimpleNamespace(num_computed_tokens=[computed] * (len(tokens) - 1)),
-    )
+def plan_of(*tokens: int) -> Any:
+    """A step of requests that have so many tokens in it."""
+    return SimpleNamespace(total_num_scheduled_tokens=sum(tokens))
 
 
 def runner_of(in_graph: bool, tokens: int, requests: int) -> Any:
@@ -66,14 +62,14 @@ def test_a_time_comes_once_its_step_has_ended_and_no_sooner(device: Device) -> N
     timer = StepTimer("cuda")
     timer.begin(plan_of(1, 4, 2))
     timer.end(runner_of(True, 6, 3))  # the device has trimmed a draft
-    timer.begin(plan_of(30, 1, computed=9))
+    timer.begin(plan_of(30, 1))
     timer.end(runner_of(False, 31, 2))
     assert not timer.take()
     device.now = 2
-    assert timer.take() == [StepTime(5.0, 3, 6, 14, True)]
+    assert timer.take() == [StepTime(5.0, 6, True)]
     assert not timer.take()
     device.now = 4
-    assert timer.take() == [StepTime(5.0, 2, 31, 9, False)]
+    assert timer.take() == [StepTime(5.0, 31, False)]
     assert device.events == 2 * MOST
 
 
@@ -83,12 +79,12 @@ def test_the_clock_of_the_host_times_steps_of_v1(device: Device, monkeypatch: py
     timer = StepTimer("cpu")
     timer.begin(plan_of(3, 5))
     timer.end(V1)
-    assert timer.take() == [StepTime(250.0, 2, 8, 7, False)]
+    assert timer.take() == [StepTime(250.0, 8, False)]
     assert device.events == 0
 
 
 @pytest.mark.parametrize(
-    ("calls", "requests"),
+    ("calls", "tokens"),
     [
         ("be", [1]),
         ("e", []),
@@ -101,8 +97,8 @@ def test_the_clock_of_the_host_times_steps_of_v1(device: Device, monkeypatch: py
         ("b" * 3 * MOST + "e", [3 * MOST]),
     ],
 )
-def test_which_steps_have_a_time(calls: str, requests: list[int], device: Device) -> None:
-    """b: a step begins, i: one without drafted requests, e: the last one has sampled. Step n has n requests; the
+def test_which_steps_have_a_time(calls: str, tokens: list[int], device: Device) -> None:
+    """b: a step begins, i: one without drafted requests, e: the last one has sampled. Step n has n tokens; the
     device is done with each at once, and no output takes the times along until the end."""
     timer, step, device.now = StepTimer("cuda"), 0, 10**6
     for call in calls:
@@ -111,7 +107,7 @@ def test_which_steps_have_a_time(calls: str, requests: list[int], device: Device
             timer.end(V1)
         else:
             timer.begin(plan_of(*[1] * step), idle=call == "i")
-    assert [time.requests for time in timer.take()] == requests
+    assert [time.tokens for time in timer.take()] == tokens
     assert device.events == 2 * MOST
     assert guard.faults() == {}
 

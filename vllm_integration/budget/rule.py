@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .step_times import KNOTS, Ints, StepTimes
+from ..wire.reports import Ints
+from .step_times import KNOTS, StepTimes
 
 Levels = npt.NDArray[np.integer[Any]]
 #: A survival of one, as levels are in units of 1/255.
@@ -55,7 +56,7 @@ def choose(
     (entries * (stands_for[::-1] / ONE)).cumsum(out=gained[1:])
     most, base = min(int(at_least[-1]), room), requests + prefill
     without = times.ms_of_one(requests, base, in_graph=not prefill)
-    if most <= 0 or times.waits_for(requests, base, in_graph=not prefill):
+    if most <= 0 or times.waits_for(base, in_graph=not prefill):
         return Chosen(np.zeros(len(survival), dtype=np.int64), without, without)
     # Between these both the gain and the time are lines, so that the best is one of them.
     count = np.concatenate([at_least, _KNOTS - base, most * _SHARES])

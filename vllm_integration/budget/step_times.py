@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Ints = npt.NDArray[np.integer[Any]]
 Floats = npt.NDArray[np.float64]
 
 #: Tokens of a step at which its time is kept; between two of them it is a line.
@@ -22,16 +20,15 @@ FOLLOW, LEARN, MOST = 0.05, 0.02, 0.3
 #: Beyond the last knot that is known, twice the tokens take so much longer; and steps without graphs, if none was
 #: seen.
 GUESS, NO_GRAPH = 0.5, 1.2
-#: Tokens of a step that one of so many times as many tells about; steps without a time until none is waited for.
+#: A step tells about those of so many times its tokens; steps without a time until none is waited for.
 NEAR, PATIENCE = 1.3, 16
 #: Milliseconds that no step takes, and tokens that none has.
 NEVER, FAR = 600_000.0, float(1 << 30)
-#: A few numbers of Python take less time than an array.
 _KNOTS: list[float] = KNOTS.astype(np.float64).tolist()
 
 
 class StepTimes:
-    """``ms(requests, tokens)`` of a step, by what was observed. captured: tokens of the largest CUDA graph, or 0.
+    """Milliseconds of a step by its tokens, as observed. captured: tokens of the largest CUDA graph, or 0.
 
     A step in a graph and one without follow curves of their own; beyond `captured` all run without. A curve is a
     line through the knots that are known, never falling; a factor that follows each step moves both. Where nothing
@@ -51,9 +48,9 @@ class StepTimes:
         #: Steps of which no time could be used since the last one of which it could.
         self.unusable = 0
 
-    def observe(self, requests: int, tokens: int, ms: float, in_graph: bool) -> None:
-        """A step took `ms` for `tokens` in all (prefill included) of `requests`; NaN: it is not known."""
-        if not (requests > 0 and tokens > 0 and 0 < ms < NEVER):  # NaN is neither
+    def observe(self, tokens: int, ms: float, in_graph: bool) -> None:
+        """A step took `ms` for `tokens` in all (prefill included); NaN: it is not known."""
+        if not (tokens > 0 and 0 < ms < NEVER):  # NaN is neither
             self.unusable += 1
             return
         self.unusable = 0
@@ -87,7 +84,7 @@ class StepTimes:
         """Whether times come in; or none does."""
         return self.unusable <= PATIENCE
 
-    def waits_for(self, requests: int, tokens: int, in_graph: bool = True) -> bool:
+    def waits_for(self, tokens: int, in_graph: bool = True) -> bool:
         """Whether steps of about so many tokens were not seen yet, though times come in."""
         if not (self.is_usable and (any(self._count[0]) or any(self._count[1]))):
             return False
@@ -95,8 +92,8 @@ class StepTimes:
         return not (len(known) and known[1] <= NEAR * tokens and tokens <= NEAR * known[-2])
 
     def ms(self, requests: int, tokens: npt.ArrayLike, in_graph: bool = True) -> Floats:
-        """[N] milliseconds of steps of `requests` that have [N] `tokens` in all. in_graph: whether steps up to
-        `captured` run in one."""
+        """[N] milliseconds of steps that have [N] `tokens` in all. requests: of a step, by which the guess goes
+        where nothing is known. in_graph: whether steps up to `captured` run in one."""
         wanted = np.asarray(tokens, dtype=np.float64)
         if not in_graph:
             return self._at(False, requests, wanted)

@@ -1,8 +1,5 @@
-"""One speculative configuration for both model runners: what vLLM's V2 runner needs to accept ours.
-
-vLLM takes a custom drafter class on its V1 runner only. On V2 our speculator takes the same place, so where
-our class is named and everything is found that the V2 part wraps, the configuration is let through.
-"""
+"""One speculative configuration for both model runners. vLLM takes a custom drafter class on its V1 runner only;
+on V2 our speculator takes the same place, so there the configuration is let through."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -20,13 +16,11 @@ from gpu_align.ops.choose import MAX_DRAFT_TOKENS
 from gpu_align.ops.match import MAX_CONTEXT_LEN
 
 from ..seams import source_probe
-from ..seams.guard import shown_reason, strict
-from ..seams.install import SeamError, install, missing, seam
+from ..seams.guard import logger, shown_reason, strict
+from ..seams.install import Original, SeamError, install, missing, seam
 from ..seams.table import CONFIG
 from .in_use import INNER, drafts_predictions, inner_tokens, names_ours, note_engine
 from .settings import Settings, warn_of_unknown_names
-
-logger = logging.getLogger("vllm.gpu_align")
 
 
 def do_without(vllm_config: Any, reason: object) -> None:
@@ -58,9 +52,8 @@ LIMITS = (
 
 
 @seam("config._get_v2_model_runner_unsupported_features")
-def unsupported_features(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> list[str]:
-    """`VllmConfig._get_v2_model_runner_unsupported_features`, which of our class finds what it finds of an engine
-    without a drafter."""
+def unsupported_features(original: Original, self: Any, *args: Any, **kwargs: Any) -> list[str]:
+    """`VllmConfig._get_v2_model_runner_unsupported_features`, of our class as of an engine without a drafter."""
     if not drafts_predictions(self):
         return list(original(self, *args, **kwargs))
     if reason := missing("v2_start", "v2", "scheduler"):
@@ -79,7 +72,7 @@ def _warn_once(line: str) -> None:
 
 
 @seam("config.__post_init__")
-def post_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+def post_init(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
     """`VllmConfig.__post_init__`: our scheduler is used and, on V2, asynchronous scheduling is allowed; V1 does
     without adaptive verification and without more drafts than its sampler takes.
 
@@ -122,7 +115,7 @@ def post_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
 
 def _take_inner_drafter(vllm_config: Any) -> None:
     """If `GPU_ALIGN_DRAFTER` names a drafter of vLLM's, configure the engine as for that one, with our K: vLLM
-    makes its cache, its inputs and its graphs then. What cannot be made ends the start with vLLM's own error."""
+    makes its cache, its inputs and its graphs then, or raises."""
     given, speculative = Settings.of(vllm_config).drafter, vllm_config.speculative_config
     if given is None or not names_ours(speculative):
         return
@@ -162,8 +155,7 @@ def inner_config(vllm_config: Any) -> Any:
 
 
 def refused_layers(vllm_config: Any) -> str:
-    """Why a model with recurrent layers is not served; empty where it has none, or these were run with drafts that
-    come and go."""
+    """Why a model with recurrent layers is not served; empty where it has none, or these were run with drafts."""
     model = vllm_config.model_config
     if not has_states(model):
         return ""
@@ -181,19 +173,15 @@ def has_states(model_config: Any) -> bool:
 
 
 def has_cpu_kernels() -> bool:
-    """Whether layers run vLLM's CPU kernels, of which 0.32's `causal_conv1d_update_cpu` ignores how many drafts
-    were accepted, also where there were none."""
+    """Whether layers run vLLM's CPU kernels: 0.32's `causal_conv1d_update_cpu` ignores accepted drafts."""
     from vllm.platforms import current_platform
 
     return bool(current_platform.is_cpu())
 
 
 def _keep_limits(vllm_config: Any) -> None:
-    """Cap what is beyond a limit, or say what is not drafted: a WARNING each.
-
-    K is not ours alone: vLLM's scheduler pads with as many placeholders as the configuration says. With more the
-    engine ends (V1), a request is never scheduled (V2), or no drafter can be made.
-    """
+    """Cap what is beyond a limit, or say what is not drafted: a WARNING each. With a larger K the engine ends
+    (V1), a request is never scheduled (V2), or no drafter can be made."""
     speculative = vllm_config.speculative_config
     if vllm_config.use_v2_model_runner:
         # vLLM pads a request whose prompt is cached but for one token to 1 + K tokens. Where no batch has room for

@@ -8,9 +8,7 @@ from typing import Any
 from ..seams.install import off_reason
 
 #: What `"model"` of the speculative configuration may say.
-OUR_CLASSES = frozenset(
-    {"vllm_integration.PredictedOutputs", "vllm_integration.worker.proposer_v1.PredictedOutputs"}
-)
+OUR_CLASSES = ("vllm_integration.PredictedOutputs", "vllm_integration.worker.proposer_v1.PredictedOutputs")
 
 #: Attribute of a `SpeculativeConfig` of vLLM's own drafter, beside which ours drafts: how many tokens that drafts.
 INNER = "gpu_align_inner_tokens"

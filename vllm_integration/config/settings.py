@@ -5,27 +5,19 @@ from __future__ import annotations
 
 import difflib
 import functools
-import logging
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from gpu_align.drafter.arena import MAX_PREDICTION_LEN, tokens_for_all
 from gpu_align.ops.match import MAX_MATCH
 
-from ..seams.guard import shown_reason
+from ..seams.guard import logger, shown_reason
 from ..wire.request import KEY
 
-if TYPE_CHECKING:
-    from gpu_align import RecipePack
-
-
-logger = logging.getLogger("vllm.gpu_align")
-
 PREFIX = "GPU_ALIGN_"
-
 #: Tokens that the predictions of all requests together may have: 12 bytes each on the device.
 ARENA_TOKENS = 4 * 2**20
 #: How much longer a step with drafts may take than without, where a request has none: docs/tuning.md.
@@ -75,11 +67,8 @@ def _count(of: str, *, least: int = 1) -> Any:
 
 
 class Settings(BaseModel):
-    """The `GPU_ALIGN_*` environment variables; docs/settings.md has a table of them.
-
-    `GPU_ALIGN_RECIPES` is a list, separated by commas, of `base`, `name` or `name@version` of the registry, and
-    paths. White space around a value counts for nothing, and an empty value is the default.
-    """
+    """The `GPU_ALIGN_*` environment variables of docs/settings.md. White space around a value counts for nothing,
+    and an empty value is the default."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -87,7 +76,7 @@ class Settings(BaseModel):
     draft_without_prediction: _Flag = False
     max_prediction_tokens: Annotated[int | None, _count("tokens")] = None
     debug_dir: _Path = None
-    verbose: Annotated[int, Field(ge=0, le=2, description="0, 1 or 2")] = 0
+    verbose: _Flag = False
     cuda_graphs: _Flag = True
     drafter: Annotated[str | None, Field(description="a speculative configuration of vLLM's as JSON")] = None
     drafter_fills: _Flag = False
@@ -117,8 +106,7 @@ class Settings(BaseModel):
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
-        """Read the variables. Raises one `ValueError` that tells, of each that cannot be read, its name, what was
-        expected and what it held."""
+        """Read the variables. Raises one `ValueError` for all that cannot be read."""
         env = os.environ if environ is None else environ
         given = {field: env.get(PREFIX + field.upper(), "").strip() for field in cls.model_fields}
         try:
@@ -155,11 +143,8 @@ class Settings(BaseModel):
 def drafts_without_prediction(
     settings: Settings, recipes: Sequence[str] | None = None, memory: bool | None = None
 ) -> bool:
-    """Whether a request is drafted for that brings no prediction. An invalid pack does not count.
-
-    settings: of its engine. recipes: the packs that it names itself, or None. memory: False where it takes no part
-    in the memory.
-    """
+    """Whether a request is drafted for that brings no prediction. An invalid pack does not count. recipes, memory:
+    as of `Prediction`."""
     if settings.draft_without_prediction or (settings.memory_tokens and memory is not False):
         return True
     if recipes is not None:
@@ -170,8 +155,7 @@ def drafts_without_prediction(
 
 @functools.cache
 def warn_of_unknown_names(settings: Settings) -> None:
-    """WARNINGs, once a process: the `GPU_ALIGN_*` variables that mean nothing, with what may be meant, and vLLM's
-    Rust front end, which drops unknown fields."""
+    """WARNINGs, once a process: `GPU_ALIGN_*` variables that mean nothing, and vLLM's Rust front end."""
     known = [PREFIX + field.upper() for field in Settings.model_fields]
     for name in sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known):
         if instead := GONE.get(name.removeprefix(PREFIX)):
@@ -187,24 +171,6 @@ def warn_of_unknown_names(settings: Settings) -> None:
         )
 
 
-def load_pack(entry: str, registry: str | None) -> tuple[str, RecipePack]:
-    """The name of a pack and the pack. entry: one of `Settings.packs`. registry: the folder of packs, if any.
-
-    Raises whatever keeps the pack from being read: `PackError`, `OSError`.
-    """
-    from gpu_align.recipes.registry import find_pack
-
-    return find_pack(entry, registry)
-
-
-def known_names(settings: Settings) -> tuple[str, ...] | None:
-    """The names that a request may choose from; None where a pack cannot be read here: its name is not known."""
-    found = packs_of(settings)
-    if any(content_hash is None for _, content_hash in found):
-        return None
-    return tuple(dict.fromkeys(name for name, _ in found))
-
-
 def packs_of(settings: Settings) -> tuple[tuple[str, str | None], ...]:
     """The name and the content hash of each pack. One that cannot be read here is named as in the settings and has
     no hash. The first call reads all packs, which may take a second."""
@@ -215,9 +181,10 @@ def packs_of(settings: Settings) -> tuple[tuple[str, str | None], ...]:
 def _pack(entry: str, registry: str | None) -> tuple[str, str | None, bool]:
     """Name and content hash of a pack, and whether it may be used: a worker may find what is not found here."""
     from gpu_align.recipes import PackError
+    from gpu_align.recipes.registry import find_pack
 
     try:
-        name, pack = load_pack(entry, registry)
+        name, pack = find_pack(entry, registry)
     except Exception as error:  # the worker tells what is wrong with a pack
         return entry, None, not isinstance(error, PackError)
     return name, pack.content_hash, True

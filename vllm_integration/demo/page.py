@@ -69,9 +69,7 @@ class Row:
 def rows_of(
     result: Result, steps_dir: Path, predictions: Mapping[str, str], modes: Mapping[str, str]
 ) -> list[Row]:
-    """Return what `bench` has measured in these modes, mode → row; raises as `read_steps`.
-
-    predictions: mode → the text that was sent."""
+    """The measurements of `bench` in these modes, mode → row. predictions: mode → the text that was sent."""
     rows = []
     for mode, name in modes.items():
         samples = [sample for sample in result.samples if sample.turn.mode == mode]

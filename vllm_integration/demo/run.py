@@ -38,14 +38,11 @@ _STEPS = 4
 def run_demo(model: str | None = None, out_dir: Path = Path("demo_out"), ngram: bool = True) -> int:
     """Serve a model with the plugin, send one edit with different predictions, and compare steps and time.
 
-    Args:
-        model: a Hugging Face name or folder; None: a tiny one of our own, kept under `.cache/demo-model/`.
-        out_dir: gets `demo.html`, `demo.json` (the table), the servers' logs, and `steps/`, the step logs.
-        ngram: also start a second server, with vLLM's own n-gram drafter.
+    model: a Hugging Face name or folder; None: a tiny one of our own, kept under `.cache/demo-model/`. out_dir:
+    gets `demo.html`, the servers' logs, and `steps/`, the step logs. ngram: also start one with vLLM's n-gram.
 
-    Returns:
-        0 when every output is identical and, with the tiny model, `failures` finds none; 1 when not; 2 when
-        something is missing or the server does not run; 130 after Ctrl-C.
+    Returns 0 when every output is identical and, with the tiny model, `failures` finds none; 1 when not; 2 when
+    something is missing or the server does not run; 130 after Ctrl-C.
     """
     if found := problems():
         print(*(f"demo: {line}" for line in found), sep="\n")
@@ -120,8 +117,6 @@ def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
     tiny, gpu = model is None, has_gpu()
     path, name = (str(_tiny_model(console)), TINY_NAME) if model is None else (model, model)
     dtype = "float32" if tiny or not gpu else "auto"
-    if not tiny:
-        dtype = os.environ.get("DEMO_DTYPE") or dtype
 
     headline(2, f"The same edit request with different predictions, {REPEATS} rounds")
     rows_by_mode = TEXTS | CALLS
@@ -183,7 +178,6 @@ def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
     drafts = f"up to {NUM_DRAFT_TOKENS} drafts a pass"
     setup = f"Model {name}, {dtype}, {'GPU' if gpu else 'CPU'}; {drafts}; temperature 0; {REPEATS} rounds."
     written = out_dir / "demo.html"
-    write(out_dir / "demo.json", lambda: {**as_json(rows, name), "calls": as_json(calls, name)["rows"]})
     write(written, lambda: page.render(rows, calls, load_tokenizer(path), setup, NUM_DRAFT_TOKENS))
     console.print(
         f"   playback, every pass, every token's source: {written}", highlight=False, soft_wrap=True
@@ -205,21 +199,6 @@ def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
     return int(failed)
 
 
-def as_json(rows: Sequence[Row], model: str) -> dict[str, Any]:
-    """The rows as `demo.json` has them."""
-    told = [
-        {
-            "prediction": row.name,
-            "output_tokens": len(row.answer.token_ids),
-            "wall_s": [round(seconds, 6) for seconds in row.wall_s],
-            **{name: getattr(row, name) for name in ("steps", "by_source", "identical")},
-            "step_log": None if row.log is None else row.log.request_id,
-        }
-        for row in rows
-    ]
-    return {"model": model, "num_draft_tokens": NUM_DRAFT_TOKENS, "rows": told}
-
-
 def failures(rows: Sequence[Row], best: str) -> list[str]:
     """Return one line for each expectation that is not met; empty when the demo has succeeded. best: a row."""
     none, predicted = (next(row for row in rows if row.name == name) for name in ("none", best))
@@ -235,7 +214,6 @@ def failures(rows: Sequence[Row], best: str) -> list[str]:
 
 
 def _tiny_model(console: Any) -> Path:
-    """The folder of the tiny model, made if it is not there."""
     from . import model
 
     spec = model.ModelSpec()

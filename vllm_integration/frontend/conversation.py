@@ -1,8 +1,5 @@
-"""Drafts for a request without a prediction, from its own messages in forms in which its answer may hold them.
-
-A tool's result is read with line numbers and written back without, or inside a JSON string: other tokens than
-those of the prompt, from which a request drafts anyway. Nothing is drafted before the answer repeats such a text.
-"""
+"""Drafts for a request without a prediction, from its own messages in forms in which its answer may hold them: a
+tool's result is read with line numbers and written back without, or inside a JSON string."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -33,10 +31,13 @@ _ENTRY_BYTES = 110
 _AT_ONCE = 65536
 
 
+#: Calls what takes time in proportion to the texts, in a thread, a part at a time, so that others get turns.
+Run = Callable[..., Awaitable[Any]]
+
+
 class Views:
-    """Token ids of the views of each message, the latest used; a conversation that grows costs what is new in it.
-    Of one `cache_salt` nothing is found by another. Any thread may call: the event loop reads, and threads write.
-    """
+    """Token ids of the views of each message, the latest used. Of one `cache_salt` nothing is found by another.
+    Any thread may call: the event loop reads, and threads write."""
 
     def __init__(self, max_bytes: int = _KEPT_BYTES) -> None:
         self._max_bytes, self.num_bytes = max_bytes, 0
@@ -79,13 +80,10 @@ def forget_styles(state: Any) -> None:
 
 
 async def join(
-    run: Callable[..., Awaitable[Any]], taken: Taken, vllm_config: Any, renderer: Any, template: Template
+    run: Run, taken: Taken, vllm_config: Any, renderer: Any, template: Template
 ) -> wire.Prediction | None:
     """Collect the text to draft from: the prediction, then the skeletons of tools and schema if there
-    is room; without a prediction the skeletons, then the forms of its conversation if it asks for them.
-
-    run: whatever takes time in proportion to the texts, in a thread, a part at a time, so that others get turns.
-    """
+    is room; without a prediction the skeletons, then the forms of its conversation if it asks for them."""
     prediction, document = taken.prediction, taken.document
     if document is None:
         return prediction
@@ -114,17 +112,10 @@ async def join(
 
 
 async def predict(
-    run: Callable[..., Awaitable[Any]],
-    document: dict[str, Any],
-    vllm_config: Any,
-    renderer: Any,
-    used: int = 0,
+    run: Run, document: dict[str, Any], vllm_config: Any, renderer: Any, used: int = 0
 ) -> bytes:
     """The token ids that the conversation of a request makes, newest messages first, as many as its limits allow;
-    none where it holds no other form of a text. Token ids as a prompt have no forms.
-
-    run: as of `join`. used: bytes of the room that are not for these.
-    """
+    none where it holds no other form of a text. used: bytes of the room that are not for these."""
     if renderer.tokenizer is None:
         return b""
     limits, may_be_json, kept = Limits.of(vllm_config), expects_json(document), views_of(renderer)
@@ -174,17 +165,13 @@ def _encode(texts: Sequence[Text], may_be_json: bool, limits: Limits, renderer: 
     """The ids of the views of each text."""
     encoded = []
     for text, is_result, _ in texts:
-        ids = (ids_of(renderer, limits, view) for view in _views_of(text, is_result, may_be_json))
-        encoded.append(b"".join(np.array(each[: limits.tokens], "<i4").tobytes() for each in ids))
+        made: list[str] = []
+        with suppress(ValueError):  # a lone surrogate: no tokenizer takes it
+            wire.check_text(CONVERSATION, text)
+            made = views.of_message(wire.normalise_newlines(text), may_be_json, is_result)
+        ids = (ids_of(renderer, limits, view)[: limits.tokens] for view in made)
+        encoded.append(b"".join(np.array(each, "<i4").tobytes() for each in ids))
     return encoded
-
-
-def _views_of(text: str, is_result: bool, may_be_json: bool) -> list[str]:
-    try:
-        wire.check_text(CONVERSATION, text)
-    except ValueError:  # a lone surrogate: no tokenizer takes it
-        return []
-    return views.of_message(wire.normalise_newlines(text), may_be_json, is_result)
 
 
 def texts_of(document: dict[str, Any]) -> Iterator[tuple[str, bool]]:
@@ -205,20 +192,14 @@ def _texts(item: Any, is_result: bool) -> Iterator[tuple[str, bool]]:
         yield item, is_result
     if not isinstance(item, dict):
         return
-    calls = item.get("tool_calls")
-    functions = (
-        [call.get("function") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
-    )
-    for call in (item, *functions):
+    calls = found if isinstance(found := item.get("tool_calls"), list) else []
+    for call in (item, *(call.get("function") for call in calls if isinstance(call, dict))):
         if isinstance(call, dict) and isinstance(text := call.get("arguments"), str):
             yield text, False
     if item.get("type") == "tool_use":  # Anthropic's
         yield json.dumps(item.get("input")), False
     is_result = is_result or item.get("type") == "tool_result"
-    for part, of_tool in (
-        (item.get("content"), is_result),
-        (item.get("output"), True),
-        (item.get("text"), is_result),
-    ):
+    for name in ("content", "output", "text"):
+        part = item.get(name)
         for each in part if isinstance(part, list) else [part]:
-            yield from _texts(each, of_tool)
+            yield from _texts(each, is_result or name == "output")

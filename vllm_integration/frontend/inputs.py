@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from ..config.in_use import drafts_predictions, engine_of_request
 from ..config.settings import Settings, drafts_without_prediction
 from ..seams.guard import shown_id
-from ..seams.install import seam
+from ..seams.install import Original, seam
 from ..wire import request as wire
 from .prediction import (
     CONVERSATION,
@@ -33,13 +32,7 @@ from .usage import http_request
 
 @seam("inputs.process_inputs")
 def process_inputs(
-    original: Callable[..., Any],
-    self: Any,
-    request_id: str,
-    prompt: Any,
-    params: Any,
-    *args: Any,
-    **kwargs: Any,
+    original: Original, self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """`InputProcessor.process_inputs`, with what the HTTP request brought in `params.extra_args`, and an empty
     prediction where a request without one is drafted for. The caller's params stay as they are."""
@@ -75,21 +68,16 @@ def _prepared(processor: Any, params: Any) -> Any:
         message = f"{CONVERSATION}: expected over HTTP; offline the texts can be the prediction"
         raise FieldError(message, "unsupported", parameter=CONVERSATION)
     # Without a prediction it is drafted for where that is asked for, and a draft can become output.
-    max_tokens = getattr(params, "max_tokens", None)
-    is_drafted_for = hasattr(params, "extra_args") and (
-        not given.is_empty
-        or (
-            (max_tokens is None or max_tokens > 1)
-            and (given.drafts or drafts_without_prediction(settings, given.recipes, given.memory))
-        )
-    )
+    asks = given.drafts or drafts_without_prediction(settings, given.recipes, given.memory)
+    asks = asks and (getattr(params, "max_tokens", None) or 2) > 1
+    is_drafted_for = hasattr(params, "extra_args") and (asks or not given.is_empty)
     kept = given if is_drafted_for and given.drafts is not False else None
     if given.drafts is False and settings.draft_without_prediction:
         kept = wire.Prediction(drafts=False, memory=False)
     # Where nothing is drafted for a request, its answer may still be one that is not to be remembered.
     apart = kept is None and given.memory is False
-    changes: dict[str, Any] = {**dict.fromkeys(OURS), wire.KEY: kept}
-    changes[wire.MEMORY_KEY] = False if apart else None
+    memory = False if apart else None
+    changes: dict[str, Any] = {**dict.fromkeys(OURS), wire.KEY: kept, wire.MEMORY_KEY: memory}
     if kept is None and not apart and not changes.keys() & extra_args.keys():
         return params
     return wire.with_extra_args(params, changes)
@@ -113,7 +101,7 @@ def _offline(processor: Any, value: Any) -> wire.Prediction:
 
 
 @seam("parameters._validate_spec_decode")
-def validate(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+def validate(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
     """`SamplingParams._validate_spec_decode`, which on V2 finds neither `min_p` nor `logit_bias`: drafts are
     verified by both there."""
     engine = engine_of_request.get()

@@ -1,8 +1,5 @@
-"""Prometheus metrics of predictions, on vLLM's own `/metrics`.
-
-They count in the front-end processes, from what came with the engine's outputs. prometheus_client adds the
-processes up where there are several (vLLM sets its multiprocess mode up for `--api-server-count` > 1).
-"""
+"""Prometheus metrics of predictions, on vLLM's own `/metrics`. They count in the front-end processes, which
+prometheus_client adds up (vLLM sets its multiprocess mode up for `--api-server-count` > 1)."""
 
 from __future__ import annotations
 
@@ -55,41 +52,33 @@ class _Spec(NamedTuple):
 
 _INFO = ("version", "vllm", "runner", "num_draft_tokens", "drafter", "max_num_seqs", "recipes")
 _BY_VERDICT, _BY_SOURCE = {"verdict": VERDICTS}, {"source": DRAFTING}
-_SPECS: dict[str, dict[str, tuple[Any, ...]]] = {
-    "Gauge": {
-        "info": ("Always 1: what this server is, as labels.", dict.fromkeys(_INFO, ())),
-        "enabled": ("1 while drafts are made, 0 while a part without which none are is off.",),
-        "fault": ("1 while a part of the plugin is off, and why.", dict.fromkeys(("part", "reason"), ())),
-    },
-    "Counter": {
-        "requests": ("Requests that brought a prediction.",),
-        "predictions_refused": ("Predictions not taken whole.", dict.fromkeys(("reason", "action"), ())),
-        "prediction_tokens": ("Tokens of predictions that were verified.", _BY_VERDICT),
-        "draft_tokens": ("Draft tokens that were verified.", _BY_SOURCE | _BY_VERDICT),
-        "drafts": ("Steps that verified drafts, by their source.", _BY_SOURCE),
-        "steps": ("Model passes that wrote tokens of a request that is drafted for.",),
-        "steps_lost": (
-            "Steps after a request's first that verified no draft: none was made, or it got no draft slots.",
-            {"reason": LOST},
-        ),
-        "realignments": ("Times drafts from a prediction were accepted again after some had been rejected.",),
-    },
-    "Histogram": {
-        "accepted_length_tokens": ("Drafts accepted in a step that verified some.", {}, _LENGTHS),
-        "prediction_length_tokens": ("Tokens of a prediction.", {}, _SIZES),
-        "acceptance_ratio": (
-            "Accepted of the verified prediction tokens of a choice that verified some.",
-            {},
-            _RATIOS,
-        ),
-    },
+_SPECS: dict[str, tuple[Any, ...]] = {
+    "info": ("Gauge", "Always 1: what this server is, as labels.", dict.fromkeys(_INFO, ())),
+    "enabled": ("Gauge", "1 while drafts are made, 0 while a part without which none are is off."),
+    "fault": ("Gauge", "1 while a part of the plugin is off, and why.", {"part": (), "reason": ()}),
+    "requests": ("Counter", "Requests that brought a prediction."),
+    "predictions_refused": ("Counter", "Predictions not taken whole.", {"reason": (), "action": ()}),
+    "prediction_tokens": ("Counter", "Tokens of predictions that were verified.", _BY_VERDICT),
+    "draft_tokens": ("Counter", "Draft tokens that were verified.", _BY_SOURCE | _BY_VERDICT),
+    "drafts": ("Counter", "Steps that verified drafts, by their source.", _BY_SOURCE),
+    "steps": ("Counter", "Model passes that wrote tokens of a request that is drafted for."),
+    "steps_lost": (
+        "Counter",
+        "Steps after a request's first that verified no draft: none was made, or it got no draft slots.",
+        {"reason": LOST},
+    ),
+    "realignments": ("Counter", "Times drafts from a prediction were accepted again after rejected ones."),
+    "accepted_length_tokens": ("Histogram", "Drafts accepted in a step that verified some.", {}, _LENGTHS),
+    "prediction_length_tokens": ("Histogram", "Tokens of a prediction.", {}, _SIZES),
+    "acceptance_ratio": (
+        "Histogram",
+        "Accepted of the verified prediction tokens of a choice that verified some.",
+        {},
+        _RATIOS,
+    ),
 }
 #: Every metric, by its name without `gpu_align_`. `docs/metrics.md` and the dashboard show the same.
-SPECS = {
-    name: _Spec(kind, f"gpu_align_{name}", *spec)
-    for kind, specs in _SPECS.items()
-    for name, spec in specs.items()
-}
+SPECS = {name: _Spec(kind, f"gpu_align_{name}", *spec) for name, (kind, *spec) in _SPECS.items()}
 
 _metrics: dict[str, Any] = {}
 #: Of what the event loop and the threads that read requests both write.
@@ -97,8 +86,7 @@ _lock = RLock()
 
 
 def set_info(**facts: object) -> None:
-    """Set the facts about this server; equal in all of its front ends. The metric takes some of the facts as
-    labels."""
+    """Set the facts about this server; equal in all of its front ends."""
     _get("info").labels(*(facts[name] for name in _INFO)).set(1)
 
 
@@ -153,9 +141,8 @@ def count_steps(steps: Steps, *, firsts: int, realignments: int) -> None:
     for reason, amount in zip(LOST, (no_draft, no_slots), strict=True):
         if amount > 0:
             _get("steps_lost").labels(reason).inc(amount)
-    source, verified, accepted = (
-        field[verifying] for field in (steps.source, steps.verified, steps.accepted)
-    )
+    columns = (steps.source, steps.verified, steps.accepted)
+    source, verified, accepted = (column[verifying] for column in columns)
     for number in np.unique(source).tolist():
         of_source = source == number
         name, right = SOURCES[number], int(accepted[of_source].sum())
@@ -207,10 +194,8 @@ def _made() -> dict[str, Any]:
         if spec.kind == "Gauge":
             # One value for all processes.
             more["multiprocess_mode"] = "min" if name == "enabled" else "max"
-        metric = getattr(prometheus_client, spec.kind)(
-            spec.name, spec.help, labelnames=tuple(spec.labels), **more
-        )
-        made[name] = metric
+        make = getattr(prometheus_client, spec.kind)
+        made[name] = metric = make(spec.name, spec.help, labelnames=tuple(spec.labels), **more)
         for values in product(*spec.labels.values()) if spec.labels else ():
             metric.labels(*values)
     for refused in REFUSED:

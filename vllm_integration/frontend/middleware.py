@@ -9,13 +9,12 @@ import contextlib
 import functools
 import json
 import re
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..config.in_use import drafts_predictions
 from ..config.settings import Settings, drafts_without_prediction
 from ..seams.guard import Guard
-from ..seams.install import seam
+from ..seams.install import Original, seam
 from ..wire import request as wire
 from . import conversation, metrics, status
 from .prediction import (
@@ -31,6 +30,7 @@ from .prediction import (
     serve_without_prediction,
     take,
     tell_once,
+    unsupported,
 )
 from .skeletons import Template, learn_style, style_key
 from .usage import HttpRequest, http_request
@@ -56,11 +56,8 @@ _limiting = Guard("body limit", "does not limit request bodies", core=True, then
 
 
 @seam("app.init_entrypoints_middleware")
-def init_entrypoints_middleware(
-    original: Callable[..., Any], args: Any, app: Any, *more: Any, **kwargs: Any
-) -> Any:
-    """`init_entrypoints_middleware`, with ours as the innermost: behind authentication, before parsing. An HTTP
-    server starts here: it says what it is."""
+def init_entrypoints_middleware(original: Original, args: Any, app: Any, *more: Any, **kwargs: Any) -> Any:
+    """`init_entrypoints_middleware`, with ours as the innermost. A server starts here: it says what it is."""
     from starlette.middleware import Middleware
 
     app.user_middleware.append(Middleware(PredictionMiddleware))
@@ -74,10 +71,9 @@ class PredictionMiddleware:
     HTTP 413: a body over `GPU_ALIGN_MAX_BODY_BYTES` brings a prediction. HTTP 400: something is malformed, or a
     prediction comes to one of `UNSUPPORTED_ENDPOINTS`.
 
-    Other paths pass untouched, as does everything on servers that do not draft from predictions. A body in which
-    nothing can be ours is not parsed, and goes to vLLM as it came. One over that limit is neither kept nor parsed
-    here: vLLM gets it as it comes. One that is refused is read to its end, because some clients read the answer
-    only after they have sent everything.
+    Other paths, and engines that are not ours, are left alone. A body in which nothing can be ours goes to vLLM
+    unparsed; one over that limit as it comes, and is not kept here. One that is refused is read to its end: some
+    clients read the answer only after they have sent everything.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -112,7 +108,7 @@ class PredictionMiddleware:
             serve_without_prediction("A request", error)
         received, sent = _replay(messages, receive), send
         if long is not None:
-            received, sent = _looked_at(long, body, received), _unless_refused(long, send)
+            received, sent = _looked_at(long, body, received, send)
         if request is not None and body.endpoint != _MESSAGES:
             sent = _completing(sent, request)
         token = http_request.set(request)  # in the context of this request's own task
@@ -127,8 +123,8 @@ class PredictionMiddleware:
             await _answer(long.refused, body.endpoint)(scope, receive, send)
 
 
-def _looked_at(long: LongBody, body: _Body, receive: Receive) -> Receive:
-    """A `receive` for vLLM of a body over the limit: if it brings a prediction, as if the client had gone."""
+def _looked_at(long: LongBody, body: _Body, receive: Receive, send: Send) -> tuple[Receive, Send]:
+    """Both for a body over the limit: if that brings a prediction, as if the client had gone."""
 
     async def look() -> Message:
         message = await receive()
@@ -140,15 +136,11 @@ def _looked_at(long: LongBody, body: _Body, receive: Receive) -> Receive:
             long.refused = body.refusal(long)
         return message if long.refused is None else {"type": "http.disconnect"}
 
-    return look
-
-
-def _unless_refused(long: LongBody, send: Send) -> Send:
     async def send_if_served(message: Message) -> None:
         if long.refused is None:
             await send(message)
 
-    return send_if_served
+    return look, send_if_served
 
 
 def _answer(error: FieldError, endpoint: str) -> ASGIApp:
@@ -161,18 +153,17 @@ def _answer(error: FieldError, endpoint: str) -> ASGIApp:
 
 
 def _to_be_read(scope: Scope) -> _Body | None:
-    """Return the reader of this request's body, or None if the body is not read."""
+    """The reader of this request's body, or None if the body is not read."""
     endpoints = (each for each in (*ENDPOINTS, *UNSUPPORTED_ENDPOINTS) if scope["path"].endswith(each))
-    endpoint = max(endpoints, key=len, default="")
-    engine_client = getattr(scope["app"].state, "engine_client", None)
-    if not endpoint or engine_client is None or not drafts_predictions(engine_client.vllm_config):
+    endpoint, state = max(endpoints, key=len, default=""), scope["app"].state
+    client = getattr(state, "engine_client", None)
+    if not endpoint or client is None or not drafts_predictions(client.vllm_config):
         return None
-    switch = dict(scope["headers"]).get(HEADER)
-    return _Body(endpoint, engine_client, switch, Template.of(scope["app"].state))
+    return _Body(endpoint, client, dict(scope["headers"]).get(HEADER), Template.of(state))
 
 
 def _pattern(key: bytes) -> bytes:
-    """All that JSON reads as this key: each letter may be written as backslash, u and four digits."""
+    """A key of JSON: each letter may be written as backslash, u and four digits."""
     letters = b"".join(rb"(?:%c|\\u(?i:%04x))" % (letter, letter) for letter in key)
     return rb'"%s"[ \t\n\r]*:' % letters
 
@@ -184,14 +175,9 @@ _OURS = re.compile(
 
 
 def scan(body: bytes) -> bool:
-    """Whether there may be anything in a body of JSON that `take` looks at. JSON may be UTF-16 or UTF-32, which
-    have bytes of zero, as no UTF-8 of it."""
+    """Whether a body of JSON may hold what `take` looks at. UTF-16 and UTF-32 have bytes of zero."""
     body = body.replace(b"\0", b"")
     return any(part in body for part in (b"predict", b"vllm_xargs", rb"\u")) and bool(_OURS.search(body))
-
-
-def _shortened(found: re.Match[str]) -> str:
-    return found[0] if len(found[0]) <= _LONGEST else '""'
 
 
 class LongBody:
@@ -225,7 +211,8 @@ class LongBody:
         for found in _PART.finditer(plain) if len(self._kept) <= _SHORT else ():
             mark, is_kept = found[1], self._level == self._depth
             if is_kept:
-                self._kept += _STRING.sub(_shortened, text[found.start() : found.start(1)])
+                part = text[found.start() : found.start(1)]
+                self._kept += _STRING.sub(lambda s: s[0] if len(s[0]) <= _LONGEST else '""', part)
             if mark in ("[", "{"):
                 self._level += is_kept and mark == "{" and self._depth < 2
                 self._depth += 1
@@ -263,8 +250,7 @@ class _Body:
         xargs = xargs if isinstance(xargs, dict) else {}
         predicts = document.get(FIELD) is not None
         if not self._is_limited:
-            message = f"{FIELD}: {self.endpoint} does not take a prediction"
-            return FieldError(message, "unsupported") if predicts else None
+            return unsupported(self.endpoint) if predicts else None
         if not predicts and xargs.get(wire.KEY) is None:
             return None
         try:
@@ -278,16 +264,14 @@ class _Body:
         return FieldError(message, "bytes", code=413)
 
     async def take(self, body: bytes) -> tuple[HttpRequest | None, bytes | None]:
-        """Read the request's prediction and choices, and its body without them; None for a part that does not
-        change. Raises `FieldError`."""
+        """The request's prediction and choices, and its body without them, if they change. Raises `FieldError`."""
         vllm_config, renderer = self._client.vllm_config, self._client.renderer
         run = functools.partial(asyncio.get_running_loop().run_in_executor, renderer._executor)
         look, settings = functools.partial(_limiting.run, scan, body), self._settings
         found = look() if len(body) <= _SHORT else await run(look)
-        always = settings.conversation or settings.draft_without_prediction
-        is_asked = self._is_limited and (self._switch is not None or always)
+        is_asked = self._switch is not None or settings.conversation or settings.draft_without_prediction
         prediction = rest = document = None
-        if found is not False or is_asked:
+        if found is not False or (self._is_limited and is_asked):
             taken = await run(take, body, self.endpoint, self._switch, vllm_config, renderer)
             prediction, rest, document = taken.prediction, taken.body, taken.document
             try:
@@ -338,9 +322,9 @@ def _completing(send: Send, request: HttpRequest) -> Send:
 
 def _completed(body: bytes, request: HttpRequest) -> bytes | None:
     """The JSON of a response with the counts; None where there are none."""
-    document = json.loads(body) if b'"usage":{' in body else None
-    if document is None:
+    if b'"usage":{' not in body:
         return None
+    document = json.loads(body)
     request.answered(document)
     if not request.complete(document):
         return None
@@ -348,15 +332,13 @@ def _completed(body: bytes, request: HttpRequest) -> bytes | None:
 
 
 def _completed_events(chunk: bytes, request: HttpRequest) -> bytes | None:
-    """The same of the events of a stream. What a user writes cannot look like the marks of the last one: quotes
-    inside of JSON strings are escaped."""
+    """The same of the events of a stream. In a text of the model the marks of the last one have escaped quotes."""
     if not (b'"usage":{' in chunk and (b'"choices":[]' in chunk or b'"response":{' in chunk)):
         return None
-    start = b"data: "
     lines = chunk.split(b"\n")
     for place, line in enumerate(lines):
-        if line.startswith(start + b"{"):
-            lines[place] = start + (_completed(line[len(start) :], request) or line[len(start) :])
+        if line.startswith(b"data: {") and (found := _completed(line.removeprefix(b"data: "), request)):
+            lines[place] = b"data: " + found
     return b"\n".join(lines)
 
 

@@ -1,7 +1,5 @@
 """The plugin's fields of a JSON request, taken out of it, read and checked: its prediction, within
 limits, and what it chooses beside it. It takes time in proportion to the document.
-
-Other failures of the front end lose metrics, never responses.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from gpu_align.ops.layout import FIRST_GAP
 from gpu_align.texts import views
 from gpu_align.texts.several import MAX_TEXTS, joined
 
-from ..config.settings import CHARS_PER_TOKEN, MAX_PACKS, Settings, known_names
+from ..config.settings import CHARS_PER_TOKEN, MAX_PACKS, Settings, packs_of
 from ..seams.guard import Guard, logger, strict
 from ..wire import request as wire
 from . import metrics
@@ -60,13 +58,13 @@ UNSUPPORTED_ENDPOINTS = (
 )
 
 
-#: Of this process. What fails in them costs a look at a request, or counts, and never a response.
+#: What fails in them costs a look at a request, or counts, and never a response.
 reading = Guard("requests", "does not look at a request", core=True, then=metrics.show_faults)
 counting = Guard("counts", "does not count", core=True, then=metrics.show_faults)
 
 
 def serve_without_prediction(what: str, error: Exception) -> None:
-    """Whatever else fails about a prediction costs no answer. The error's message might repeat the prediction."""
+    """Other failures cost no answer. The error's message might repeat the prediction."""
     if strict():
         raise error
     logger.warning("%s is served without its prediction: %s", what, type(error).__name__)
@@ -78,11 +76,8 @@ def count_refused(reason: str, action: str = "refused") -> None:
 
 
 class Taken(NamedTuple):
-    """The result of `take`; each field is None if it is missing.
-
-    prediction: what the request brings and chooses. body: its body without that. document: to be drafted from.
-    forms: whether from its messages, too.
-    """
+    """prediction: what a request brings and chooses. body: its body without that. document: to be drafted from.
+    forms: whether from its messages, too."""
 
     prediction: wire.Prediction | None = None
     body: bytes | None = None
@@ -103,6 +98,10 @@ class FieldError(ValueError):
     def count(self) -> None:
         if self.parameter == FIELD:
             count_refused(self.reason)
+
+
+def unsupported(endpoint: str) -> FieldError:
+    return FieldError(f"{FIELD}: {endpoint} does not take a prediction", "unsupported")
 
 
 @dataclass(frozen=True)
@@ -132,13 +131,11 @@ class Limits:
 
 
 def parse_prediction(value: object, limits: Limits, *, plain_text: bool = False) -> list[str]:
-    """The texts of a `prediction` field; none when there is nothing to predict from. Its shape, besides further
-    keys, which are ignored: `{"type": "content", "content": str | [{"type": "text", "text": str}, …]}`, and of
-    ours `"alternatives": [str, …]`, other texts that the answer may be.
+    """The texts of a `prediction` field. Its shape, besides further keys, which are ignored:
+    `{"type": "content", "content": str | [{"type": "text", "text": str}, …]}`, and of ours
+    `"alternatives": [str, …]`, other texts that the answer may be.
 
     plain_text: whether the field may also be the text itself, as on /v1/completions.
-
-    Over a limit only what fits is looked at, or `FieldError` where limits are strict.
     """
     if plain_text and isinstance(value, str):
         return checked_texts({FIELD: value}, limits)
@@ -217,8 +214,7 @@ def type_name(value: object) -> str:
 
 
 def ids_of(renderer: Any, limits: Limits, text: str) -> list[int]:
-    """The token ids of a text without special tokens; one more than the limit is kept, to tell "cut" from "just
-    fits"."""
+    """The token ids of a text without special tokens; one more than the limit, to tell "cut" from "just fits"."""
     return list(renderer.tokenizer.encode(text, add_special_tokens=False)[: limits.tokens + 1])
 
 
@@ -234,18 +230,15 @@ def as_prediction(token_ids: object, limits: Limits, where: str = FIELD) -> wire
 
 
 def choices_of(extra_args: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    """The choices of `vllm_xargs` or `extra_args`, as fields of a `wire.Prediction`: `recipes`, names of packs,
-    each once, `memory`, False where the request takes no part, and `drafts`, whether anything is drafted for it.
-    Raises `FieldError`, also for a pack that the server does not have, where this process knows which it has.
-
-    The first call for a request that names packs reads them: call it from a thread.
-    """
+    """The choices of `vllm_xargs` or `extra_args`, as fields of a `wire.Prediction`. Raises `FieldError`. The
+    first call with names of packs reads them: call it from a thread."""
     chosen: dict[str, Any] = {}
     recipes, memory, switch = map(extra_args.get, KEYS)
     if recipes is not None:
-        chosen[wire.RECIPES_KEY] = _names(recipes)
-        known = known_names(settings) if chosen[wire.RECIPES_KEY] else None
-        if known is not None and not set(chosen[wire.RECIPES_KEY]) <= set(known):
+        chosen[wire.RECIPES_KEY] = names = _names(recipes)
+        known = dict(packs_of(settings)) if names else {}
+        # A pack that cannot be read here has no hash: its name is not known.
+        if None not in known.values() and not set(names) <= known.keys():
             has = f"names out of {', '.join(known)}" if known else "no names, the server has no recipes"
             raise _bad_recipes(f"recipes: expected {has}, got another one")
     if flag(wire.MEMORY_KEY, memory) is False:  # `true` is the default
@@ -299,8 +292,8 @@ def _of(item: Any, name: str) -> Any:
 
 
 def views_for(value: object, text: str, document: dict[str, Any]) -> tuple[str, ...]:
-    """Names of the views (`gpu_align.texts.views`) that are drafted from beside the text of a `prediction` field:
-    those that it names under `views`, else JSON's where the answer may hold the text as a string of JSON."""
+    """Names of the views (`gpu_align.texts.views`) to draft from beside the text of a `prediction` field: those of
+    its `views`, else JSON's where the answer may hold the text as a string of JSON."""
     where, names = f"{FIELD}.views", value.get("views") if isinstance(value, dict) else None
     if names is None:
         # Where the answer is JSON and no call of a tool, a text that is JSON is the answer itself.
@@ -340,9 +333,7 @@ def ids_with_views(renderer: Any, limits: Limits, texts: Sequence[str], names: S
 
 def take(body: bytes, endpoint: str, switch: str | None, vllm_config: Any, renderer: Any) -> Taken:
     """The prediction and choices of a request, and the other parts to draft from. A body that is no JSON object is
-    left to vLLM. Raises `FieldError`.
-
-    switch: what the header says of drafts for the request, if anything."""
+    left to vLLM. Raises `FieldError`. switch: the header's value."""
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):
@@ -351,7 +342,7 @@ def take(body: bytes, endpoint: str, switch: str | None, vllm_config: Any, rende
         return Taken()
     if endpoint in UNSUPPORTED_ENDPOINTS:
         if document.get(FIELD) is not None:
-            raise FieldError(f"{FIELD}: {endpoint} does not take a prediction", "unsupported")
+            raise unsupported(endpoint)
         return Taken()
     xargs = document.get("vllm_xargs")
     xargs = xargs if isinstance(xargs, dict) else {}

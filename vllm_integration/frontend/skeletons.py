@@ -88,17 +88,10 @@ def _calls_of(tokenizer: Any, template: Template) -> skeletons.Calls | None:
 
 
 def skeleton_of(
-    document: dict[str, Any],
-    vllm_config: Any,
-    renderer: Any,
-    template: Template,
-    kept: Any,
-    alone: bool = True,
+    document: dict[str, Any], vllm_config: Any, renderer: Any, template: Template, kept: Any, alone: bool
 ) -> bytes:
-    """Token ids, int32, of the skeletons of a request, with gaps; none where there are none. kept: as `Views`.
-
-    alone: nothing else comes before them. What cannot be read is counted, and costs a request its skeletons.
-    """
+    """Token ids, int32, of the skeletons of a request, with gaps. kept: as `Views`. alone: nothing else comes
+    before them. What cannot be read is counted, and costs a request its skeletons."""
     if renderer.tokenizer is None:
         return b""
     grammar: Any = getattr(vllm_config, "structured_outputs_config", None)
@@ -109,9 +102,8 @@ def skeleton_of(
         styles = (skeletons.COMPACT,)
     try:
         asked = [document.get(name) for name in _READ]
-        key = hashlib.blake2b(
-            marshal.dumps([tuple(template), styles, forced, asked], 2), digest_size=32
-        ).digest()
+        told = marshal.dumps([tuple(template), styles, forced, asked], 2)
+        key = hashlib.blake2b(told, digest_size=32).digest()
         limits = Limits.of(vllm_config)
         if (found := kept.get(key)) is None:
             calls = functools.partial(_calls_of, renderer.tokenizer, template)

@@ -3,7 +3,6 @@ is vLLM's `vllm.endpoint_plugins` entry: vLLM loads it where `VLLM_PLUGINS` name
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 from collections.abc import Mapping
@@ -13,20 +12,17 @@ import gpu_align
 
 from ..config.in_use import drafts_predictions, engine_here, inner_tokens
 from ..config.settings import SHOWN_HASH, Settings, packs_of
-from ..seams.guard import shown_reason
+from ..seams.guard import logger, shown_reason
 from ..seams.install import off_reason
 from . import metrics
 from .prediction import ENDPOINTS
-
-logger = logging.getLogger("vllm.gpu_align")
 
 PATH = "/gpu_align/status"
 
 
 def server_facts(vllm_config: Any) -> dict[str, Any]:
-    """The facts that do not change while the server of this process runs, as docs/metrics.md shows it. Reads the
-    packs, which may take a second; one that cannot be read here has no hash. settings: those not at their
-    defaults."""
+    """The facts that do not change while the server runs, as docs/metrics.md shows them. Reads the packs, which
+    may take a second; one that cannot be read here has no hash."""
     import vllm
 
     settings, speculative = Settings.of(vllm_config), vllm_config.speculative_config

@@ -1,26 +1,21 @@
-"""Streamed tool calls and thoughts, where a step brings many tokens: vLLM's parsers get them one by one.
-
-vLLM hands a step's tokens to its streaming parser as one delta. Most parsers without a parser engine expect one
-token, and lose or mix something otherwise: with any drafter, and with `stream_interval`.
-"""
+"""Streamed tool calls and thoughts: vLLM's parsers get a step's tokens one by one. vLLM hands them over as one
+delta; most parsers without a parser engine lose or mix something then, with any drafter."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from ..config.in_use import engine_here
 from ..seams.guard import Guard
-from ..seams.install import seam
+from ..seams.install import Original, seam
 
 
 class TokenTexts:
-    """The text that each token of a stream brings, decoded as vLLM's detokenizer does.
-
-    tokenizer: of `transformers`, fast. prompt: the token ids that the stream continues.
-    """
+    """The text that each token of a stream brings, decoded as vLLM's detokenizer does. tokenizer: of
+    `transformers`, fast. prompt: the token ids that the stream continues."""
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int] | None, skip_special: bool) -> None:
         from tokenizers.decoders import DecodeStream
@@ -52,7 +47,7 @@ _texts: WeakKeyDictionary[Any, TokenTexts | None] = WeakKeyDictionary()
 
 @seam("streams.parse_delta")
 def parse_delta(
-    original: Callable[..., Any],
+    original: Original,
     self: Any,
     delta_text: str,
     delta_token_ids: Sequence[int],
@@ -79,12 +74,7 @@ def parse_delta(
 
 
 def _split(
-    parser: Any,
-    text: str,
-    token_ids: Sequence[int],
-    request: Any,
-    prompt: Sequence[int] | None,
-    finished: bool,
+    parser: Any, text: str, token_ids: Sequence[int], request: Any, prompt: Any, finished: bool
 ) -> list[str]:
     if parser not in _texts:
         is_fast = hasattr(getattr(parser.model_tokenizer, "_tokenizer", None), "get_added_tokens_decoder")

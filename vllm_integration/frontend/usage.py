@@ -1,13 +1,11 @@
 """Usage: what was verified of a request, counted where its outputs arrive, and shown in responses.
 
-With `GPU_ALIGN_VERBOSE` INFO lines about requests that are drafted for tell ids and counts, never content. They
-are written here: neither the engine nor the device does more.
+With `GPU_ALIGN_VERBOSE` an INFO line about each request that is drafted for has its id and counts, never content.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextvars import ContextVar
@@ -22,8 +20,8 @@ from gpu_align.drafter.step_log import SOURCES
 
 from ..config.in_use import engine_here
 from ..config.settings import Settings
-from ..seams.guard import shown_id
-from ..seams.install import seam
+from ..seams.guard import logger, shown_id
+from ..seams.install import Original, seam
 from ..wire import request as wire
 from ..wire.reports import REFUSALS
 from ..wire.steps import FAULTS, HEADER, decode
@@ -31,18 +29,15 @@ from . import metrics
 from .metrics import PREDICTION
 from .prediction import counting
 
-logger = logging.getLogger("vllm.gpu_align")
-
 
 @dataclass
 class RequestUsage:
     """Of one engine request, or of those of an HTTP request: what the engine verified, not what was proposed.
 
     prediction_tokens: the length of its prediction, 0 where that is not known. predicted: whether it brought one.
-    steps: model passes that produced at least one token of the output (the first is the prefill's).
-    drafted_by, accepted_by: by source, a value of `gpu_align.Source`, the draft tokens that the engine verified,
-    and those of them that are in the output. rejected = drafted − accepted.
-    diverged: the last drafts from its prediction were not all accepted.
+    steps: model passes that wrote tokens of the output (the first is the prefill's).
+    drafted_by, accepted_by: by value of `gpu_align.Source`, draft tokens that the engine verified, and those of
+    them that are in the output. diverged: the last drafts from its prediction were not all accepted.
     """
 
     req_id: str = ""
@@ -80,7 +75,6 @@ class RequestUsage:
         return realigned
 
     def as_dict(self) -> dict[str, Any]:
-        """As a step log has it."""
         counts = {name: getattr(self, name) for name in ("steps", "output_tokens", "drafted", "accepted")}
         by_source = {
             name: {"drafted": self.drafted_by[source], "accepted": self.accepted_by[source]}
@@ -89,29 +83,15 @@ class RequestUsage:
         }
         return {**counts, "rejected": self.drafted - self.accepted, "by_source": by_source}
 
-    def tell_steps(self, steps: Iterable[tuple[int, int, int, int]]) -> None:
-        """Its next steps. Each: source, proposed, verified, accepted."""
-        for number, (source, proposed, verified, accepted) in enumerate(steps, self.steps):
-            told = "no draft"
-            if proposed:
-                told = f"{proposed} proposed from {SOURCES[source]}, {verified} verified, {accepted} accepted"
-            logger.info("gpu_align: request %s step %d: %s", shown_id(self.req_id), number, told)
-
     def tell_end(self, aborted: bool) -> None:
-        drafted = [
-            f"{name} {n['accepted']} of {n['drafted']}" for name, n in self.as_dict()["by_source"].items()
-        ]
-        logger.info(
-            "gpu_align: request %s %s: %d tokens in %d steps, %.1f a step; prediction of %d tokens; "
-            "draft tokens accepted of verified: %s",
-            shown_id(self.req_id),
-            "aborted" if aborted else "ended",
-            self.output_tokens,
-            self.steps,
-            self.output_tokens / self.steps if self.steps else 0.0,
-            self.prediction_tokens,
-            ", ".join(drafted) or "none verified",
-        )
+        by_source = self.as_dict()["by_source"].items()
+        drafted = ", ".join(f"{name} {n['accepted']} of {n['drafted']}" for name, n in by_source)
+        rate = self.output_tokens / self.steps if self.steps else 0.0
+        told = f"{self.output_tokens} tokens in {self.steps} steps, {rate:.1f} a step"
+        told += f"; prediction of {self.prediction_tokens} tokens"
+        told += f"; draft tokens accepted of verified: {drafted or 'none verified'}"
+        end = "aborted" if aborted else "ended"
+        logger.info("gpu_align: request %s %s: %s", shown_id(self.req_id), end, told)
 
 
 #: Key of the further fields of `GPU_ALIGN_USAGE_DETAILS`, beside `accepted_prediction_tokens`.
@@ -120,8 +100,8 @@ DETAILS = "gpu_align"
 
 @dataclass(eq=False)
 class HttpRequest:
-    """Data that the tasks of an HTTP request share. prediction: that of its engine requests. settings: of its
-    engine. answered: is given the document of its response. usages: of each of these that is drafted for."""
+    """Data that the tasks of an HTTP request share. answered: is given the document of its response. usages: of
+    each of its engine requests that is drafted for."""
 
     prediction: wire.Prediction
     settings: Settings = field(default_factory=Settings)
@@ -130,11 +110,7 @@ class HttpRequest:
 
     def complete(self, document: Any) -> bool:
         """Add the counts of all engine requests to the `usage` of a response, or of a stream's last event; whether
-        there is anything to add.
-
-        A request without a prediction has neither count, and of `GPU_ALIGN_USAGE_DETAILS` what was drafted for it
-        all the same. Nothing is added where the engine reported nothing.
-        """
+        there is anything to add. Without a prediction these are those of `GPU_ALIGN_USAGE_DETAILS` alone."""
         shown, settings = (document.get("response") or document).get("usage"), self.settings
         predicted = any(each.predicted for each in self.usages)
         reported = any(each.output_tokens or each.steps for each in self.usages)
@@ -165,7 +141,7 @@ http_request: ContextVar[HttpRequest | None] = ContextVar("gpu_align_http_reques
 class Collector:
     """Usage of the requests of one engine that have not ended. verbose: of its settings."""
 
-    def __init__(self, verbose: int = 0) -> None:
+    def __init__(self, verbose: bool = False) -> None:
         self.verbose = verbose
         self.requests: dict[str, RequestUsage] = {}
 
@@ -200,17 +176,15 @@ class Collector:
         own = np.flatnonzero(messages.own)
         accepted[last[own]] = np.minimum(accepted[last[own]], kept[own])
         realignments = firsts = 0
-        steps = zip(*(column.tolist() for column in messages.steps), strict=True)
+        columns = (messages.steps.source, messages.steps.verified, accepted)
+        steps = zip(*(column.tolist() for column in columns), strict=True)
         counts, written = messages.counts.tolist(), (messages.before + kept).tolist()
         for (output, _), tokens, count in zip(sent, written, counts, strict=True):
             # One that is not followed is drafted for without a prediction.
             request = self.requests.setdefault(output.request_id, RequestUsage(output.request_id))
             request.output_tokens += tokens
             firsts += count > 0 and not request.steps
-            taken = list(islice(steps, count))
-            if self.verbose > 1:
-                request.tell_steps(taken)
-            realignments += sum(request.add_step(source, *verified) for source, _, *verified in taken)
+            realignments += sum(request.add_step(*step) for step in islice(steps, count))
         metrics.count_steps(messages.steps, firsts=firsts, realignments=realignments)
         for number in messages.refused[messages.refused > 0].tolist():
             reason = REFUSALS[number]
@@ -234,7 +208,7 @@ collectors: WeakKeyDictionary[Any, Collector] = WeakKeyDictionary()
 
 
 @seam("usage.add_request")
-def add_request(original: Callable[..., Any], self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+def add_request(original: Original, self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
     """`OutputProcessor.add_request`, after which a request that is drafted for is followed."""
     result = original(self, request, *args, **kwargs)
     counting.run(_follow, self, request)
@@ -253,13 +227,12 @@ def _follow(processor: Any, request: Any) -> None:
 
 @seam("usage.process_outputs")
 def process_outputs(
-    original: Callable[..., Any], self: Any, engine_core_outputs: Sequence[Any], *args: Any, **kwargs: Any
+    original: Original, self: Any, engine_core_outputs: Sequence[Any], *args: Any, **kwargs: Any
 ) -> Any:
     """`OutputProcessor.process_outputs`, around which the steps that came with the outputs are counted.
 
     The messages are taken out first, so that tracing sees its headers as the client sent them, and counted
-    when vLLM has looked for stop strings. Nobody reads an output before both are done: the readers are other
-    tasks of the same event loop.
+    when vLLM has looked for stop strings. Other tasks of the event loop read the outputs later.
     """
     sent = counting.run(_take_messages, self, engine_core_outputs)
     result = original(self, engine_core_outputs, *args, **kwargs)
@@ -270,7 +243,7 @@ def process_outputs(
 
 @seam("usage.abort_requests")
 def abort_requests(
-    original: Callable[..., Any], self: Any, request_ids: Iterable[str], *args: Any, **kwargs: Any
+    original: Original, self: Any, request_ids: Iterable[str], *args: Any, **kwargs: Any
 ) -> Any:
     """`OutputProcessor.abort_requests`, after which what it aborted is no longer followed."""
     aborted = original(self, request_ids, *args, **kwargs)

@@ -10,15 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..budget.rule import choose
+from ..budget.rule import Levels, choose
 from ..budget.step_times import StepTimes
 from ..config.settings import MAX_SLOWDOWN
 from ..wire import request as wire
-from ..wire.reports import DRAFT_MODEL, REFUSALS, DraftReport, StepTime
-
-Ints = npt.NDArray[np.integer[Any]]
-Floats = npt.NDArray[np.float32]
-Levels = npt.NDArray[np.integer[Any]]
+from ..wire.reports import DRAFT_MODEL, REFUSALS, DraftReport, Ints, StepTime
 
 #: Credit of a request, in tokens of a step without drafts: what its drafts may cost until they earn it back. Of a
 #: new request, where this server accepts half of its drafts or more, and the most.
@@ -35,8 +31,6 @@ GROWN, UNKNOWN = np.array([*range(26, 0, -2), 0], dtype=np.uint8), 102
 #: A prompt may take so many times the steps that it takes without drafts, and a step that holds some of one so
 #: many times its time.
 PROMPTS = 1.25
-
-
 #: Drafts of a request that are remembered. One report rarely brings more than two.
 DEPTH = 8
 #: Most steps of a request that the front end is told together.
@@ -127,7 +121,10 @@ class DraftedRequests:
 
     def add(self, request: Any) -> None:
         """A request of vLLM's has come, or its next turn: it gets a row if it is drafted for and has none."""
-        is_ours = is_drafted_for(request, self._draft_without_prediction)
+        given = (getattr(request.sampling_params, "extra_args", None) or {}).get(wire.KEY)
+        is_ours = (
+            self._draft_without_prediction if given is None else getattr(given, "drafts", None) is not False
+        )
         if request.request_id in self._rows or not (is_ours or self.beside_model):
             return
         if not self._free:
@@ -156,13 +153,6 @@ class DraftedRequests:
         table["far_until"][rows] = np.where(rows > 0, -1, np.iinfo(np.int64).max)
         self.survival[rows] = np.where(rows > 0, UNKNOWN, 0)[:, None]
         self.drafts[rows, :, POSITION] = -1
-
-
-def is_drafted_for(request: Any, even_without: bool) -> bool:
-    """Whether a vLLM request is: it brought a prediction, or `even_without`, and did not ask for no drafts."""
-    extra_args = getattr(request.sampling_params, "extra_args", None) or {}
-    given = extra_args.get(wire.KEY)
-    return even_without if given is None else getattr(given, "drafts", None) is not False
 
 
 class Granted(NamedTuple):
@@ -264,7 +254,7 @@ class DraftBudget:
     def observe(self, times: Sequence[StepTime]) -> None:
         """Steps that have run took so long."""
         for step in times:
-            self.times.observe(step.requests, step.tokens, step.ms, step.in_graph)
+            self.times.observe(step.tokens, step.ms, step.in_graph)
 
     def grant(
         self,

@@ -1,10 +1,8 @@
-"""vLLM's schedulers with four things added, see README.md. They are named in `scheduler_cls`, vLLM's official
-place for a scheduler, by `engine_config`."""
+"""vLLM's schedulers with four things added, see README.md. `engine_config` names them in `scheduler_cls`."""
 
 from __future__ import annotations
 
 import copy
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -19,8 +17,8 @@ from gpu_align.drafter.memory import ResponseMemory
 
 from ..config.in_use import drafts_predictions, inner_tokens
 from ..config.settings import Settings
-from ..seams.guard import Guard, faults, shown_fault, strict
-from ..seams.install import install, missing, seam
+from ..seams.guard import Guard, faults, logger, shown_fault, strict
+from ..seams.install import Original, install, missing, seam
 from ..wire import reports
 from ..wire import request as wire
 from ..wire.reports import DRAFTING, INNER_DRAFTER, REPORTS, SLOTS, DraftReport, StepTime
@@ -31,10 +29,9 @@ from .verification_ledger import VerificationLedger
 
 @seam("dump._dump_engine_exception")
 def dump_engine_exception(
-    original: Callable[..., Any], config: Any, scheduler_output: Any, *args: Any, **kwargs: Any
+    original: Original, config: Any, scheduler_output: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """`_dump_engine_exception`: draft tokens and predictions are printed as their number. Where this fails vLLM
-    prints nothing of the step."""
+    """`_dump_engine_exception`: draft tokens and predictions are printed as their number."""
     if drafts_predictions(config, even_if_off=True):
         scheduler_output = copy.copy(scheduler_output)
         drafts = scheduler_output.scheduled_spec_decode_tokens
@@ -74,14 +71,10 @@ class Recall:
     def keep(self, request: Any) -> None:
         """Remember the answer of a request."""
         params = request.sampling_params
-        if (
-            params is None
-            or request.request_id in self._older
-            or (params.extra_args or {}).get(wire.MEMORY_KEY) is False
-        ):
+        if params is None or request.request_id in self._older:
             return
-        given = wire.brought_by(params)
-        if given is not None and given.memory is False:
+        given, extra_args = wire.brought_by(params), params.extra_args or {}
+        if extra_args.get(wire.MEMORY_KEY) is False or (given is not None and given.memory is False):
             return
         self._memory.remember(_owner_of(request), list(request.output_token_ids), _prompt_of(request))
 
@@ -93,9 +86,8 @@ def _owner_of(request: Any) -> tuple[bytes, tuple[str, str] | None]:
 
 
 @seam("memory.collective_rpc", "memory.set_weight_version", "memory.add_lora")
-def change_model(original: Callable[..., Any], self: Any, what: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls of `EngineCore` that change the weights, or may: what workers run has any name. An adapter that comes
-    beside others changes no answer."""
+def change_model(original: Original, self: Any, what: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls of `EngineCore` that may change the weights. An adapter that comes beside others changes no answer."""
     try:
         return original(self, what, *args, **kwargs)
     finally:
@@ -109,12 +101,8 @@ def _prompt_of(request: Any) -> list[int]:
     return getattr(request, "prompt_token_ids", None) or []
 
 
-logger = logging.getLogger("vllm.gpu_align")
-
 #: How a request ends that has written its answer.
 _ANSWERED = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
-
-
 #: Prompts that wait, of which a step takes account.
 _MOST_PROMPTS = 16
 
@@ -160,15 +148,12 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
             self._use(settings)
         except Exception as error:
             self.slots.end(error)
-        self.ledger: Any = self.usage.run(VerificationLedger, self.drafted_requests)
+        self.ledger = VerificationLedger(self.drafted_requests)
         if reason := missing("usage"):
             self.usage.end(reason)
         if settings.memory_tokens and not install("memory"):
-            self.memory.run(self._remember, settings)
-
-    def _remember(self, settings: Settings) -> None:
-        most = settings.prediction_capacity(int(self.vllm_config.model_config.max_model_len))
-        self._recall = Recall(settings.memory_tokens, most)
+            most = settings.prediction_capacity(int(self.vllm_config.model_config.max_model_len))
+            self._recall = Recall(settings.memory_tokens, most)
 
     def _use(self, settings: Settings) -> None:
         if self._pads:
@@ -203,8 +188,8 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         """No drafts in a step that may hold a request with `logprob_token_ids`: the samplers that verify drafts
         answer none of these, and V1's ends the engine where another request has `logprobs`.
 
-        And no placeholders where vLLM pads a request whose prompt is cached but for one token: on V1 always, which
-        would verify them as drafts; on V2, which rejects them, in such a step, and if no request is drafted for.
+        And no placeholders where vLLM pads a request whose prompt is cached but for one token: on V1, which would
+        verify them as drafts; on V2 in such a step, and if no request is drafted for.
         """
         if self._scored:
             self._scored.intersection_update(self.requests)
@@ -235,14 +220,13 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         if (report := self._attempt(reports.take, model_runner_output)) is not None:
             self._worker_faults = report.faults
         report = report or DraftReport()
-        begun = None
-        if not self.usage.is_off:
-            step = scheduler_output, model_runner_output, report.trimmed
-            begun = self.usage.run(self.ledger.begin, self.requests, *step)
+        step = scheduler_output, model_runner_output, report.trimmed
+        begun = self.usage.run(self.ledger.begin, self.requests, *step)
         self._attempt(self._take, report, begun, scheduler_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if begun is not None:
-            self.usage.run(self._settle, begun, outputs)
+            told = [output for client in outputs.values() for output in client.outputs]
+            self.usage.run(self.ledger.settle, begun, told)
         self._attempt(self._forget)
         if not (self._pads or self._failed):  # nothing else is done with the table
             self.slots.succeeded()
@@ -250,8 +234,7 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         return outputs
 
     def _attempt(self, step: Callable[..., Any], *args: Any) -> Any:
-        """A step of the table that drafts are scheduled by; if it fails, no request gets slots in the next
-        step."""
+        """A step of the table; if it fails, no request gets slots in the next step."""
         try:
             return step(*args)
         except Exception as error:
@@ -260,7 +243,7 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
 
     def _forget(self) -> None:
         gone = self.drafted_requests.keep_only(self.requests)
-        self.usage.run(lambda: self.ledger.forget(gone))
+        self.usage.run(self.ledger.forget, gone)
 
     def _tell_faults(self, outputs: Mapping[int, Any]) -> None:
         """Tell each front end which parts are off and why, with an output, when that has changed."""
@@ -317,9 +300,6 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
             logger.warning("gpu_align uses no step times for now: %s", reason)
             self.times.end(reason)
 
-    def _settle(self, begun: Any, outputs: Any) -> None:
-        self.ledger.settle(begun, [output for client in outputs.values() for output in client.outputs])
-
     def _cut(self) -> None:
         """Cut the drafts of running requests to their slots; to none if the worker does not draft."""
         if not self.drafted_requests or self._failed or not self.slots.run(self._cut_to_slots):
@@ -351,8 +331,8 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         return True
 
     def _prompts(self) -> list[int]:
-        """Tokens that are left of the prompts which may come into the next step, in their order. Where none of
-        those that wait came into the last one, they wait for memory, and have a share in every fourth step."""
+        """Tokens left of the prompts that may come into the next step, in their order. Where none of those that
+        wait came into the last one, they wait for memory, and have a share in every fourth step."""
         found = [request for request in self.running if request.is_prefill_chunk]
         seats = min(self.max_num_running_reqs - len(self.running), _MOST_PROMPTS)
         if seats > 0 and self.waiting and self._blocked % 4 == 0:

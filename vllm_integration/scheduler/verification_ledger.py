@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..wire.reports import DRAFT_MODEL
+from ..wire.reports import DRAFT_MODEL, Ints
 from ..wire.steps import HEADER, Messages, Steps, count_verified, encode
-from .draft_budget import POSITION, REPORT, TOGETHER, DraftedRequests, Ints
+from .draft_budget import POSITION, REPORT, TOGETHER, DraftedRequests
 
 
 class Begun(NamedTuple):

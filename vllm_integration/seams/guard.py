@@ -30,8 +30,7 @@ _TOLD = "_GPU_ALIGN_TOLD"
 
 
 def shown_id(req_id: object) -> str:
-    """A request id for a log line, which a client may have chosen: what does not print becomes escapes,
-    backslashes are doubled, and what is longer than 100 characters ends in "…" and its length."""
+    """A request id for a log line, which a client may have chosen: up to 100 characters, backslashes doubled."""
     return shown_reason(str(req_id).replace("\\", "\\\\"), _LONGEST_ID)
 
 
@@ -45,7 +44,7 @@ def shown_error(error: BaseException) -> str:
 
 
 def shown_reason(reason: object, longest: int = _LONGEST_MESSAGE) -> str:
-    """The message of an error without its type, or what stands for one, in the same way."""
+    """Its first characters in one line; what does not print becomes escapes."""
     text = str(reason)
     head = "".join(
         c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode("ascii")
@@ -57,19 +56,15 @@ def shown_reason(reason: object, longest: int = _LONGEST_MESSAGE) -> str:
 def shown_fault(error: BaseException) -> str:
     """`Type at file:line function, …` of an exception, the innermost frame first. Never its message, which may
     repeat a value; an `OSError` adds the system's words for its number."""
-    kind = type(error).__name__
+    shown = type(error).__name__
     if isinstance(error, OSError) and error.errno is not None:
-        kind += f" ({os.strerror(error.errno)})"
+        shown += f" ({os.strerror(error.errno)})"
     frames = [*traceback.walk_tb(error.__traceback__)][::-1][:_MOST_FRAMES]
-    places = ", ".join(
-        f"{_shown_path(frame.f_code.co_filename)}:{line} {frame.f_code.co_name}" for frame, line in frames
-    )
-    return f"{kind} at {places}" if places else kind
-
-
-def _shown_path(name: str) -> str:
-    path = Path(name)
-    return str(path.relative_to(_ROOT)) if path.is_relative_to(_ROOT) else "/".join(path.parts[-3:])
+    for place, (frame, line) in enumerate(frames):
+        path = Path(frame.f_code.co_filename)
+        short = path.relative_to(_ROOT) if path.is_relative_to(_ROOT) else "/".join(path.parts[-3:])
+        shown += f"{', ' if place else ' at '}{short}:{line} {frame.f_code.co_name}"
+    return shown
 
 
 def strict() -> bool:
@@ -92,9 +87,7 @@ _faults: dict[tuple[object, str], str] = {}
 
 
 def faults(engine: object = None) -> dict[str, str]:
-    """The parts of the plugin that are off in this process, and why: "Type at file:line function, …".
-
-    engine: without those of other engines."""
+    """The parts of the plugin that are off in this process, and why. engine: without those of other engines."""
     return {part: why for (of, part), why in _faults.items() if engine is None or of in (None, engine)}
 
 
@@ -110,13 +103,12 @@ class Guard:
     part: its name in `faults()`. costs: the line's words. spared: types of errors that are never raised. then:
     called after each fault. engine: what stands for its engine in `faults`, if it is one's.
 
-    core: a fault costs its step alone; after `IN_A_ROW` without a step that succeeds between them the part is off
-    for `PAUSE` seconds of `clock`. Then the next step tries again, and one more fault ends that.
+    core: a fault costs its step alone; `IN_A_ROW` without a success between them turn the part off for `PAUSE`
+    seconds of `clock`. Then the next step tries again, and one more fault ends that.
 
     num_ranks: tensor-parallel ranks that verify the drafts which each made itself. A rank without drafts beside
-    others with them would compute another sequence, and the output would be wrong. A `TypeError` or `ValueError`
-    comes from arguments, which are the same on all ranks; others may come from the machine, and are raised. Clocks
-    of ranks differ: `clock` has to count steps there.
+    others with them would compute another sequence. A `TypeError` or `ValueError` comes from arguments, which are
+    the same on all ranks; others may come from the machine, and are raised. `clock` has to count steps there.
     """
 
     def __init__(
@@ -140,7 +132,6 @@ class Guard:
 
     @property
     def is_off(self) -> bool:
-        """Whether steps do not run."""
         return self._until != -math.inf and self._clock() < self._until
 
     def run(self, step: Callable[..., Any], *args: Any) -> Any:
@@ -168,7 +159,7 @@ class Guard:
         self._then()
 
     def end(self, error: Exception | str, pause: float = math.inf) -> None:
-        """Turn the part off, for good or for so many seconds of `clock`. A reason in words was told before."""
+        """Turn the part off, for good or for so many seconds. A reason in words was told before."""
         self._count, self._until = self._in_a_row, self._clock() + pause
         if isinstance(error, str):
             _faults[self._key] = error

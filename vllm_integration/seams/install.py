@@ -16,11 +16,11 @@ from types import ModuleType
 from typing import Any
 
 from . import source_probe
-from .guard import Function, first_to_tell, shown_error, strict
+from .guard import Function, first_to_tell, logger, shown_error, strict
 from .table import GROUPS, SEAMS
 
-logger = logging.getLogger("vllm.gpu_align")
-
+#: A function of vLLM's that a wrapper gets as its first argument.
+Original = Callable[..., Any]
 #: Set on every replacement: the name of its seam.
 MARK = "__gpu_align_seam__"
 
@@ -39,7 +39,7 @@ def when_imported(module: str, callback: Callable[[], object]) -> None:
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Finds nothing by itself: it lets the other finders look and adds the callbacks to their loader."""
+    """Lets the other finders look, and adds the callbacks to their loader."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -69,7 +69,7 @@ _finder = _AfterImport()
 
 
 class SeamError(RuntimeError):
-    """A group could not be installed; the message names each seam and what was found."""
+    """A group could not be installed."""
 
 
 _lock = threading.RLock()
@@ -174,7 +174,8 @@ def _install(name: str) -> None:
         for member in SEAMS:
             if name not in member.groups or member.kind != "wrap":
                 continue
-            owner, leaf = _owner(member.module, member.attribute)
+            *path, leaf = member.attribute.split(".")
+            owner = functools.reduce(getattr, path, importlib.import_module(member.module))
             original = inspect.getattr_static(owner, leaf)
             if hasattr(original, MARK):
                 continue
@@ -190,8 +191,7 @@ def _install(name: str) -> None:
 
 
 def missing(*groups: str) -> str:
-    """The names of these groups that vLLM's sources lack or define otherwise; empty if they have all. The
-    configuration asks long before the modules are imported, maybe in another process."""
+    """The names of these groups that vLLM's sources lack or define otherwise; empty if they have all."""
     bad = [
         status
         for status in source_probe.probe_installed(source_probe.installed_root(), SEAMS)
@@ -199,11 +199,3 @@ def missing(*groups: str) -> str:
     ]
     what = "; ".join(f"{s.seam.place} is {s.state}: {s.detail}" for s in bad)
     return f"{what} (run with vLLM {', '.join(source_probe.run_with())})" if bad else ""
-
-
-def _owner(module: str, attribute: str) -> tuple[Any, str]:
-    owner: Any = importlib.import_module(module)
-    *path, leaf = attribute.split(".")
-    for part in path:
-        owner = getattr(owner, part)
-    return owner, leaf

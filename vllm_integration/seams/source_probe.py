@@ -150,7 +150,9 @@ def _probe_one(sources: Sources, seam: Seam) -> SeamStatus:
         if any(_has(base.node, member) for base in bases or [found]):
             return SeamStatus(seam, "found")
         return SeamStatus(seam, "missing", f"{name} has no {member}")
-    function = found.node if isinstance(found.node, _Function) else _method(bases, member or "__init__")
+    methods = (node for base in bases for node in _body(base.node) if isinstance(node, _Function))
+    named = (node for node in methods if node.name == (member or "__init__"))
+    function = found.node if isinstance(found.node, _Function) else next(named, None)
     if function is None:
         return SeamStatus(seam, "missing", f"no callable {member or name}")
     body = digest(function) if seam.kind in ("wrap", "implement") else ""
@@ -166,8 +168,7 @@ def _probe_one(sources: Sources, seam: Seam) -> SeamStatus:
 
 
 def digest(function: _Function) -> str:
-    """A digest of what a function does: comments, white space, its docstring and annotations do not count. Equal
-    on all versions of Python."""
+    """A digest of a function without comments, docstring and annotations; equal on all versions of Python."""
     body = function.body[ast.get_docstring(function, clean=False) is not None :]
     return hashlib.sha256(repr(list(map(_shape, body))).encode()).hexdigest()[:_DIGITS]
 
@@ -199,8 +200,7 @@ def compared(statuses: Sequence[SeamStatus], version: str) -> tuple[str, list[Se
 
 
 def version_of(root: Path | zipfile.Path | None = None) -> str:
-    """The version of vLLM below `root`, see `probe_sources`, without what its build adds; empty where it is not
-    known."""
+    """The version of vLLM below `root` without what its build adds; empty where it is not known."""
     text = Sources(root or installed_root() or Path()).text("vllm._version") or ""
     found = re.search(r"^__version__ = (?:version = )?['\"](\d+(?:\.\d+)*)", text, re.M)
     return found[1] if found else ""
@@ -241,31 +241,14 @@ def _of_function(function: _Function) -> tuple[list[str], set[str]]:
     return [*positional, *variable, *keywords], {*without_default, *needed}
 
 
-def _method(bases: list[_Found], name: str) -> _Function | None:
-    for base in bases:
-        for node in _body(base.node):
-            if isinstance(node, _Function) and node.name == name:
-                return node
-    return None
-
-
 def _has(node: ast.stmt, name: str) -> bool:
-    """Whether a class declares the attribute, or one of its methods sets it on its first argument; or a function
-    has one of that name."""
+    """Whether a class declares the attribute, or sets it in a method; or a function has one of that name."""
+    attributes = [each for each in ast.walk(node) if isinstance(each, ast.Attribute) and each.attr == name]
     if isinstance(node, _Function):
-        return any(isinstance(each, ast.Attribute) and each.attr == name for each in ast.walk(node))
-    for member in _body(node):
-        if name in _assigned(member):
-            return True
-        if isinstance(member, _Function) and (member.name == name or _sets(member, name)):
-            return True
-    return False
-
-
-def _sets(method: _Function, name: str) -> bool:
-    own = method.args.args[0].arg if method.args.args else ""
-    stored = (n for n in ast.walk(method) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
-    return any(n.attr == name and isinstance(n.value, ast.Name) and n.value.id == own for n in stored)
+        return bool(attributes)
+    if any(isinstance(each.ctx, ast.Store) and ast.unparse(each.value) == "self" for each in attributes):
+        return True
+    return any(name in _assigned(member) or getattr(member, "name", "") == name for member in _body(node))
 
 
 def _body(node: ast.stmt) -> list[ast.stmt]:

@@ -13,13 +13,12 @@ Kind = Literal["wrap", "call", "implement", "field", "global"]
 class Seam:
     """A name that vLLM does not promise to keep. Options and parameters of requests are not in it.
 
-    groups: what is installed together with it, keys of `GROUPS`.
+    groups: keys of `GROUPS`.
     kind: "wrap" (replaced by a wrapper that calls the original), "call" (called as it is), "implement"
-        (vLLM calls ours in its place), "field" (an instance attribute, property or dataclass field that is read;
-        of a function, an attribute that it sets or reads), "global" (a name in a module that is read or, for a
-        moment, replaced).
-    module, attribute: where it is; `attribute` is dotted below the module.
-    purpose: what this package needs it for; behind ⇒ what would replace it on V2, in docs/developer/upstream/.
+        (vLLM calls ours in its place), "field" (an attribute or property that is read; of a function, one that it
+        sets or reads), "global" (a name in a module that is read or, for a moment, replaced).
+    attribute: dotted, below the module.
+    purpose: what this package needs it for; after ⇒ what would replace it on V2, in docs/developer/upstream/.
     parameters: for "wrap", "call" and "implement": the leading parameters, in order, that must be there.
         Further parameters of a called function must have defaults.
     """
@@ -38,7 +37,6 @@ class Seam:
 
     @property
     def place(self) -> str:
-        """Module and attribute, in one word."""
         return f"{self.module}.{self.attribute}"
 
 
@@ -56,8 +54,7 @@ class SeamStatus:
 class Group:
     """Seams that are installed together: all of them or none.
 
-    costs: what the log says where one of them is missing; empty for the core, without which the plugin is off and
-        vLLM serves as without it. All others are extras: each costs itself alone.
+    costs: what the log says where one of them is missing; empty for the core, without which the plugin is off.
     after: the vLLM module after whose import the group is installed; empty if it is installed by name, as
         the drafter does, so that an engine that does not draft from predictions never sees it.
     modules: those of this package that define the wrappers, imported when the group is installed.
@@ -294,11 +291,9 @@ graphs vllm.v1.worker.gpu.attn_utils
 times vllm.v1.worker.gpu.model_runner:GPUModelRunner
   field step_timing the runner's own record of its step
 times vllm.v1.worker.gpu.async_utils:StepTimingCollector
-  field _batch whether the step replays a FULL graph, its tokens and its requests
+  field _batch whether the step replays a FULL graph, and its tokens
 times vllm.v1.core.sched.output:SchedulerOutput
-  field num_scheduled_tokens,total_num_scheduled_tokens,scheduled_cached_reqs the same as planned, for V1
-times vllm.v1.core.sched.output:CachedRequestData
-  field num_computed_tokens the context of its requests
+  field total_num_scheduled_tokens the same as planned, for V1
 
 # vLLM's adaptive verification.
 adaptive vllm.v1.worker.gpu.input_batch:InputBatch

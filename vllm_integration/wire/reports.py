@@ -1,5 +1,5 @@
-"""The worker's report to the scheduler about its drafts: one more attribute of vLLM's `ModelRunnerOutput`, which
-goes from the one to the other as an object, between processes pickled."""
+"""The worker's report to the scheduler about its drafts: one more attribute of vLLM's `ModelRunnerOutput`, an
+object, between processes pickled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from gpu_align.drafter.step_log import SOURCES
 DRAFT_MODEL = SOURCES.index("draft_model")
 #: Parts of the plugin without which nothing is drafted: the drafter, the reports, and the slots in the scheduler.
 DRAFTS = DRAFTING, REPORTS, SLOTS = "drafting", "draft reports", "draft slots"
-#: That of the model's own drafter.
 INNER_DRAFTER = "inner drafter"
 #: The attribute of vLLM's `ModelRunnerOutput` that carries a `DraftReport`.
 ATTRIBUTE = "gpu_align_draft_report"
@@ -42,14 +41,11 @@ class StepDrafts(NamedTuple):
 
 
 class StepTime(NamedTuple):
-    """A step that has run. ms: of the device, NaN if not known. tokens: of all `requests`, prompts and drafts
-    included. context_tokens: before the step, of requests that are not new. in_graph: whether it was a FULL CUDA
-    graph; False on V1."""
+    """A step that has run. ms: of the device, NaN if not known. tokens: of all requests, prompts and drafts
+    included. in_graph: whether it was a FULL CUDA graph; False on V1."""
 
     ms: float
-    requests: int
     tokens: int
-    context_tokens: int
     in_graph: bool
 
 
@@ -69,7 +65,7 @@ class DraftReport(NamedTuple):
 
 
 def attach(model_runner_output: Any, report: DraftReport) -> None:
-    """Let a step's output carry a report, if there is anything in it."""
+    """Let a step's output carry a report that is not empty."""
     if model_runner_output is not None and any(report[:-1]):
         setattr(model_runner_output, ATTRIBUTE, report)
 

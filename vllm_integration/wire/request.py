@@ -18,9 +18,8 @@ from gpu_align import TextKind as TextKind
 from gpu_align.texts.several import joined
 
 KEY = "gpu_align_prediction"
-#: What a client sends beside it: the packs whose recipes the request uses, whether it takes part in the memory of
-#: earlier answers, and whether it is drafted for at all. The front end moves these into the `Prediction`; where
-#: nothing is drafted for the request, ``memory: False`` alone is left, in its place.
+#: Keys that a client sends beside it. The front end moves them into the `Prediction`; where nothing is drafted for
+#: the request, ``memory: False`` alone is left, in its place.
 RECIPES_KEY, MEMORY_KEY, SWITCH_KEY = "recipes", "memory", "gpu_align"
 MAX_TOKEN_ID = 2**31 - 1
 
@@ -42,7 +41,7 @@ class Prediction:
         scheduler sets it.
     kind: what the ids are. The scheduler, which puts earlier answers in the place of an empty prediction, sets it.
 
-    A plain dataclass on purpose: vLLM's MessagePack encoder takes these (and refuses subclasses of `bytes`).
+    vLLM's MessagePack encoder takes plain dataclasses (and refuses subclasses of `bytes`).
     """
 
     token_ids: bytes | None = b""
@@ -63,7 +62,7 @@ class Prediction:
 
 
 class RequestContent(NamedTuple):
-    """The texts that a request is drafted from besides its context: a `Prediction`, decoded once by a worker."""
+    """A `Prediction`, decoded once by a worker."""
 
     token_ids: TokenIds = np.zeros(0, np.int32)
     kind: TextKind = TextKind.PREDICTION
@@ -82,9 +81,8 @@ class PredictedOutputParams:
 
     prediction: the text the answer is expected to resemble, or several, of which each may be. CR LF and lone CR
         become LF; it is tokenised once, by the model's tokenizer, without special tokens.
-    token_ids: or its token ids, or those of several, 0 ≤ id < vocabulary size. Ids outside it are refused where
-        the vocabulary is known, in the worker: the request is served without a prediction and one
-        warning is logged.
+    token_ids: or its token ids, or those of several, 0 ≤ id < vocabulary size. A request with others is served
+        without a prediction; the worker, which knows the vocabulary, logs one warning.
     predicted_text, predicted_token_ids: Cascade's names for the two.
 
     Exactly one of these. An empty prediction is no prediction.
@@ -123,8 +121,7 @@ class PredictedOutputParams:
         return bool(self.to_extra_args())
 
     def to_extra_args(self) -> dict[str, Any]:
-        """To use as, or merge into, `SamplingParams.extra_args`; `{}` when empty. A text is tokenised where the
-        request enters the engine."""
+        """For `SamplingParams.extra_args`; `{}` when empty. The engine tokenises a text."""
         if self.prediction is not None:
             return {KEY: self} if any(self.prediction) else {}
         encoded = encode_token_ids("token_ids", self.token_ids)
@@ -197,8 +194,8 @@ _TYPES = {"sharing_key": bytes, "memory": bool, "drafts": bool, "kind": int}
 
 
 def read(value: object) -> Prediction:
-    """Whatever arrived under `KEY`: a `Prediction`, the dict it becomes between processes, or the token ids that a
-    client sends through `vllm_xargs`. Raises `TypeError`/`ValueError` that repeat no id."""
+    """Read a value of `KEY`: a `Prediction`, the dict it becomes between processes, or token ids of `vllm_xargs`.
+    Raises `TypeError`/`ValueError` that repeat no id."""
     if isinstance(value, (Prediction, Mapping)):
         fields = dict(vars(value) if isinstance(value, Prediction) else value)
     else:
@@ -238,9 +235,8 @@ def with_extra_args(sampling_params: Any, changes: Mapping[str, Any]) -> Any:
 
 
 def put_back(request: Any) -> None:
-    """Give a vLLM `Request` (or `NewRequestData`) its prediction as a `Prediction` again, which prints as its
-    size and carries who may share its memory. A malformed one becomes one that `read` refuses and that prints no
-    token."""
+    """Give a vLLM `Request` (or `NewRequestData`) its `Prediction` again, which prints as its size and carries who
+    may share its memory; instead of a malformed one, one that `read` refuses."""
     value = (getattr(request.sampling_params, "extra_args", None) or {}).get(KEY)
     if value is None:
         return

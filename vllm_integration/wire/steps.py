@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
+
+from .reports import Ints
 
 #: Key in that mapping; the front end takes it out again before vLLM's tracing reads the headers.
 HEADER = "x-gpu-align-steps"
 #: Another one, with an output after which other parts of the plugin are off: JSON, part → why.
 FAULTS = "x-gpu-align-faults"
 
-Ints = npt.NDArray[np.integer[Any]]
 Counts = TypeVar("Counts", int, Ints)
 
 #: How a number travels. vLLM's mapping takes text alone: each byte is the character of its value (Latin-1).
@@ -63,15 +63,14 @@ def count_verified(slots: Counts, length: Counts, sampled: Counts, kept: Counts)
     return verified, np.minimum(np.minimum(sampled - 1, verified), kept)
 
 
-#: Numbers at the end of a message, and characters of a step and of those.
-_MORE = 2
-_STEP, _END = len(Steps._fields) * _INT.itemsize, _MORE * _INT.itemsize
+#: Numbers of a step, and those at the end of a message.
+_STEP, _END = len(Steps._fields), 2
 
 
 def encode(messages: Messages) -> list[str]:
     """A text for each: the four numbers of each of its steps, then `before`, then one of both flags."""
     steps, counts, before, own, refused = messages
-    ends = np.cumsum(len(Steps._fields) * counts + _MORE)
+    ends = np.cumsum(_STEP * counts + _END)
     numbers = np.empty(int(ends[-1]) if len(ends) else 0, dtype=_INT)
     is_step = np.ones(len(numbers), dtype=np.bool_)
     is_step[ends - 2] = is_step[ends - 1] = False
@@ -84,13 +83,13 @@ def encode(messages: Messages) -> list[str]:
 def decode(texts: Sequence[str]) -> Messages:
     """The inverse of `encode`. Raises `ValueError` where one of the texts is no message."""
     sizes = np.fromiter(map(len, texts), np.int64, len(texts))
-    counts, rest = np.divmod(sizes - _END, _STEP)
+    counts, rest = np.divmod(sizes - _END * _INT.itemsize, _STEP * _INT.itemsize)
     if rest.any() or counts.min(initial=0) < 0:
-        raise ValueError(f"expected messages of {_STEP} characters a step and {_END} more, got {texts!r:.80}")
+        raise ValueError(f"expected messages of {_STEP} numbers a step and {_END} more, got {texts!r:.80}")
     numbers = np.frombuffer("".join(texts).encode("latin-1"), dtype=_INT).astype(np.int64)
     ends = np.cumsum(sizes) // _INT.itemsize
     before, flags = numbers[ends - 2], numbers[ends - 1]
-    steps = np.delete(numbers, np.concatenate([ends - 2, ends - 1])).reshape(-1, len(Steps._fields))
+    steps = np.delete(numbers, np.concatenate([ends - 2, ends - 1])).reshape(-1, _STEP)
     return Messages(Steps(*steps.T), counts, before, flags & 1, flags >> 1)
 
 

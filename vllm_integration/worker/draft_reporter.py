@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,14 +28,16 @@ class StepCopies:
     rows in `total_len`. trims: whether the step has `query_ends`.
     """
 
-    def __init__(
-        self, columns: Mapping[str, tuple[tuple[int, ...], torch.dtype]], device: torch.device
-    ) -> None:
+    def __init__(self, max_reqs: int, num_draft_tokens: int, device: torch.device) -> None:
         is_cuda = device.type == "cuda"
         self.event: Any = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
+        zeros = partial(torch.zeros, pin_memory=is_cuda)
         self.columns = {
-            name: torch.zeros(shape, dtype=dtype, pin_memory=is_cuda)
-            for name, (shape, dtype) in columns.items()
+            "length": zeros(max_reqs, dtype=torch.int32),
+            "source": zeros(max_reqs, dtype=torch.int8),
+            "confidence": zeros((max_reqs, num_draft_tokens), dtype=torch.float32),
+            "total_len": zeros(max_reqs, dtype=torch.int32),
+            "query_ends": zeros(max_reqs + 1, dtype=torch.int32),
         }
         self.step = 0
         self.req_ids: Sequence[str] = ()
@@ -50,12 +53,10 @@ class StepCopies:
         """[B, …] what a column has of the requests of the step, a view."""
         return self.columns[name][: len(self.req_ids)].numpy()
 
-    def arrived(self) -> bool:
-        return self.event is None or bool(self.event.query())
-
-    def wait(self) -> None:
-        if self.event is not None:
+    def arrived(self, wait: bool) -> bool:
+        if self.event is not None and wait:
             self.event.synchronize()
+        return self.event is None or bool(self.event.query())
 
 
 class DraftReporter:
@@ -66,29 +67,22 @@ class DraftReporter:
         step = reporter.step                             # after propose
         reporter.attach(output, step)                    # when the output leaves the worker
 
-    max_reqs, num_draft_tokens: sizes of a batch. device: where the drafts are. batches_in_flight: how many
-    steps the engine may have started and not finished.
+    batches_in_flight: how many steps the engine may have started and not finished.
 
-    `attach` adds what has arrived by then of this step, and all of earlier ones, with its age in steps. The copies
-    of step t − 1 have been under way since before step t began, so it waits for them, in general for nothing: the
-    draft that step t verified is always in the report. Of step t it waits only where vLLM trims drafts on the
-    device (`copy` got `query_ends`). Another thread may call it. README.md says what is copied on which stream.
+    `attach` adds what has arrived by then of this step, and all of earlier ones. It waits for those of step t − 1,
+    which began before step t, so that the draft that step t verified is always in the report; of step t only where
+    vLLM trims drafts on the device (`copy` got `query_ends`). Another thread may call it. README.md says what is
+    copied on which stream.
     """
 
     def __init__(
         self, max_reqs: int, num_draft_tokens: int, device: torch.device, batches_in_flight: int = 1
     ) -> None:
-        columns: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
-            "length": ((max_reqs,), torch.int32),
-            "source": ((max_reqs,), torch.int8),
-            "confidence": ((max_reqs, num_draft_tokens), torch.float32),
-            "total_len": ((max_reqs,), torch.int32),
-            "query_ends": ((max_reqs + 1,), torch.int32),
-        }
         self.step = 0
         #: As of `DraftReport`, once the runner has decided.
         self.plain_graphs_alone = False
-        self.free = [StepCopies(columns, device) for _ in range(batches_in_flight + _SPARE)]
+        sizes, number = (max_reqs, num_draft_tokens), batches_in_flight + _SPARE
+        self.free = [StepCopies(*sizes, device) for _ in range(number)]
         self.in_flight: deque[StepCopies] = deque()  # the oldest first
         self._device, self._lock = device, threading.Lock()
         self._trimming = Guard("trimmed drafts", "counts drafts that the device trimmed as rejected")
@@ -99,7 +93,7 @@ class DraftReporter:
         self._copied: Any = None
 
     def begin_step(self) -> None:
-        """The next step begins; it has no drafts yet. The drafter may be launched."""
+        """The next step begins. The drafter may be launched."""
         self.step += 1
         if self._copied is not None:
             torch.cuda.current_stream(self._device).wait_event(self._copied)
@@ -122,8 +116,8 @@ class DraftReporter:
         are not used none is needed); without a free one this step is not reported.
         """
         with self._lock:
-            if not self.free and self.in_flight[0].arrived():
-                self._release()
+            if not self.free and self.in_flight[0].arrived(wait=False):
+                self.free.append(self.in_flight.popleft())
             if not self.free:
                 return
             size, step = len(req_ids), self.free.pop()
@@ -138,8 +132,7 @@ class DraftReporter:
 
     @contextmanager
     def _beside_the_engine(self, event: Any) -> Iterator[None]:
-        """A `with` block whose copies begin after the engine's work so far, on a stream of their own, so that the
-        engine's goes on without them; `event` is recorded after them."""
+        """Copies that begin after the engine's work so far, on a stream of their own; then `event` is recorded."""
         if self._side is None:
             yield
             return
@@ -149,9 +142,6 @@ class DraftReporter:
             yield
         event.record(self._side)
         self._copied = event
-
-    def _release(self) -> None:
-        self.free.append(self.in_flight.popleft())
 
     def attach(
         self,
@@ -171,14 +161,12 @@ class DraftReporter:
         trimmed: dict[str, int] = {}
         with self._lock:
             while self.in_flight and (step := self.in_flight[0]).step <= now:
-                if step.step < now or step.trims:
-                    step.wait()
-                if not step.arrived():
+                if not step.arrived(wait=step.step < now or step.trims):
                     break
                 drafts.append(_read(step, now))
                 if step.step == now and step.trims:
                     trimmed = self._trimming.run(_slots_left, step) or {}
-                self._release()
+                self.free.append(self.in_flight.popleft())
         return drafts, trimmed
 
 

@@ -6,15 +6,12 @@ PIECEWISE, unless adaptive verification is on. Here:
     all requests plain            the FULL graphs that a server without speculation has
     all requests K + 1 tokens     FULL, as vLLM
     any other mixture             FULL, where the attention backend replays lengths that vary
-
-The last are vLLM's own graphs of adaptive verification, where its check allows them. A step does nothing more.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from vllm.config.compilation import CUDAGraphMode
@@ -24,10 +21,8 @@ from vllm.v1.worker.gpu.attn_utils import get_varlen_cudagraph_unsupported_backe
 from ..config.engine_config import has_states
 from ..config.in_use import drafts_predictions, inner_tokens
 from ..config.settings import Settings
-from ..seams.guard import shown_fault, strict
-from ..seams.install import seam
-
-logger = logging.getLogger("vllm.gpu_align")
+from ..seams.guard import logger, shown_fault, strict
+from ..seams.install import Original, seam
 
 _PLAIN, _WHOLE = "steps without drafts", "steps with K drafts for every request"
 #: Name of what was found → the steps that run with FULL CUDA graphs, and why others do not; empty where all do.
@@ -51,9 +46,8 @@ _ASKED_FOR = ("all", "decode", "no mode", "off")
 
 
 @seam("graphs.initialize_kv_cache")
-def initialize_kv_cache(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """`GPUModelRunner.initialize_kv_cache`, which decides what will be captured. vLLM calls it once more where it
-    measures the memory of graphs first."""
+def initialize_kv_cache(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """`GPUModelRunner.initialize_kv_cache`, which decides what will be captured; called twice with profiling."""
     result = original(self, *args, **kwargs)
     if drafts_predictions(self.vllm_config) and self.speculator is not None:
         try:
@@ -66,7 +60,7 @@ def initialize_kv_cache(original: Callable[..., Any], self: Any, *args: Any, **k
         if reporter is not None and not kwargs.get("is_profiling"):
             reporter.plain_graphs_alone = name in ("context", "backend")
             full, others = GRAPHS[name]
-            why = "; why not more: " + " ".join(filter(None, [others, detail])) if others else ""
+            why = others and f"; why not more: {others} {detail}".rstrip()
             level = logging.INFO if name in _ASKED_FOR else logging.WARNING
             size = self.vllm_config.compilation_config.max_cudagraph_capture_size
             upto = "" if name == "no mode" else f", up to {size} tokens"
@@ -79,10 +73,10 @@ def add_graphs(runner: Any) -> tuple[str, str]:
 
     Returns a name of `GRAPHS`, and what the log adds to it."""
     config, manager = runner.vllm_config, runner.cudagraph_manager
-    mode, parallel = config.compilation_config.cudagraph_mode, config.parallel_config
-    if not mode.name.startswith("FULL"):
-        return "no mode", f"({mode.name})"
-    if mode.name == "FULL":
+    mode, parallel = config.compilation_config.cudagraph_mode.name, config.parallel_config
+    if not mode.startswith("FULL"):
+        return "no mode", f"({mode})"
+    if mode == "FULL":
         return "all", ""
     if parallel.pipeline_parallel_size > 1:
         return "pipeline", ""
@@ -97,8 +91,18 @@ def add_graphs(runner: Any) -> tuple[str, str]:
         varying = _descriptors(manager, manager.decode_query_len, varlen_decode=True)
         manager.varlen_decode = True
         manager._candidates, manager._capture_descs = varying._candidates, varying._capture_descs
+    full = CUDAGraphMode.FULL
     for query_len in {1, 1 + inner_tokens(config)}:
-        _add_first(manager, _descriptors(manager, query_len, varlen_decode=False))
+        # A step takes the first graph that fits.
+        more, known = (
+            _descriptors(manager, query_len, varlen_decode=False),
+            manager._capture_descs.get(full, []),
+        )
+        new = [desc for desc in more._capture_descs.get(full, []) if desc not in known]
+        manager._capture_descs[full] = sorted([*known, *new], key=lambda desc: desc.num_tokens, reverse=True)
+        for key, descs in more._candidates.items():
+            first = [desc for desc in descs if desc in new]
+            manager._candidates[key] = [*first, *manager._candidates.get(key, [])]
     return name, detail
 
 
@@ -132,14 +136,3 @@ def _descriptors(manager: Any, query_len: int, *, varlen_decode: bool) -> Any:
         compilation.cudagraph_capture_sizes = sorted(sizes)
     made._init_candidates()
     return made
-
-
-def _add_first(manager: Any, more: Any) -> None:
-    """Let a step take a FULL graph of `more` where one fits, and else one of `manager`."""
-    mode = CUDAGraphMode.FULL
-    known = manager._capture_descs.get(mode, [])
-    new = [desc for desc in more._capture_descs.get(mode, []) if desc not in known]
-    manager._capture_descs[mode] = sorted([*known, *new], key=lambda desc: desc.num_tokens, reverse=True)
-    for key, descs in more._candidates.items():
-        first = [desc for desc in descs if desc in new]
-        manager._candidates[key] = [*first, *manager._candidates.get(key, [])]

@@ -7,14 +7,12 @@ samples this module does neither:
     drawn = the token of each row of logits that the sampler draws in a step without drafts
     accepted = the drafts that equal `drawn`, up to the first that does not; the next of `drawn` follows them
 
-Each token is a plain draw of the model: its distribution is the model's, and it is the same with any drafts. A
-draft d is accepted with probability p(d), as by the coin. A text that was sampled with the same seed from a
-similar distribution is mostly drawn again.
+Each token is a plain draw of the model, the same with any drafts. A draft d is accepted with probability p(d), as
+by the coin; a text that was sampled with the same seed from a similar distribution is mostly drawn again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,7 +21,7 @@ import triton
 import triton.language as tl
 
 from ..seams.guard import Guard
-from ..seams.install import install, seam
+from ..seams.install import Original, install, seam
 
 #: `RequestState` of a model runner that verifies so → the guard of that.
 _runners: WeakKeyDictionary[Any, Guard] = WeakKeyDictionary()
@@ -42,7 +40,7 @@ def verify_by_own_draw(vllm_config: Any, device: torch.device, req_states: Any) 
 
 @seam("draws._verify")
 def verify(
-    original: Callable[..., Any],
+    original: Original,
     self: Any,
     logits: torch.Tensor,
     draft_logits: torch.Tensor | None,
@@ -59,30 +57,13 @@ def verify(
 
 
 def _verify(
-    sampler: Any,
-    logits: torch.Tensor,
-    draft_sampled: torch.Tensor,
-    pos: torch.Tensor,
-    cu_num_logits: torch.Tensor,
-    idx_mapping: torch.Tensor,
-    idx_mapping_np: Any,
-    expanded_idx_mapping: torch.Tensor,
-    expanded_local_pos: torch.Tensor,
-    seq_lens_upper_bound_np: Any,
-    verify_draft_sampled: torch.Tensor,
+    sampler: Any, logits: torch.Tensor, draft_sampled: torch.Tensor, pos: torch.Tensor, *more: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    drawn, processed = sampler.sampler.sample(
-        logits,
-        expanded_idx_mapping,
-        idx_mapping,
-        idx_mapping_np,
-        pos,
-        draft_sampled,
-        expanded_local_pos,
-        seq_lens_upper_bound_np,
-        return_logprobs=True,  # where these are of the processed logits, they are kept
-    )
-    return processed, *accept(drawn, verify_draft_sampled, cu_num_logits, sampler.num_speculative_steps)
+    cu_num_logits, idx_mapping, idx_mapping_np, expanded_idx_mapping, *of_rows, drafts = more
+    rows = expanded_idx_mapping, idx_mapping, idx_mapping_np, pos, draft_sampled, *of_rows
+    # Where log probabilities are of the processed logits, these are kept.
+    drawn, processed = sampler.sampler.sample(logits, *rows, return_logprobs=True)
+    return processed, *accept(drawn, drafts, cu_num_logits, sampler.num_speculative_steps)
 
 
 def accept(

@@ -1,7 +1,5 @@
-"""The drafter of vLLM's V1 model runner: `--speculative-config` names this class. V1 keeps its tokens on the host
-and takes drafts as lists, so `gpu_align.Drafter` runs on the CPU here. V1 does not tell a custom class which
-requests its rows hold or when they finish; the wrapped `_update_states` does.
-"""
+"""The drafter of vLLM's V1 model runner, which keeps its tokens on the host and takes drafts as lists: here
+`gpu_align.Drafter` runs on the CPU. The wrapped `_update_states` tells it which requests its rows hold."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from ..seams.guard import faults
-from ..seams.install import install, seam, watch
+from ..seams.install import Original, install, seam, watch
 from ..wire.reports import DraftReport, StepDrafts, attach, survival_levels
 from ..wire.request import RequestContent
 from .request_drafter import RequestDrafter, ours
@@ -26,17 +24,15 @@ from .requests import StopRule, stop_rule
 
 @dataclass
 class _Request:
-    """synced: tokens of it that its slot's row holds."""
-
     content: RequestContent
     stop: StopRule
     prompt_len: int
-    synced: int = 0
+    synced: int = 0  #: tokens of it that its slot's row holds
 
 
 class PredictedOutputsProposer(RequestDrafter):
-    """Drafts from each request's prediction, its own context and recipes; made by vLLM, once a worker. When a vLLM
-    seam is missing it proposes nothing (or raises, with `GPU_ALIGN_STRICT=1`)."""
+    """Drafts from each request's prediction, its own context and recipes; made by vLLM, once a worker. Without a
+    seam it proposes nothing (or raises, with `GPU_ALIGN_STRICT=1`)."""
 
     def __init__(self, vllm_config: Any) -> None:
         watch()  # harmless again; vLLM may have been told to load other plugins only
@@ -146,10 +142,8 @@ class PredictedOutputsProposer(RequestDrafter):
             request = self.requests.get(req_id)
             if request is None or not sampled:
                 continue
-            total_len = int(num_tokens_no_spec[row])
-            room = self.for_request(
-                req_id, self._room_of, req_id, request, sampled, token_ids_cpu[row], total_len
-            )
+            given = req_id, request, sampled, token_ids_cpu[row], int(num_tokens_no_spec[row])
+            room = self.for_request(req_id, self._room_of, *given)
             if room:
                 places.append(row)
                 rooms.append(room)
@@ -211,9 +205,7 @@ PredictedOutputs = PredictedOutputsProposer
 
 
 @seam("v1._update_states")
-def update_states(
-    original: Callable[..., Any], self: Any, scheduler_output: Any, *args: Any, **kwargs: Any
-) -> Any:
+def update_states(original: Original, self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
     """`GPUModelRunner._update_states`, which begins a step, and after which our proposer looks at the result."""
     if (proposer := ours(self)) is not None:
         proposer.timer.begin(scheduler_output, idle=proposer.has_nothing_to_report())
@@ -227,7 +219,7 @@ def update_states(
 
 @seam("v1._input_fits_in_drafter")
 def input_fits_in_drafter(
-    original: Callable[..., Any], self: Any, common_attn_metadata: Any, *args: Any, **kwargs: Any
+    original: Original, self: Any, common_attn_metadata: Any, *args: Any, **kwargs: Any
 ) -> bool:
     """`GPUModelRunner._input_fits_in_drafter`: for us, whenever there is a batch to draft for; our drafts are
     cut at `max_model_len` request by request. Where K more tokens do not fit for one, the original has all
@@ -238,16 +230,13 @@ def input_fits_in_drafter(
 
 @seam("v1._sample")
 def sample(
-    original: Callable[..., Any], self: Any, logits: Any, spec_decode_metadata: Any, *args: Any, **kwargs: Any
+    original: Original, self: Any, logits: Any, spec_decode_metadata: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """`GPUModelRunner._sample`: `logprob_token_ids` are answered by the ordinary sampler only. Our scheduler plans
     no drafts beside them, so that it can sample the step."""
     metadata = self.input_batch.sampling_metadata
-    if (
-        spec_decode_metadata is None
-        or not metadata.logprob_token_ids
-        or any(spec_decode_metadata.num_draft_tokens)
-    ):
+    has_drafts = spec_decode_metadata is not None and any(spec_decode_metadata.num_draft_tokens)
+    if spec_decode_metadata is None or has_drafts or not metadata.logprob_token_ids:
         return original(self, logits, spec_decode_metadata, *args, **kwargs)
     if (budgets := metadata.thinking_budget_state_holder) is None:
         return original(self, logits, None, *args, **kwargs)
@@ -259,7 +248,7 @@ def sample(
 
 
 @seam("v1.apply_sampling_constraints")
-def constraints(original: Callable[..., Any], logits: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+def constraints(original: Original, logits: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """`apply_sampling_constraints` of [num_drafts, V] logits: of none, these. The original takes the largest
     `top_k` of the drafts, of which there are none, and the engine ends."""
     return original(logits, *args, **kwargs) if len(logits) else logits
@@ -267,7 +256,7 @@ def constraints(original: Callable[..., Any], logits: torch.Tensor, *args: Any, 
 
 @seam("v1.expand_batch_to_tokens")
 def expand(
-    original: Callable[..., Any],
+    original: Original,
     x: torch.Tensor,
     cu_num_tokens: torch.Tensor,
     num_tokens: int,
@@ -288,7 +277,7 @@ _states: WeakKeyDictionary[torch.Generator, torch.Tensor] = WeakKeyDictionary()
 
 
 @seam("seeds._bookkeeping_sync")
-def take_back_draws(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+def take_back_draws(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
     """`GPUModelRunner._bookkeeping_sync`, which takes back the draws of a request with a seed whose prompt has not
     ended, by the generator's offset. On the CPU, where generators have none and the original ends the engine, this
     sets the state from before the step."""

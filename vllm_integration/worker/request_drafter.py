@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
@@ -18,8 +17,8 @@ from gpu_align.ops.recipes import ALL_PACKS
 
 from ..config.engine_config import beyond_longest
 from ..config.settings import Settings
-from ..seams.guard import Guard, faults, shown_fault, shown_id
-from ..seams.install import off_reason, seam
+from ..seams.guard import Guard, faults, logger, shown_fault, shown_id
+from ..seams.install import Original, off_reason, seam
 from ..wire import request as wire
 from ..wire.reports import DRAFTING, REPORTS, DraftReport, StepTime, attach
 from .draft_reporter import when_it_leaves
@@ -28,21 +27,16 @@ from .startup import compiling, drafter_config, load_recipes
 from .step_log import DebugLog, open_log
 from .step_timer import StepTimer
 
-logger = logging.getLogger("vllm.gpu_align")
-
 
 @functools.cache
 def _tell_of_no_room() -> None:
-    logger.warning(
-        "A request is served without earlier answers: no room for them among the predictions "
-        "(GPU_ALIGN_ARENA_TOKENS; told once)"
-    )
+    told = "A request is served without earlier answers: no room for them among the predictions"
+    logger.warning("%s (GPU_ALIGN_ARENA_TOKENS; told once)", told)
 
 
 class RequestDrafter:
-    """A worker's drafter, and the requests that it is given. A `GPU_ALIGN_*` variable that cannot be read is
-    a `ValueError`. Whatever else fails costs the drafts of one request or of one step, after three steps in a row
-    those of all requests for a minute; at the start, where the drafter is made, all of them for good.
+    """A worker's drafter, and the requests that it is given. A fault costs the drafts of one request or of a step,
+    after three steps in a row those of all requests for a minute; at the start all of them for good.
 
     num_ranks, clock: as of `Guard`. device: where steps run that the host does not wait for.
     """
@@ -59,14 +53,9 @@ class RequestDrafter:
         self.timer = StepTimer(device, int(getattr(vllm_config.parallel_config, "pipeline_parallel_size", 1)))
         #: This engine, for its guards: another one of the process goes on without what is off here.
         self.engine, self.refused = object(), Refusals()
+        ranks: dict[str, Any] = {"clock": clock, "num_ranks": num_ranks}
         self.guard = Guard(
-            DRAFTING,
-            "drafts nothing",
-            core=True,
-            clock=clock,
-            num_ranks=num_ranks,
-            then=self.start_over,
-            engine=self.engine,
+            DRAFTING, "drafts nothing", core=True, then=self.start_over, engine=self.engine, **ranks
         )
         #: Of reports. Where it is off the scheduler grants no slots, and all ranks draft on alike.
         self.reporting = Guard(REPORTS, "reports no drafts", core=True, engine=self.engine)
@@ -154,12 +143,11 @@ class RequestDrafter:
             return None
 
     def report(self) -> Callable[..., None]:
-        """A function that attaches the step's draft report to its output, called with this, and maybe
-        `times`, when it leaves the worker."""
+        """A function that attaches the step's draft report to its output when it leaves the worker."""
         raise NotImplementedError
 
     def has_nothing_to_report(self) -> bool:
-        """Whether no request has drafts, and none are on their way."""
+        """Whether there are no drafts, nor any on their way."""
         raise NotImplementedError
 
     def leaves(self, output: Any) -> Any:
@@ -196,12 +184,11 @@ class RequestDrafter:
         )
 
     def follow(self, req_id: str, content: wire.RequestContent, prompt_len: int, params: Any) -> None:
-        """A request that is drafted for has come, or has returned: the log follows it."""
+        """A request that is drafted for has come, or has returned."""
         if self.log is not None:
             self.log.add(req_id, content, prompt_len, params)
 
     def finish(self, req_ids: Collection[str]) -> None:
-        """These requests have finished."""
         if self.log is not None:
             self.log.finish(req_ids)
 
@@ -209,8 +196,7 @@ class RequestDrafter:
         self, slot: int, req_id: str, content: wire.RequestContent, prompt_len: int
     ) -> wire.RequestContent | None:
         """Give a slot of the drafter to a request: what it is drafted from, without `token_ids` where these
-        have no room among the others; None, with a warning, where the drafter refuses them, or has no
-        memory."""
+        have no room; None, with a warning, where the drafter refuses them."""
         # Without our scheduler no request shares: it finds its own after a preemption.
         key = req_id if content.sharing_key is None else content.sharing_key
         try:
@@ -227,9 +213,8 @@ class RequestDrafter:
         except Exception as error:
             if not isinstance(error, (TypeError, ValueError)):
                 self.guard.raise_if_wrong(error)
-            logger.warning(
-                "Request %s is served without its prediction: %s", shown_id(req_id), shown_fault(error)
-            )
+            told = "Request %s is served without its prediction: %s"
+            logger.warning(told, shown_id(req_id), shown_fault(error))
             return None
         if held:
             return content
@@ -249,9 +234,8 @@ def ours(runner: Any) -> Any:
 
 
 @seam("usage_v1.sample_tokens", "v2.sample_tokens")
-def sample_tokens(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """`GPUModelRunner.sample_tokens` of either runner, whose output then tells the scheduler what was proposed
-    and how long steps took."""
+def sample_tokens(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """`GPUModelRunner.sample_tokens` of either runner, whose output then has a draft report."""
     output = original(self, *args, **kwargs)
     drafter = ours(self)
     if drafter is None or output is None:

@@ -1,17 +1,14 @@
-"""The requests of a worker. Nothing here knows which model runner asks."""
+"""The requests of a worker, of either model runner."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from gpu_align.ops.layout import FIRST_GAP
 
-from ..seams.guard import shown_id, shown_reason
+from ..seams.guard import logger, shown_id, shown_reason
 from ..wire import request as wire
-
-logger = logging.getLogger("vllm.gpu_align")
 
 _MAX_REFUSALS = 1000
 
@@ -67,9 +64,7 @@ def open_request(
         recipes = _known(given.recipes, packs)
         content = content._replace(kind=given.kind, recipes=recipes, sharing_key=key)
         token_ids = wire.decode_token_ids(given.token_ids or b"")
-        if token_ids.size and not (
-            token_ids.min() >= 0 and token_ids[token_ids < FIRST_GAP].max(initial=0) < vocab_size
-        ):
+        if token_ids.min(initial=0) < 0 or token_ids[token_ids < FIRST_GAP].max(initial=0) >= vocab_size:
             raise ValueError(f"prediction: expected 0 ≤ token id < {vocab_size}, got others")
     except (TypeError, ValueError) as error:
         told = "Request %s is served without its prediction: %s"
@@ -86,10 +81,8 @@ def _known(recipes: tuple[str, ...] | None, packs: Collection[str]) -> tuple[str
     for name in sorted(unknown - _unknown):
         if len(_unknown) < _MAX_UNKNOWN:
             _unknown.add(name)
-            logger.warning(
-                "A request names unknown recipe packs: %s; using all loaded packs (told once)",
-                shown_reason(name),
-            )
+            told = "A request names unknown recipe packs: %s; using all loaded packs (told once)"
+            logger.warning(told, shown_reason(name))
     return None if unknown else recipes
 
 
@@ -135,8 +128,7 @@ class StopRule(NamedTuple):
 
 
 def end_tokens(sampling_params: Any) -> tuple[int, ...]:
-    """Tokens that end a request, of vLLM's `SamplingParams` as the worker gets them: without the end of sequence
-    where ``ignore_eos`` is set."""
+    """Tokens that end a request: vLLM gives the worker no end of sequence where ``ignore_eos`` is set."""
     eos, stop = (getattr(sampling_params, name, None) for name in ("eos_token_id", "stop_token_ids"))
     return (*(() if eos is None else (eos,)), *(stop or ()))
 

@@ -4,9 +4,8 @@
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -19,7 +18,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from ..config import engine_config
 from ..config.in_use import inner_tokens
 from ..seams.guard import PAUSE, Guard, faults
-from ..seams.install import install, seam
+from ..seams.install import Original, install, seam
 from ..wire.reports import DRAFT_MODEL, INNER_DRAFTER
 from ..wire.request import RequestContent
 from .draft_reporter import DraftReporter
@@ -28,7 +27,7 @@ from .request_drafter import RequestDrafter, ours
 from .startup import compiling
 from .step_log import DebugLog
 
-#: Steps that count as the seconds of `PAUSE` where ranks have to draft alike.
+#: In place of the seconds of `PAUSE` where ranks have to draft alike.
 PAUSE_STEPS = 3000
 
 
@@ -37,8 +36,7 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
     Each tensor-parallel rank verifies the drafts that it made itself.
 
     req_states: the runner's table of requests. The drafter reads `all_token_ids.gpu` [max_num_reqs, max_model_len]
-    int32 and `total_len.gpu` [max_num_reqs] int32. The former becomes dense device memory (4 bytes a token of
-    every row); the drafter's index of it takes as much or up to twice that.
+    int32, which becomes dense device memory, and `total_len.gpu` [max_num_reqs] int32.
     """
 
     supports_mm_inputs = False
@@ -95,29 +93,17 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
     def capture(self) -> None:
         """Nothing to capture."""
 
-    def observe_new(self, scheduler_output: Any) -> None:
-        """The runner has given rows to the new requests of a step, and to those that resume."""
-        for new in scheduler_output.scheduled_new_reqs:
-            self.for_request(new.req_id, self._observe, new)
-
-    def _observe(self, new: Any) -> None:
+    def observe(self, new: Any) -> None:
+        """The runner has given a row to a new request, or to one that resumes."""
         slot = self.req_states.req_id_to_index[new.req_id]
-        prompt_len = int(self.req_states.prompt_len.np[slot])
-        self.add_request(new.req_id, slot, prompt_len, new.sampling_params)
-
-    def observe_gone(self, req_id: str) -> None:
-        """The runner is about to free the row of a request: finished, aborted or preempted."""
-        slot = self.req_states.req_id_to_index.get(req_id)
-        if slot is not None:
-            self.remove_slot(slot)
+        self.add_request(new.req_id, slot, int(self.req_states.prompt_len.np[slot]), new.sampling_params)
 
     def add_request(self, req_id: str, slot: int, prompt_len: int, sampling_params: Any) -> None:
-        """A request got row `slot`, maybe after a preemption, with more tokens than its prompt: upload its
-        prediction. The next step rebuilds what is known of it from its tokens."""
+        """A request got row `slot`, maybe after a preemption, with more tokens than its prompt."""
         self.remove_slot(slot)
-        content = (
-            None if sampling_params is None or self.drafter is None else self.open(req_id, sampling_params)
-        )
+        if sampling_params is None or self.drafter is None:
+            return
+        content = self.open(req_id, sampling_params)
         if content is not None and not self._starts_over:
             content = self.add(slot, req_id, content, prompt_len)
         if content is None:
@@ -128,7 +114,7 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         self.follow(req_id, content, prompt_len, sampling_params)
 
     def remove_slot(self, slot: int) -> None:
-        """Row `slot` no longer belongs to its request. Harmless when nothing is drafted for it."""
+        """Row `slot` is free. Harmless when nothing is drafted for it."""
         if (held := self._held.pop(slot, None)) is not None:
             self._occupied[slot] = False
             self._is_ours[slot : slot + 1] = False
@@ -175,10 +161,9 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         """int64 [num_reqs, K] in batch order, always valid token ids. Called after the sampled tokens are in
         `req_states`; waits for nothing (but for the step log, with `GPU_ALIGN_DEBUG_DIR`).
 
-        num_sampled: [num_reqs] int32; 0 = still prefilling. dummy_run: vLLM runs the step without requests, to
-        warm up or to keep ranks together: the kernels run (and compile), no state changes. num_speculative_tokens:
-        how many of the drafts the scheduler may verify. models: [num_reqs, k], k ≤ K, the drafts of the model's
-        own drafter, which rows of requests that are not ours begin with; the tokens after them are not verified.
+        num_sampled: [num_reqs] int32; 0 = still prefilling. dummy_run: a step without requests: the kernels run
+        (and compile), no state changes. num_speculative_tokens: how many of the drafts may be verified. models:
+        [num_reqs, k], k ≤ K, the drafts of the model's own drafter, for the rows of requests that are not ours.
         """
         num_reqs = len(input_batch.req_ids)
         drafts: torch.Tensor | None = None
@@ -192,7 +177,10 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
             if num_speculative_tokens == 0:
                 return self._nothing[:num_reqs]  # which the runner overwrites
         if drafts is None:
-            drafts = self._no_drafts(num_reqs)
+            if self.enable_adaptive_verification:
+                self.draft_token_confidence_probs[:num_reqs].zero_()
+            # The runner may have written -1 into what it was given.
+            drafts = self._nothing[:num_reqs].zero_()
             if models is not None:
                 self._choose(models, input_batch, drafts)
         return drafts
@@ -209,7 +197,7 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
             return None
         rows = input_batch.idx_mapping.to(torch.int64)  # int32 before vLLM 0.32
         total_len = self.drafter.total_len
-        log = None if dummy_run or self.log is None or not self.log.on else self.log
+        log = self.log if not dummy_run and self.log is not None and self.log.on else None
         trims = self.enable_adaptive_verification
         req_ids, host_rows = input_batch.req_ids, input_batch.idx_mapping_np
         started = time.perf_counter_ns()
@@ -247,12 +235,6 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
             source.masked_fill_(is_theirs, DRAFT_MODEL)
         drafts[:, :width] = torch.where(is_theirs[:, None], models, drafts[:, :width])
 
-    def _no_drafts(self, num_reqs: int) -> torch.Tensor:
-        if self.enable_adaptive_verification:
-            self.draft_token_confidence_probs[:num_reqs].zero_()
-        # The runner may have written -1 into what it was given.
-        return self._nothing[:num_reqs].zero_()
-
 
 def _settle(
     log: DebugLog,
@@ -262,8 +244,7 @@ def _settle(
     total_len: torch.Tensor,
     token_ids: torch.Tensor,
 ) -> None:
-    """Log a step with the draft slots that it verified: what the device kept, of one logit more, not what was
-    scheduled."""
+    """Log a step with the draft slots that it verified: those that the device kept."""
     slots = batch.num_draft_tokens_per_req
     if slots is None:
         slots = [0] * len(batch.req_ids)
@@ -274,8 +255,8 @@ def _settle(
 
 def _make_dense(req_states: Any, shape: tuple[int, int], device: torch.device) -> None:
     """Put the runner's tokens into device memory, as vLLM does for its own n-gram drafter only: host memory
-    that the device can read would go over the bus every step. Nothing has been written to, or refers to, the
-    tensor yet; its pinned memory, which PyTorch would keep (4 bytes a token of every row), goes back."""
+    would go over the bus every step. Nothing refers to the tensor yet; its pinned memory, which PyTorch would keep
+    (4 bytes a token of every row), goes back."""
     req_states.all_token_ids = None  # its memory first
     req_states.all_token_ids = StagedWriteTensor(shape, dtype=torch.int32, device=device)
     if device.type == "cuda":
@@ -284,10 +265,9 @@ def _make_dense(req_states: Any, shape: tuple[int, int], device: torch.device) -
 
 
 def make_speculator(
-    vllm_config: Any, device: torch.device, req_states: Any, original: Callable[..., Any] | None = None
+    vllm_config: Any, device: torch.device, req_states: Any, original: Original | None = None
 ) -> Any:
-    """Our speculator, with the runner's methods wrapped so that it hears of requests; or vLLM's own, which
-    `original` makes, with ours inside."""
+    """Our speculator; or vLLM's own, which `original` makes, with ours inside."""
     install("v2")  # where that fails the engine, which is configured for drafts, gets empty ones
     install("graphs")
     verify_by_own_draw(vllm_config, device, req_states)
@@ -302,16 +282,9 @@ def make_speculator(
 def with_predictions(inner: Any, predicted: PredictedOutputsSpeculator) -> Any:
     """A speculator of vLLM's that stays what it is for the runner, but for `propose`: requests that are ours get
     our drafts, every other one those of the model's drafter; never a draft of both."""
-    inner.predicted = predicted
-    inner.__class__ = _with_predictions(type(inner))  # type: ignore[arg-type]
-    return inner
+    base: Any = type(inner)
 
-
-@functools.cache
-def _with_predictions(base: Hashable) -> Any:
-    class WithPredictions(base):  # type: ignore[misc, valid-type]  # not typed for us
-        predicted: PredictedOutputsSpeculator
-
+    class WithPredictions(base):  # type: ignore[misc]  # not typed for us
         def propose(
             self,
             *args: Any,
@@ -320,28 +293,26 @@ def _with_predictions(base: Hashable) -> Any:
             **kwargs: Any,
         ) -> torch.Tensor:
             models: torch.Tensor | None = None
-            if not self.predicted.inner.is_off:
+            if not predicted.inner.is_off:
                 more = {"dummy_run": dummy_run, **kwargs}
                 if num_speculative_tokens is not None:  # ours; 0 where no request can use a draft
                     more["num_speculative_tokens"] = min(num_speculative_tokens, self.num_speculative_steps)
                 try:
                     models = super().propose(*args, **more)
                 except Exception as error:
-                    if dummy_run or self.predicted.num_ranks > 1:
+                    if dummy_run or predicted.num_ranks > 1:
                         raise  # a start, or ranks that would part
-                    self.predicted.inner.end(error)
+                    predicted.inner.end(error)
             chosen = None if num_speculative_tokens == 0 else models
-            return self.predicted.propose(*args, dummy_run=dummy_run, models=chosen, **kwargs)
+            return predicted.propose(*args, dummy_run=dummy_run, models=chosen, **kwargs)
 
-    return WithPredictions
+    inner.predicted, inner.__class__ = predicted, WithPredictions
+    return inner
 
 
 @seam("v2.add_requests")
-def add_requests(
-    original: Callable[..., Any], self: Any, scheduler_output: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """`GPUModelRunner.add_requests`, which begins a step: before it finished requests' logs are written, and after
-    it our speculator learns the new rows and predictions."""
+def add_requests(original: Original, self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+    """`GPUModelRunner.add_requests`, which begins a step; after it our speculator learns the new rows."""
     new, finished = scheduler_output.scheduled_new_reqs, scheduler_output.finished_req_ids
     speculator = ours(self)
     if speculator is not None:
@@ -350,14 +321,14 @@ def add_requests(
             speculator.finish(finished)
             speculator.fit()
     result = original(self, scheduler_output, *args, **kwargs)
-    if speculator is not None and new:
-        speculator.observe_new(scheduler_output)
+    for request in new if speculator is not None else ():
+        speculator.for_request(request.req_id, speculator.observe, request)
     return result
 
 
 @seam("v2._remove_request")
-def remove_request(original: Callable[..., Any], self: Any, req_id: str, *args: Any, **kwargs: Any) -> Any:
+def remove_request(original: Original, self: Any, req_id: str, *args: Any, **kwargs: Any) -> Any:
     """`GPUModelRunner._remove_request` (finished, aborted, preempted), which also frees our slot."""
     if (speculator := ours(self)) is not None:
-        speculator.observe_gone(req_id)
+        speculator.remove_slot(speculator.req_states.req_id_to_index.get(req_id, -1))
     return original(self, req_id, *args, **kwargs)

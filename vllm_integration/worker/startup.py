@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,42 +13,33 @@ import numpy as np
 
 from gpu_align import DrafterConfig, RecipePack, Recipes
 from gpu_align.recipes import PackError
+from gpu_align.recipes.registry import find_pack
 from gpu_align.recipes.tokenize import Encode
 
-from ..config.settings import SHOWN_HASH, Settings, load_pack
-from ..seams.guard import shown_error, shown_reason
+from ..config.settings import SHOWN_HASH, Settings
+from ..seams.guard import logger, shown_error, shown_reason
 from ..seams.install import install
-
-logger = logging.getLogger("vllm.gpu_align")
 
 
 @functools.cache
 def drafter_config(survival_table: str | None, min_match: int = 1) -> DrafterConfig:
     """With this file's survival table; with the shipped one if it is missing or, with one WARNING a process,
     where it cannot be used. min_match: of both prediction and context."""
-    config = DrafterConfig(min_match=min_match)
-    if survival_table is None:
-        return config
     try:
-        tuned = DrafterConfig.tuned(survival_table)
-        return replace(tuned, min_match=min_match)
+        config = DrafterConfig() if survival_table is None else DrafterConfig.tuned(survival_table)
     except (OSError, ValueError) as error:
         reason = str(error) if isinstance(error, ValueError) else shown_error(error)
-        logger.warning(
-            "gpu_align drafts with the survival table that comes with it (GPU_ALIGN_SURVIVAL_TABLE=%r): %s",
-            survival_table,
-            reason,
-        )
-        return config
+        told = "gpu_align drafts with the survival table that comes with it (GPU_ALIGN_SURVIVAL_TABLE=%r): %s"
+        logger.warning(told, survival_table, reason)
+        config = DrafterConfig()
+    return replace(config, min_match=min_match)
 
 
 def load_recipes(settings: Settings, vllm_config: Any) -> Recipes | None:
     """The recipes of all packs; None where they are turned off or, with a WARNING a pack, none can be made.
     Tensor-parallel ranks must draft the same: the first one sends what it makes, and all of them must call this.
     """
-    if not settings.packs:
-        return None
-    if install("recipes"):
+    if not settings.packs or install("recipes"):
         return None
     parallel = vllm_config.parallel_config
     if int(parallel.prefill_context_parallel_size) > 1:  # its ranks must agree too, and are in another group
@@ -60,16 +50,15 @@ def load_recipes(settings: Settings, vllm_config: Any) -> Recipes | None:
     from vllm.distributed.parallel_state import get_tp_group
 
     group = get_tp_group()
-    if logs_here(vllm_config):
-        made: Recipes | None = group.broadcast_object(_make(settings, vllm_config.model_config), src=0)
-        return made
-    sent = group.broadcast_object(None, src=0)
+    made = _make(settings, vllm_config.model_config) if logs_here(vllm_config) else None
+    sent: Recipes | None = group.broadcast_object(made, src=0)
     if sent is None:
         return None
     # The received arrays may be read-only, which PyTorch warns about.
-    arrays = {name: value.copy() for name, value in vars(sent).items() if isinstance(value, np.ndarray)}
-    received: Recipes = replace(sent, **arrays)
-    return received
+    arrays: dict[str, Any] = {
+        name: value.copy() for name, value in vars(sent).items() if isinstance(value, np.ndarray)
+    }
+    return replace(sent, **arrays)
 
 
 def _make(settings: Settings, model_config: Any) -> Recipes | None:
@@ -84,14 +73,13 @@ def _make(settings: Settings, model_config: Any) -> Recipes | None:
         vocab_size = int(model_config.get_vocab_size())
         for entry in settings.packs:
             with _or_without(entry):
-                name, pack = load_pack(entry, settings.recipe_registry)
+                name, pack = find_pack(entry, settings.recipe_registry)
                 recipes = in_tokens(pack, tokenizer, vocab_size)
                 if name in made:
                     raise PackError(f"another pack is called {name!r} too")
                 if not len(recipes):
-                    raise PackError(
-                        "this tokenizer cuts texts at other places than words, or does not know the words"
-                    )
+                    cause = "cuts texts at other places than words, or does not know the words"
+                    raise PackError(f"this tokenizer {cause}")
                 made[name] = recipes
                 told.append(f"{name} {len(recipes):,} {pack.content_hash[:SHOWN_HASH]}")
         if made:
@@ -108,8 +96,7 @@ def _make(settings: Settings, model_config: Any) -> Recipes | None:
 
 
 def in_tokens(pack: RecipePack, tokenizer: Any, vocab_size: int) -> Recipes:
-    """The pack in the tokens of a vLLM tokenizer, without recipes that need its unknown token or an id of
-    `vocab_size` or more."""
+    """The pack in a vLLM tokenizer's tokens, without recipes that need its unknown one, or another vocabulary."""
     recipes = pack.tokenize(encoder_of(tokenizer), token_texts_of(tokenizer, vocab_size))
     unknown = getattr(tokenizer, "unk_token_id", None)
     ids = np.concatenate([recipes.context, recipes.token_ids], axis=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 import stat
 from collections.abc import Callable, Iterable, Sequence
@@ -18,29 +17,22 @@ from gpu_align.ops.files import write_at_once
 from gpu_align.ops.layout import FIRST_GAP
 
 from ..config.settings import Settings
-from ..seams.guard import Guard, guarded, shown_error
+from ..seams.guard import Guard, guarded, logger, shown_error
 from ..seams.install import install
 from ..wire import request as wire
 from ..wire.steps import count_verified
 from .requests import StopRule, stop_rule
 from .startup import logs_here, tokenizer_of
 
-logger = logging.getLogger("vllm.gpu_align")
-
 Explain = Callable[[wire.RequestContent, int], Explainer]
 
-_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _MAX_NAME = 120
 
 
 def safe_name(req_id: str) -> str:
-    """A file name for a request id, which a client may have chosen: no separators, no leading dot, short.
-
-    An id that must be changed gets a digest of the original, so that no two ids share a file.
-    """
-    name = _UNSAFE.sub("_", req_id)[:_MAX_NAME]
-    if name.startswith("."):
-        name = "_" + name[1:]
+    """A file name for a request id, which a client may have chosen: no separators, no leading dot, short. If it
+    must be changed for that, with a digest of the id: no two share a file."""
+    name = re.sub(r"[^A-Za-z0-9._-]|^[.]", "_", req_id)[:_MAX_NAME]
     if name != req_id or not name:
         name += "-" + hashlib.sha256(req_id.encode("utf-8", "surrogatepass")).hexdigest()[:12]
     return name + ".yaml"
@@ -84,7 +76,7 @@ class LoggedRequest:
         if self.explainer is not None:
             after = self.explanation = self.explainer.at(self.tokens)
         explained = before if proposal.token_ids else None
-        chosen = None if explained is None else explained.chosen
+        chosen = explained and explained.chosen
         self.steps.append(
             Step(
                 step=len(self.steps),
@@ -129,8 +121,7 @@ class DebugLog:
         self._directory = Path(directory)
         self._explain = explain
         self._requests: dict[str, LoggedRequest] = {}
-        clear = self._requests.clear
-        self.guard = Guard("step log", "writes no step logs", spared=(OSError,), then=clear)
+        self.guard = Guard("step log", "writes no step logs", spared=(OSError,), then=self._requests.clear)
         self.guard.run(_make_private, self._directory)
         if self.on:
             logger.warning(
@@ -180,13 +171,11 @@ class DebugLog:
     def proposed(self, req_ids: Sequence[str], draft: Any, duration_us: int) -> None:
         """Keep what the drafter proposes for the next step."""
         columns = (draft.length, draft.token_ids, draft.confidence, draft.source)
-        for req_id, length, token_ids, confidence, source in zip(
-            req_ids, *(column.tolist() for column in columns), strict=True
-        ):
+        rows = zip(req_ids, *(column.tolist() for column in columns), strict=True)
+        for req_id, length, token_ids, confidence, source in rows:
             if request := self._requests.get(req_id):
-                request.proposal = Proposal(
-                    token_ids[:length], confidence[:length], SOURCES[source], duration_us
-                )
+                found = token_ids[:length], confidence[:length]
+                request.proposal = Proposal(*found, SOURCES[source], duration_us)
 
     @guarded
     def finish(self, req_ids: Iterable[str]) -> None:
@@ -195,9 +184,11 @@ class DebugLog:
             if request := self._requests.pop(req_id, None):
                 self.write(request)
 
-    def _log_of(self, request: LoggedRequest) -> step_log.StepLog:
+    @guarded
+    def write(self, request: LoggedRequest) -> None:
+        """Write the file of a request that has finished, whole or not at all."""
         prediction = request.content.token_ids.tolist()
-        return step_log.StepLog(
+        log = step_log.StepLog(
             request.req_id,
             self._num_draft_tokens,
             request.prompt_len,
@@ -205,11 +196,6 @@ class DebugLog:
             request.steps,
             prediction_lines=[step_log.Line(prediction)] if prediction else [],
         )
-
-    @guarded
-    def write(self, request: LoggedRequest) -> None:
-        """Write the file of a request that has finished, whole or not at all."""
-        log = self._log_of(request)
         if self._decode is not None:
             log = log.with_texts(self._decode, request.tokens[: request.prompt_len])
         write_at_once(self._directory / safe_name(request.req_id), [step_log.dump(log).encode()], 0o600)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -12,11 +11,9 @@ from typing import Any
 
 import torch
 
-from ..seams.guard import Guard, first_to_tell
+from ..seams.guard import Guard, first_to_tell, logger
 from ..seams.install import install
 from ..wire.reports import StepTime
-
-logger = logging.getLogger("vllm.gpu_align")
 
 #: Steps whose events may be under way at once.
 MOST = 8
@@ -45,8 +42,7 @@ class _Step:
     def __init__(self, is_cuda: bool) -> None:
         event: Callable[[], Any] = partial(torch.cuda.Event, enable_timing=True) if is_cuda else WallClock
         self.start, self.end = event(), event()
-        self.requests = self.tokens = self.context_tokens = 0
-        self.in_graph = False
+        self.tokens, self.in_graph = 0, False
 
 
 class StepTimer:
@@ -71,12 +67,11 @@ class StepTimer:
         self._open: _Step | None = None
         self._count, self._lock = 0, threading.Lock()
         kind = torch.device(device).type
-        if num_stages > 1 or kind not in ("cpu", "cuda"):
-            reason = "pipeline stages see a part of each step" if num_stages > 1 else f"no events on {kind}"
-            if first_to_tell(line := f"gpu_align measures no step times: {reason}"):
-                logger.warning("%s", line)
-            self.guard.end(reason)
-        elif reason := install("times"):
+        reason = "" if kind in ("cpu", "cuda") else f"no events on {kind}"
+        reason = "pipeline stages see a part of each step" if num_stages > 1 else reason
+        if reason and first_to_tell(line := f"gpu_align measures no step times: {reason}"):
+            logger.warning("%s", line)
+        if reason := reason or install("times"):
             self.guard.end(reason)
         else:
             self._free = self.guard.run(lambda: [_Step(kind == "cuda") for _ in range(MOST)]) or []
@@ -107,18 +102,16 @@ class StepTimer:
             if self._free:
                 self._open = self._free.pop()
         if (step := self._open) is not None:
-            step.requests, step.tokens = len(plan.num_scheduled_tokens), plan.total_num_scheduled_tokens
-            step.context_tokens = sum(plan.scheduled_cached_reqs.num_computed_tokens)
+            step.tokens = plan.total_num_scheduled_tokens
             step.start.record()
 
     def _end(self, runner: Any) -> None:
         step, self._open = self._open, None
         if step is None:
             return
-        if (
-            timing := getattr(runner, "step_timing", None)
-        ) is not None:  # V2, whose device may have trimmed drafts
-            step.in_graph, step.tokens, step.requests = timing._batch
+        timing = getattr(runner, "step_timing", None)
+        if timing is not None:  # V2, whose device may have trimmed drafts
+            step.in_graph, step.tokens, _ = timing._batch
         step.end.record()
         self.pending.append(step)
 
@@ -128,8 +121,6 @@ class StepTimer:
             while self.pending and self.pending[0].end.query():
                 step = self.pending.popleft()
                 ms = step.start.elapsed_time(step.end)
-                times.append(
-                    StepTime(ms, step.requests, step.tokens, step.context_tokens, bool(step.in_graph))
-                )
+                times.append(StepTime(ms, step.tokens, bool(step.in_graph)))
                 self._free.append(step)
         return times

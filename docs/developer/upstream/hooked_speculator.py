@@ -48,7 +48,8 @@ class HookedSpeculator(speculator.PredictedOutputsSpeculator):
         self._lock = threading.Lock()  # outputs may be read in another thread
 
     def add_requests(self, new_requests: list[Any]) -> None:
-        self.observe_new(SimpleNamespace(scheduled_new_reqs=new_requests))
+        for new in new_requests:
+            self.for_request(new.req_id, self.observe, new)
         with self._lock:
             for new in new_requests:
                 slot = self.req_states.req_id_to_index[new.req_id]
@@ -59,7 +60,7 @@ class HookedSpeculator(speculator.PredictedOutputsSpeculator):
                     self._drafted.add(request)
 
     def remove_request(self, req_id: str) -> None:
-        self.observe_gone(req_id)
+        self.remove_slot(self.req_states.req_id_to_index.get(req_id, -1))
 
     def finish_requests(self, req_ids: set[str]) -> None:
         self.finish(req_ids)
