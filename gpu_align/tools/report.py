@@ -50,17 +50,10 @@ def table_rows(steps: Sequence[Step]) -> list[tuple[str, ...]]:
     rows = []
     for step in steps:
         drafted = (step.source, str(len(step.proposed)), str(step.verified), str(step.accepted))
+        shown = drafted if step.proposed else ("",) * len(drafted)
         cursor = "" if step.cursor_before is None else f"{step.cursor_before} → {step.cursor_after}"
-        rows.append(
-            (
-                str(step.step),
-                str(len(step.new)),
-                *(drafted if step.proposed else ("",) * len(drafted)),
-                cursor,
-                str(step.duration_us) if step.duration_us else "",
-                _why(step),
-            )
-        )
+        took = str(step.duration_us or "")
+        rows.append((str(step.step), str(len(step.new)), *shown, cursor, took, _why(step)))
     return rows
 
 
@@ -135,12 +128,9 @@ class LogCounts:
     def of(cls, log: StepLog, file: str) -> LogCounts:
         tokens, steps = log.output_tokens, len(log.steps)
         perfect = 1 + -(-(tokens - 1) // (log.num_draft_tokens + 1))
+        about = file, log.request_id, log.prediction_tokens, tokens, steps
         counts = cls(
-            file,
-            log.request_id,
-            log.prediction_tokens,
-            tokens,
-            steps,
+            *about,
             undrafted=sum(not step.proposed for step in log.steps),
             tokens_per_step=_per_step(tokens, steps),
             steps_lost=max(steps - perfect, 0) if tokens else 0,

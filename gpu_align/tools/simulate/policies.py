@@ -112,25 +112,17 @@ def _literal(text: str) -> Any:
 
 #: This library's drafter.
 OURS = "gpu_align"
+# Length factor and minimal survival, where a recipe needs that, too, and where not.
+_WITH_RECIPES = (
+    (0.5, 0.99), (0.5, 0.98), (0.5, 0.97), (0.75, 0.95), (0.75, 0.65), (0.5, 0.5), (0.75, 0.5), (1, 0.5),
+    (1.5, 0.4),
+)  # fmt: skip
+_WITHOUT_RECIPES = (1, 0.3), (1.5, 0.3), (2, 0.2), (3, 0.1), (6, 0.08), (12, 0.05), (12, 0.02)
 #: Fields of `DrafterConfig` along the trade-off, from few rejected drafts to few steps, beside the default. They
 #: were chosen on `kinds-tune` of the corpus.
 SWEEP: tuple[dict[str, Any], ...] = (
-    {"length_factor": 0.5, "min_survival": 0.99, "min_survival_recipe": 0.99},
-    {"length_factor": 0.5, "min_survival": 0.98, "min_survival_recipe": 0.98},
-    {"length_factor": 0.5, "min_survival": 0.97, "min_survival_recipe": 0.97},
-    {"length_factor": 0.75, "min_survival": 0.95, "min_survival_recipe": 0.95},
-    {"length_factor": 0.75, "min_survival": 0.65, "min_survival_recipe": 0.65},
-    {"length_factor": 0.5, "min_survival": 0.5, "min_survival_recipe": 0.5},
-    {"length_factor": 0.75, "min_survival": 0.5, "min_survival_recipe": 0.5},
-    {"length_factor": 1, "min_survival": 0.5, "min_survival_recipe": 0.5},
-    {"length_factor": 1.5, "min_survival": 0.4, "min_survival_recipe": 0.4},
-    {"length_factor": 1, "min_survival": 0.3},
-    {"length_factor": 1.5, "min_survival": 0.3},
-    {"length_factor": 2, "min_survival": 0.2},
-    {"length_factor": 3, "min_survival": 0.1},
-    {"length_factor": 6, "min_survival": 0.08},
-    {"length_factor": 12, "min_survival": 0.05},
-    {"length_factor": 12, "min_survival": 0.02},
+    *({"length_factor": f, "min_survival": p, "min_survival_recipe": p} for f, p in _WITH_RECIPES),
+    *({"length_factor": f, "min_survival": p} for f, p in _WITHOUT_RECIPES),
     {"length_factor": 64, "min_survival": 0.02, "min_survival_lost": 0.2},
     {"length_factor": 16, "min_survival": 0, "min_survival_lost": 0.05},
 )

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,8 +38,12 @@ def files_of(places: Sequence[Path]) -> list[Path]:
     return files
 
 
+def _untold(name: str, done: int, total: int | None = None) -> None:
+    """An `Advance` that tells nothing."""
+
+
 def read_traffic(
-    files: Iterable[Path], tokenizer: str | None = None, progress: Advance | None = None
+    files: Iterable[Path], tokenizer: str | None = None, progress: Advance = _untold
 ) -> tuple[list[Record], Counter[str]]:
     """The requests of step logs and files of pairs, and the reasons why others cannot be replayed, with how many.
 
@@ -61,8 +66,7 @@ def read_traffic(
                 found = ["not a whole step log"]
         records += [record for record in found if isinstance(record, Record)]
         skipped.update(reason for reason in found if isinstance(reason, str))
-        if progress is not None:
-            progress("", 1)
+        progress("", 1)
     return records, skipped
 
 
@@ -220,7 +224,7 @@ def split(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
     return [r for key, r in keyed if key not in held], [r for key, r in keyed if key in held]
 
 
-def tune(records: Sequence[Record], progress: Advance | None = None) -> Tuned:
+def tune(records: Sequence[Record], progress: Advance = _untold) -> Tuned:
     """Learn from three quarters of the requests, and report on the others; their order does not matter. ::
 
         repeat NUM_ROUNDS times: replay with the table so far; relearn(counts, the shipped table)
@@ -238,22 +242,17 @@ def tune(records: Sequence[Record], progress: Advance | None = None) -> Tuned:
     if len(records) < LEAST_REQUESTS or not learned:
         expected = f"at least {LEAST_REQUESTS} requests with predictions, different ones"
         raise ValueError(f"expected {expected}, found {len(records)}")
-    if progress is not None:
-        parts_of = (NUM_ROUNDS, learned), (1 + 2 * len(SETTINGS), _sample(learned)), (1 + MAX_REPORTED, held)
-        progress("", 0, sum(times * len(r.output) for times, part in parts_of for r in part))
+    parts_of = (NUM_ROUNDS, learned), (1 + 2 * len(SETTINGS), _sample(learned)), (1 + MAX_REPORTED, held)
+    progress("", 0, sum(times * len(r.output) for times, part in parts_of for r in part))
     width = max(len(r.prompt) + len(r.output) for r in records)
 
     def each(
         doing: str, parts: Sequence[Sequence[Record]], tables: Sequence[_Table], **settings: float
     ) -> list[ReplayCounts]:
         config = DrafterConfig(**settings)  # type: ignore[arg-type]
-        return [
-            observe(
-                part, table.survival, width, config, table.calibration,
-                lambda done: progress(doing, done) if progress is not None else None,
-            )
-            for part, table in zip(parts, tables, strict=True)
-        ]  # fmt: skip
+        told = partial(progress, doing)
+        pairs = zip(parts, tables, strict=True)
+        return [observe(part, t.survival, width, config, t.calibration, told) for part, t in pairs]
 
     shipped = _Table.shipped()
     known = np.minimum(shipped.survival / SURVIVAL_ONE, 1.0)
