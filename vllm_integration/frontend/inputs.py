@@ -15,17 +15,15 @@ from .prediction import (
     CONVERSATION,
     FIELD,
     KEYS,
-    NO_TOKENIZER,
     OURS,
     FieldError,
     Limits,
-    as_prediction,
     checked_texts,
     choices_of,
     given_texts,
-    ids_with_views,
     serve_without_prediction,
     tell_near_misses,
+    tokenised,
 )
 from .usage import http_request
 
@@ -93,11 +91,8 @@ def _offline(processor: Any, value: Any) -> wire.Prediction:
             return wire.read(value)
         except (TypeError, ValueError) as error:
             raise FieldError(str(error)) from None
-    if processor.renderer.tokenizer is None:
-        raise FieldError(NO_TOKENIZER, "unsupported")
     limits = Limits.of(processor.vllm_config)
-    texts = checked_texts(found, limits)
-    return as_prediction(ids_with_views(processor.renderer, limits, texts, ()), limits)
+    return tokenised(processor.renderer, limits, checked_texts(found, limits))
 
 
 @seam("parameters._validate_spec_decode")

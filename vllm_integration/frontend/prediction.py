@@ -28,7 +28,6 @@ HEADER = b"x-gpu-align"
 _ON, _OFF = ("on", "true", "1", "1.0"), ("off", "false", "0", "0.0")
 #: Where token ids are.
 XARGS = f"vllm_xargs.{wire.KEY}"
-NO_TOKENIZER = f"prediction: expected token ids in {XARGS} or extra_args, there is no tokenizer for text"
 _JSON_FORMATS = ("json_object", "json_schema", "structural_tag")
 #: Key of `vllm_xargs`: whether a request without a prediction drafts from its own messages.
 CONVERSATION = "conversation"
@@ -331,6 +330,18 @@ def ids_with_views(renderer: Any, limits: Limits, texts: Sequence[str], names: S
     return token_ids
 
 
+def tokenised(
+    renderer: Any, limits: Limits, texts: Sequence[str], names: Sequence[str] = ()
+) -> wire.Prediction:
+    """The prediction of checked texts and their views."""
+    if not texts:
+        return wire.Prediction()
+    if renderer.tokenizer is None:
+        given = f"expected token ids in {XARGS} or extra_args, there is no tokenizer for text"
+        raise FieldError(f"{FIELD}: {given}", "unsupported")
+    return as_prediction(ids_with_views(renderer, limits, texts, names), limits)
+
+
 def take(body: bytes, endpoint: str, switch: str | None, vllm_config: Any, renderer: Any) -> Taken:
     """The prediction and choices of a request, and the other parts to draft from. A body that is no JSON object is
     left to vLLM. Raises `FieldError`. switch: the header's value."""
@@ -398,12 +409,7 @@ def _prediction(
         return prediction
     else:
         raise FieldError(f"{XARGS}: expected an array of token ids or a string, got {type_name(given)}")
-    names = views_for(value, texts[0] if texts else "", document)
-    if not texts:
-        return wire.Prediction()
-    if renderer.tokenizer is None:
-        raise FieldError(NO_TOKENIZER, "unsupported")
-    return as_prediction(ids_with_views(renderer, limits, texts, names), limits)
+    return tokenised(renderer, limits, texts, views_for(value, texts[0] if texts else "", document))
 
 
 def tell_near_misses(given: Iterable[Any], known: tuple[str, ...] = OURS) -> None:

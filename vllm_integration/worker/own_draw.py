@@ -39,27 +39,19 @@ def verify_by_own_draw(vllm_config: Any, device: torch.device, req_states: Any) 
 
 
 @seam("draws._verify")
-def verify(
-    original: Original,
-    self: Any,
-    logits: torch.Tensor,
-    draft_logits: torch.Tensor | None,
-    draft_sampled: torch.Tensor,
-    pos: torch.Tensor,
-    cu_num_logits: torch.Tensor,
-    *args: Any,
-) -> Any:
+def verify(original: Original, self: Any, logits: torch.Tensor, draft_logits: Any, *more: Any) -> Any:
     """`RejectionSampler._verify`: the processed logits, the tokens of each request, how many of them count."""
     guard = _runners.get(self.sampler.req_states) if draft_logits is None else None
-    given = logits, draft_sampled, pos, cu_num_logits, *args
-    found = None if guard is None else guard.run(_verify, self, *given)
-    return original(self, logits, draft_logits, *given[1:]) if found is None else found
+    found = None if guard is None else guard.run(_verify, self, logits, *more)
+    return original(self, logits, draft_logits, *more) if found is None else found
 
 
 def _verify(
-    sampler: Any, logits: torch.Tensor, draft_sampled: torch.Tensor, pos: torch.Tensor, *more: Any
+    sampler: Any, logits: torch.Tensor, *more: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    cu_num_logits, idx_mapping, idx_mapping_np, expanded_idx_mapping, *of_rows, drafts = more
+    draft_sampled, pos, cu_num_logits, idx_mapping, idx_mapping_np, expanded_idx_mapping, *of_rows, drafts = (
+        more
+    )
     rows = expanded_idx_mapping, idx_mapping, idx_mapping_np, pos, draft_sampled, *of_rows
     # Where log probabilities are of the processed logits, these are kept.
     drawn, processed = sampler.sampler.sample(logits, *rows, return_logprobs=True)

@@ -162,7 +162,7 @@ class RequestDrafter:
             return output
 
     def _attach(self, report: Callable[..., None], output: Any) -> None:
-        self.reporting.run(partial(report, output, times=self.timer.take()))
+        self.reporting.run(partial(report, output, times=self.timer.take() or ()))
         if self.reporting.is_off:
             self.attach_faults(output)
 

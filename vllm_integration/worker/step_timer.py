@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..seams.guard import Guard, first_to_tell, logger
+from ..seams.guard import Guard, first_to_tell, guarded, logger
 from ..seams.install import install
 from ..wire.reports import StepTime
 
@@ -76,20 +76,9 @@ class StepTimer:
         else:
             self._free = self.guard.run(lambda: [_Step(kind == "cuda") for _ in range(MOST)]) or []
 
+    @guarded
     def begin(self, scheduler_output: Any, idle: bool = False) -> None:
         """The step of this plan begins. idle: no request is drafted for."""
-        self.guard.run(self._begin, scheduler_output, idle)
-
-    def end(self, runner: Any) -> None:
-        """The step that has begun has sampled its tokens."""
-        if self._open is not None:
-            self.guard.run(self._end, runner)
-
-    def take(self) -> Sequence[StepTime]:
-        """Of the steps that have ended since the last call."""
-        return (self.guard.run(self._take) or ()) if self.pending else ()
-
-    def _begin(self, plan: Any, idle: bool) -> None:
         self._count += 1
         with self._lock:
             if self._open is not None:
@@ -102,10 +91,12 @@ class StepTimer:
             if self._free:
                 self._open = self._free.pop()
         if (step := self._open) is not None:
-            step.tokens = plan.total_num_scheduled_tokens
+            step.tokens = scheduler_output.total_num_scheduled_tokens
             step.start.record()
 
-    def _end(self, runner: Any) -> None:
+    @guarded
+    def end(self, runner: Any) -> None:
+        """The step that has begun has sampled its tokens."""
         step, self._open = self._open, None
         if step is None:
             return
@@ -115,7 +106,9 @@ class StepTimer:
         step.end.record()
         self.pending.append(step)
 
-    def _take(self) -> list[StepTime]:
+    @guarded
+    def take(self) -> Sequence[StepTime]:
+        """Of the steps that have ended since the last call."""
         times: list[StepTime] = []
         with self._lock:
             while self.pending and self.pending[0].end.query():
