@@ -53,7 +53,7 @@ STEPS = (
     Fault("usage, in the scheduler", f"{LEDGER}.begin", "usage", NO_USAGE),
     Fault("usage, with the outputs", f"{LEDGER}.settle", "usage", NO_USAGE),
     Fault("step log", f"{WORKER}.step_log:LoggedRequest.record", "step log", NO_LOG),
-    Fault("step log, at the end of a request", f"{WORKER}.step_log:DebugLog._log_of", "step log", NO_LOG),
+    Fault("step log, at the end of a request", f"{WORKER}.step_log:DebugLog.write", "step log", NO_LOG),
     Fault("step log, when it is written", "gpu_align.drafter.step_log:dump", "step log", NO_LOG),
     Fault("step times", f"{WORKER}.step_timer:WallClock.elapsed_time", "step times", NO_TIMES),
     Fault("an answer is kept", f"{SCHEDULER}.schedulers:Recall.keep", "response memory", NO_MEMORY),

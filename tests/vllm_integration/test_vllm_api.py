@@ -11,6 +11,7 @@ from vllm_integration.config.in_use import drafts_predictions
 from vllm_integration.frontend import conversation, middleware
 from vllm_integration.frontend import prediction as limits
 from vllm_integration.frontend.prediction import Limits
+from vllm_integration.seams import guard
 from vllm_integration.seams import install as compat
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.request import Prediction
@@ -283,7 +284,7 @@ def test_a_view_that_is_cut_or_fails_is_counted(
 
 
 def test_misspelt_fields_and_an_engine_that_does_not_draft_are_told_once(plugin_log: list[str]) -> None:
-    limits.tell_once.cache_clear()
+    guard.warn_once.cache_clear()
     for _ in range(2):
         call(Engine(), None, predictions="secret", metadata={})
         call(Engine(), content("ab"), vllm_xargs={"gpu_align_predictions": [1], "mine": 1, "3": 4})

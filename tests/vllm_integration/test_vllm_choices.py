@@ -18,10 +18,10 @@ from tests.vllm_integration.fakes import Engine, config, refused
 from vllm_integration.config import in_use
 from vllm_integration.config import settings as packs
 from vllm_integration.config.settings import Settings
-from vllm_integration.frontend import inputs, prediction
+from vllm_integration.frontend import inputs
 from vllm_integration.frontend.inputs import process_inputs
 from vllm_integration.frontend.prediction import FieldError, choices_of
-from vllm_integration.seams import install
+from vllm_integration.seams import guard, install
 from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire.request import KEY, PredictedOutputParams, Prediction
 
@@ -196,7 +196,7 @@ def test_an_unforeseen_error_serves_an_offline_request_without(
 
 
 def test_keys_near_ours_are_told_once_and_other_plugins_keys_never(plugin_log: list[str]) -> None:
-    prediction.tell_once.cache_clear()
+    guard.warn_once.cache_clear()
     near = {
         "prediction": "x",
         "Predictions": "x",

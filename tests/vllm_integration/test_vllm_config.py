@@ -20,6 +20,7 @@ from gpu_align.tools.tune.tuning import make_table, write_table
 from tests.vllm_integration.fakes import config
 from vllm_integration.config import engine_config, in_use
 from vllm_integration.config.settings import Settings, warn_of_unknown_names
+from vllm_integration.seams import guard
 from vllm_integration.worker.startup import drafter_config
 
 pytest.importorskip("vllm.config.vllm")
@@ -187,7 +188,7 @@ def test_no_more_drafts_than_the_sampler_verifies_or_a_batch_has_room_for(
     ],
 )  # fmt: skip
 def test_what_is_not_used_is_said(given: dict[str, Any], says: str, plugin_log: list[str]) -> None:
-    engine_config._warn_once.cache_clear()
+    guard.warn_once.cache_clear()
     (made,) = post_init(config(**given))
     assert [says in line for line in plugin_log] == [True] * bool(says), plugin_log
     if "num_speculative_tokens_per_batch_size" in given:

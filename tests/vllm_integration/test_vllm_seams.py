@@ -21,8 +21,8 @@ from tests.modules import python
 from tests.vllm_integration.fakes import config
 from vllm_integration import doctor
 from vllm_integration.config import engine_config
+from vllm_integration.seams import guard, source_probe
 from vllm_integration.seams import install as compat
-from vllm_integration.seams import source_probe
 from vllm_integration.seams.install import wrapped_by
 from vllm_integration.seams.source_probe import installed_root
 from vllm_integration.seams.table import GROUPS, SEAMS, Group, Seam, SeamStatus
@@ -87,7 +87,7 @@ def as_at_the_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing looked up, nothing told."""
     looked_up = source_probe.probe_installed
     looked_up.cache_clear()
-    engine_config._warn_once.cache_clear()
+    guard.warn_once.cache_clear()
     yield
     looked_up.cache_clear()
 

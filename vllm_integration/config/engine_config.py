@@ -4,7 +4,6 @@ on V2 our speculator takes the same place, so there the configuration is let thr
 from __future__ import annotations
 
 import copy
-import functools
 import json
 import logging
 import sys
@@ -16,7 +15,7 @@ from gpu_align.ops.choose import MAX_DRAFT_TOKENS
 from gpu_align.ops.match import MAX_CONTEXT_LEN
 
 from ..seams import source_probe
-from ..seams.guard import logger, shown_reason, strict
+from ..seams.guard import logger, shown_reason, strict, warn_once
 from ..seams.install import Original, SeamError, install, missing, seam
 from ..seams.table import CONFIG
 from .in_use import INNER, drafts_predictions, inner_tokens, names_ours, note_engine
@@ -59,27 +58,18 @@ def unsupported_features(original: Original, self: Any, *args: Any, **kwargs: An
     if reason := missing("v2_start", "v2", "scheduler"):
         if strict():
             raise SeamError(reason)
-        _warn_once("gpu_align does not know this vLLM's V2 model runner: " + reason)
+        warn_once("gpu_align does not know this vLLM's V2 model runner: " + reason)
         return list(original(self, *args, **kwargs))
     without = copy.copy(self)
     without.speculative_config = None
     return list(original(without, *args, **kwargs))
 
 
-@functools.cache
-def _warn_once(line: str) -> None:
-    logger.warning("%s", line)
-
-
 @seam("config.__post_init__")
 def post_init(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """`VllmConfig.__post_init__`: our scheduler is used and, on V2, asynchronous scheduling is allowed; V1 does
-    without adaptive verification and without more drafts than its sampler takes.
-
-    vLLM allows asynchronous scheduling for the drafters it knows to be on the device. For the time of its
-    own check our method counts as one of them. On V1 our scheduler only counts what was verified.
-    Raises `ValueError` when a `GPU_ALIGN_*` variable cannot be read, or the answers would be wrong.
-    """
+    """`VllmConfig.__post_init__`: our scheduler is used and, on V2, asynchronous scheduling is allowed: for the
+    time of vLLM's check our method counts as one of the drafters that it knows to be on the device. Raises
+    `ValueError` when a `GPU_ALIGN_*` variable cannot be read, or the answers would be wrong."""
     if not drafts_predictions(self):
         return original(self, *args, **kwargs)
     settings = Settings.of(self)  # raises here, where the start fails with one line, and not in a worker
@@ -102,11 +92,11 @@ def post_init(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
         do_without(self, "the V1 model runner has none")
         result = original(self, *args, **kwargs)
         if reason := missing("scheduler"):
-            _warn_once("gpu_align reports no usage with the V1 model runner: " + reason)
+            warn_once("gpu_align reports no usage with the V1 model runner: " + reason)
         elif not self.scheduler_config.async_scheduling:
             _use_our_scheduler(self.scheduler_config, V1_SCHEDULER)
     if differs := source_probe.difference():
-        _warn_once(f"gpu_align: {differs}")
+        warn_once(f"gpu_align: {differs}")
     if reason := refused_layers(self):
         raise ValueError(f"{reason}: start this model without speculative_config")
     note_engine(self)
@@ -192,7 +182,7 @@ def _keep_limits(vllm_config: Any) -> None:
     else:
         most, why = MAX_SPEC_LEN, "the most that vLLM's V1 sampler verifies"
         if getattr(speculative, "num_speculative_tokens_per_batch_size", None) is not None:
-            _warn_once("num_speculative_tokens_per_batch_size is not used: the V1 model runner has one K")
+            warn_once("num_speculative_tokens_per_batch_size is not used: the V1 model runner has one K")
             speculative.num_speculative_tokens_per_batch_size = None
     asked = speculative.num_speculative_tokens
     if asked > most:
@@ -201,7 +191,7 @@ def _keep_limits(vllm_config: Any) -> None:
     if inner_tokens(vllm_config) > most:
         setattr(speculative, INNER, most)
     if too_long := beyond_longest(vllm_config.model_config.max_model_len):
-        _warn_once(f"gpu_align drafts nothing: {too_long}")
+        warn_once(f"gpu_align drafts nothing: {too_long}")
 
 
 def beyond_longest(max_model_len: int) -> str:

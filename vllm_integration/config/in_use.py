@@ -21,11 +21,9 @@ _engine: Any = None
 def drafts_predictions(vllm_config: Any, *, even_if_off: bool = False) -> bool:
     """Whether the engine of this configuration drafts from predictions, and the plugin is on."""
     speculative = getattr(vllm_config, "speculative_config", None)
-    return (
-        speculative is not None
-        and (even_if_off or off_reason() is None)
-        and (names_ours(speculative) or inner_tokens(vllm_config) > 0)
-    )
+    if speculative is None or not (even_if_off or off_reason() is None):
+        return False
+    return names_ours(speculative) or inner_tokens(vllm_config) > 0
 
 
 def names_ours(speculative: Any) -> bool:

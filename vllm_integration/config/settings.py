@@ -124,11 +124,9 @@ class Settings(BaseModel):
 
     def changed(self) -> dict[str, Any]:
         """The variables whose values are not the defaults."""
-        return {
-            PREFIX + name.upper(): value
-            for name, field in type(self).model_fields.items()
-            if (value := getattr(self, name)) != field.default
-        }
+        fields = type(self).model_fields
+        changed = [name for name in fields if getattr(self, name) != fields[name].default]
+        return {PREFIX + name.upper(): getattr(self, name) for name in changed}
 
     def prediction_capacity(self, max_model_len: int) -> int:
         """Tokens of a prediction that are kept: never more than the model can write, or the drafter read."""
@@ -172,8 +170,8 @@ def warn_of_unknown_names(settings: Settings) -> None:
 
 
 def packs_of(settings: Settings) -> tuple[tuple[str, str | None], ...]:
-    """The name and the content hash of each pack. One that cannot be read here is named as in the settings and has
-    no hash. The first call reads all packs, which may take a second."""
+    """The name and the content hash of each pack; as in the settings, and no hash, where it cannot be read here.
+    The first call reads all packs, which may take a second."""
     return tuple(_pack(entry, settings.recipe_registry)[:2] for entry in settings.packs)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.in_use import drafts_predictions
 from ..config.settings import Settings, drafts_without_prediction
-from ..seams.guard import Guard
+from ..seams.guard import Guard, warn_once
 from ..seams.install import Original, seam
 from ..wire import request as wire
 from . import conversation, metrics, status
@@ -29,7 +29,6 @@ from .prediction import (
     reading,
     serve_without_prediction,
     take,
-    tell_once,
     unsupported,
 )
 from .skeletons import Template, learn_style, style_key
@@ -349,9 +348,8 @@ def _replay(messages: list[Message], receive: Receive, *, tells: bool = False) -
     async def again() -> Message:
         message = next(rest, None) or await receive()
         if tells and b'"prediction":' in message.get("body", b""):
-            tell_once(
-                "Requests bring predictions; this server does not draft from them (--speculative-config)"
-            )
+            found = "Requests bring predictions; this server does not draft from them"
+            warn_once(f"{found} (--speculative-config)")
         return message
 
     return again

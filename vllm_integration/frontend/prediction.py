@@ -16,7 +16,7 @@ from gpu_align.texts import views
 from gpu_align.texts.several import MAX_TEXTS, joined
 
 from ..config.settings import CHARS_PER_TOKEN, MAX_PACKS, Settings, packs_of
-from ..seams.guard import Guard, logger, strict
+from ..seams.guard import Guard, logger, strict, warn_once
 from ..wire import request as wire
 from . import metrics
 
@@ -416,15 +416,10 @@ def tell_near_misses(given: Iterable[Any], known: tuple[str, ...] = OURS) -> Non
     """Tell of keys that are close to one of ours, or to the field's name; others may be another plugin's."""
     for key in set(given).difference(known):
         if name := _near(str(key)[:64], known):
-            tell_once(f"Unknown field of a request ignored; did you mean {name!r}?")
+            warn_once(f"Unknown field of a request ignored; did you mean {name!r}?")
 
 
 @functools.lru_cache(256)
 def _near(key: str, known: tuple[str, ...]) -> str | None:
     found = difflib.get_close_matches(key, (*known, FIELD), 1, 0.8)
     return next((name if name in known else wire.KEY for name in found), None)
-
-
-@functools.cache
-def tell_once(message: str) -> None:
-    logger.warning(message)

@@ -43,21 +43,16 @@ def server_facts(vllm_config: Any) -> dict[str, Any]:
 
 def _line(facts: Mapping[str, Any]) -> str:
     """One line for the log."""
-    packs = ", ".join(
-        f"{pack['name']} {(pack['hash'] or 'not read')[:SHOWN_HASH]}" for pack in facts["recipes"]
-    )
+    packs = [f"{pack['name']} {(pack['hash'] or 'not read')[:SHOWN_HASH]}" for pack in facts["recipes"]]
     memory = f"response memory of {facts['memory_tokens']} tokens"
     beside = (facts["drafter"] and f"; other requests by {facts['drafter']}") or ""
-    changed = " ".join(
-        f"{name}={int(value) if isinstance(value, bool) else value}"
-        for name, value in facts["settings"].items()
-    )
+    changed = [f"{name}={int(v) if isinstance(v, bool) else v}" for name, v in facts["settings"].items()]
     return (
         f"gpu_align {facts['version']} drafts on vLLM {facts['vllm']}, {facts['runner']} model runner, "
-        f"K={facts['num_draft_tokens']}{beside}; "
-        f"`prediction` on {', '.join(facts['endpoints'])}; "
-        f"recipes: {packs or 'off'}; {memory if facts['memory_tokens'] else 'no response memory'}; "
-        f"settings: {changed or 'defaults'}"
+        f"K={facts['num_draft_tokens']}{beside}; `prediction` on {', '.join(facts['endpoints'])}; "
+        f"recipes: {', '.join(packs) or 'off'}; "
+        f"{memory if facts['memory_tokens'] else 'no response memory'}; "
+        f"settings: {' '.join(changed) or 'defaults'}"
     )
 
 

@@ -229,11 +229,8 @@ def _follow(processor: Any, request: Any) -> None:
 def process_outputs(
     original: Original, self: Any, engine_core_outputs: Sequence[Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """`OutputProcessor.process_outputs`, around which the steps that came with the outputs are counted.
-
-    The messages are taken out first, so that tracing sees its headers as the client sent them, and counted
-    when vLLM has looked for stop strings. Other tasks of the event loop read the outputs later.
-    """
+    """`OutputProcessor.process_outputs`. Our messages are taken out first, so that tracing sees its headers as the
+    client sent them, and counted when vLLM has looked for stop strings."""
     sent = counting.run(_take_messages, self, engine_core_outputs)
     result = original(self, engine_core_outputs, *args, **kwargs)
     if sent and self in collectors:

@@ -148,12 +148,12 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
             self._use(settings)
         except Exception as error:
             self.slots.end(error)
-        self.ledger = VerificationLedger(self.drafted_requests)
+        self.ledger: Any = self.usage.run(VerificationLedger, self.drafted_requests)
         if reason := missing("usage"):
             self.usage.end(reason)
         if settings.memory_tokens and not install("memory"):
             most = settings.prediction_capacity(int(self.vllm_config.model_config.max_model_len))
-            self._recall = Recall(settings.memory_tokens, most)
+            self._recall = self.memory.run(Recall, settings.memory_tokens, most)
 
     def _use(self, settings: Settings) -> None:
         if self._pads:
@@ -186,11 +186,9 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """No drafts in a step that may hold a request with `logprob_token_ids`: the samplers that verify drafts
-        answer none of these, and V1's ends the engine where another request has `logprobs`.
-
-        And no placeholders where vLLM pads a request whose prompt is cached but for one token: on V1, which would
-        verify them as drafts; on V2 in such a step, and if no request is drafted for.
-        """
+        answer none of these, and V1's may end the engine. And no placeholders where vLLM pads a request whose
+        prompt is cached but for one token: on V1, which would verify them; on V2 in such a step, and if none is
+        drafted for."""
         if self._scored:
             self._scored.intersection_update(self.requests)
         if self._scored:
@@ -221,7 +219,7 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
             self._worker_faults = report.faults
         report = report or DraftReport()
         step = scheduler_output, model_runner_output, report.trimmed
-        begun = self.usage.run(self.ledger.begin, self.requests, *step)
+        begun = self.usage.run(lambda: self.ledger.begin(self.requests, *step))
         self._attempt(self._take, report, begun, scheduler_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if begun is not None:
@@ -243,7 +241,7 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
 
     def _forget(self) -> None:
         gone = self.drafted_requests.keep_only(self.requests)
-        self.usage.run(self.ledger.forget, gone)
+        self.usage.run(lambda: self.ledger.forget(gone))
 
     def _tell_faults(self, outputs: Mapping[int, Any]) -> None:
         """Tell each front end which parts are off and why, with an output, when that has changed."""

@@ -72,6 +72,12 @@ def strict() -> bool:
     return os.environ.get("GPU_ALIGN_STRICT", "").strip().lower() in ("1", "true", "yes", "on")
 
 
+@functools.cache
+def warn_once(line: str) -> None:
+    """A WARNING, once a process."""
+    logger.warning("%s", line)
+
+
 def first_to_tell(line: str) -> bool:
     """Whether no process of this server before this one, parents included, has logged this line."""
     told = os.environ.get(_TOLD, "").split()

@@ -111,7 +111,6 @@ GROUPS: dict[str, Group] = {
 # Groups and the module, or module:Class, of the rows below; a row: kind, attribute(leading parameters) or several
 # attributes, purpose.
 _ROWS = """
-# The engine's configuration.
 config vllm.config.vllm:VllmConfig
   wrap _get_v2_model_runner_unsupported_features(self) V2 refuses custom classes; ours has a V2 part ⇒ custom_class
   wrap __post_init__(self) asynchronous scheduling with our method, and our scheduler
@@ -137,14 +136,12 @@ skeletons vllm.entrypoints.launchers.api_server.app_state:init_app_state
 skeletons vllm.renderers.online_renderer:OnlineRenderer
   field chat_template the text of `--chat-template`
 
-# Streamed tool calls and thoughts.
 streams vllm.parser.abstract_parser:DelegatingParser
   wrap parse_delta(self,delta_text,delta_token_ids,request,prompt_token_ids) a burst of tokens, one by one
 streams vllm.parser.abstract_parser:Parser
   field _engine_based whether the parser takes any number of tokens
   field model_tokenizer the tokenizer
 
-# The schedulers, of both model runners.
 scheduler vllm.v1.core.sched.scheduler:Scheduler
   implement schedule(self) plan no drafts beside `logprob_token_ids`, and no placeholders without a draft
   implement add_request(self,request) predictions print as their size, and know who may share them
@@ -160,7 +157,6 @@ scheduler vllm.v1.request:Request
   field spec_token_ids a request's drafts ⇒ draft_lengths
   field resumable `max_tokens` of such a request may fall ⇒ add_requests
 
-# Earlier answers.
 memory vllm.v1.core.sched.scheduler:Scheduler
   implement _free_request(self,request) an answer is whole: remember it
   implement reset_prefix_cache(self) the model is another one: forget its answers
@@ -185,7 +181,6 @@ v1 v2 dump vllm.v1.core.sched.output:SchedulerOutput
 v1 v2 dump vllm.v1.core.sched.output:NewRequestData
   field sampling_params extra_args with the prediction, limits
 
-# Usage and metrics.
 usage vllm.v1.engine.output_processor:OutputProcessor
   wrap add_request(self,request) engine request → HTTP request
   wrap process_outputs(self,engine_core_outputs) what came with outputs, and what a stop string kept
@@ -203,7 +198,6 @@ usage vllm.v1.request:Request
 usage_v1 vllm.v1.worker.gpu_model_runner:GPUModelRunner
   wrap sample_tokens(self) the draft report leaves with the step's output
 
-# Drafting on the V1 model runner.
 v1 vllm.v1.worker.gpu_model_runner:GPUModelRunner
   wrap _update_states(self,scheduler_output) who arrived, finished or left; runs also when nothing is scheduled
   wrap _input_fits_in_drafter(self,common_attn_metadata) near max_model_len vLLM zeroes all drafts
@@ -232,7 +226,6 @@ seeds vllm.v1.worker.gpu_input_batch:InputBatch
 parameters vllm.sampling_params:SamplingParams
   wrap _validate_spec_decode(self,speculative_config) min_p and logit_bias are served on V2 all the same
 
-# Drafting on the V2 model runner.
 v2_start vllm.v1.worker.gpu.model_runner
   wrap init_speculator(vllm_config,device,req_states) put our speculator in its place ⇒ custom_class
 v2 vllm.v1.worker.gpu.model_runner:GPUModelRunner
@@ -256,7 +249,6 @@ v2 vllm.v1.worker.gpu.input_batch:InputBatch
 step_log vllm.v1.worker.gpu.input_batch:InputBatch
   field num_draft_tokens_per_req drafts that this step verified ⇒ propose
 
-# Drafts at a temperature.
 draws vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler
   wrap _verify(self,logits,draft_logits,draft_sampled,pos,cu_num_logits,idx_mapping,idx_mapping_np,\
 expanded_idx_mapping,expanded_local_pos,seq_lens_upper_bound_np,verify_draft_sampled) verify them by the own draw
@@ -266,11 +258,9 @@ draws vllm.v1.worker.gpu.sample.sampler:Sampler
 seq_lens_upper_bound_np) the draw of a step without drafts
   field req_states which runner samples
 
-# vLLM's own drafter beside ours.
 inner vllm.config.speculative:SpeculativeConfig
   field target_model_config,target_parallel_config what that drafter is made for
 
-# Which CUDA graphs are captured.
 graphs vllm.v1.worker.gpu.model_runner:GPUModelRunner
   wrap initialize_kv_cache(self,kv_cache_config) add FULL graphs for plain steps and for lengths that vary
   field cudagraph_manager,attn_groups,model_state which graphs are captured, and the attention backends
@@ -295,7 +285,6 @@ times vllm.v1.worker.gpu.async_utils:StepTimingCollector
 times vllm.v1.core.sched.output:SchedulerOutput
   field total_num_scheduled_tokens the same as planned, for V1
 
-# vLLM's adaptive verification.
 adaptive vllm.v1.worker.gpu.input_batch:InputBatch
   field cu_num_logits the step log and the usage: drafts that the device kept ⇒ propose
 

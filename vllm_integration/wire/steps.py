@@ -1,5 +1,5 @@
-"""The verified drafts of each step, and how they travel: in `EngineCoreOutput.trace_headers`, a text with some
-outputs, so that it reaches whichever front end the request came from. On both sides a batch is columns."""
+"""The verified drafts of each step, and how they travel: a text in `EngineCoreOutput.trace_headers`, which reach
+the front end that the request came from. On both sides a batch is columns."""
 
 from __future__ import annotations
 

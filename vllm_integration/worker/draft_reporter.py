@@ -112,8 +112,8 @@ class DraftReporter:
         rows: [B] their rows in `total_len` [max_reqs] int32. query_ends: [B + 1] int32, 0 and where each request's
         verified positions end (its drafts and one more), if the device has trimmed drafts.
 
-        Where every buffer is in use, the oldest copy that has arrived gives its buffer up (on ranks whose outputs
-        are not used none is needed); without a free one this step is not reported.
+        Where every buffer is in use, the oldest copy that has arrived gives its buffer up; without a free one this
+        step is not reported.
         """
         with self._lock:
             if not self.free and self.in_flight[0].arrived(wait=False):

@@ -221,9 +221,8 @@ def update_states(original: Original, self: Any, scheduler_output: Any, *args: A
 def input_fits_in_drafter(
     original: Original, self: Any, common_attn_metadata: Any, *args: Any, **kwargs: Any
 ) -> bool:
-    """`GPUModelRunner._input_fits_in_drafter`: for us, whenever there is a batch to draft for; our drafts are
-    cut at `max_model_len` request by request. Where K more tokens do not fit for one, the original has all
-    verify K zeros."""
+    """`GPUModelRunner._input_fits_in_drafter`: for us, whenever there is a batch; our drafts are cut at
+    `max_model_len` one by one. Where K more do not fit for one request, the original has all verify K zeros."""
     fits = original(self, common_attn_metadata, *args, **kwargs)
     return bool(fits) if ours(self) is None else common_attn_metadata is not None
 
@@ -278,9 +277,8 @@ _states: WeakKeyDictionary[torch.Generator, torch.Tensor] = WeakKeyDictionary()
 
 @seam("seeds._bookkeeping_sync")
 def take_back_draws(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """`GPUModelRunner._bookkeeping_sync`, which takes back the draws of a request with a seed whose prompt has not
-    ended, by the generator's offset. On the CPU, where generators have none and the original ends the engine, this
-    sets the state from before the step."""
+    """`GPUModelRunner._bookkeeping_sync`, which takes back draws for prompts that have not ended, by the
+    generator's offset. On the CPU, where generators have none, this sets the state from before the step."""
     generators = self.input_batch.generators
     if not generators or self.device.type != "cpu":
         return original(self, *args, **kwargs)

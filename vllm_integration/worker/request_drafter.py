@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
@@ -17,7 +16,7 @@ from gpu_align.ops.recipes import ALL_PACKS
 
 from ..config.engine_config import beyond_longest
 from ..config.settings import Settings
-from ..seams.guard import Guard, faults, logger, shown_fault, shown_id
+from ..seams.guard import Guard, faults, logger, shown_fault, shown_id, warn_once
 from ..seams.install import Original, off_reason, seam
 from ..wire import request as wire
 from ..wire.reports import DRAFTING, REPORTS, DraftReport, StepTime, attach
@@ -26,12 +25,6 @@ from .requests import Refusals, open_request
 from .startup import compiling, drafter_config, load_recipes
 from .step_log import DebugLog, open_log
 from .step_timer import StepTimer
-
-
-@functools.cache
-def _tell_of_no_room() -> None:
-    told = "A request is served without earlier answers: no room for them among the predictions"
-    logger.warning("%s (GPU_ALIGN_ARENA_TOKENS; told once)", told)
 
 
 class RequestDrafter:
@@ -222,7 +215,8 @@ class RequestDrafter:
             told = "Request %s is served without its prediction: no room for it among the others "
             self.refused.tell(req_id, "room", told + "(GPU_ALIGN_ARENA_TOKENS)")
         else:
-            _tell_of_no_room()
+            told = "A request is served without earlier answers: no room for them among the predictions"
+            warn_once(f"{told} (GPU_ALIGN_ARENA_TOKENS; told once)")
         return content._replace(token_ids=content.token_ids[:0])
 
 

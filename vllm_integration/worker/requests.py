@@ -46,9 +46,8 @@ def open_request(
 ) -> wire.RequestContent | None:
     """The text that a request is drafted from, at most `capacity` tokens; None if nothing is drafted for it.
 
-    A malformed prediction (wrong type, an id outside `vocab_size`, text that no front end tokenised) is dropped,
-    with a warning that shows nothing of it; a longer one is cut. A name that is not among `packs` means all of
-    them, and costs one WARNING. even_without: whether a request is drafted for that brings nothing at all.
+    A malformed prediction is dropped, and a longer one cut, with a warning that shows nothing of it. A name that
+    is not among `packs` means all of them. even_without: also a request that brings nothing is drafted for.
     """
     value = (getattr(sampling_params, "extra_args", None) or {}).get(wire.KEY)
     temperature = getattr(sampling_params, "temperature", 0.0)
@@ -87,11 +86,8 @@ def _known(recipes: tuple[str, ...] | None, packs: Collection[str]) -> tuple[str
 
 
 class StopRule(NamedTuple):
-    """When the engine ends a request by its tokens: those sampled after the end are not counted, and no draft
-    reaches over it. (Stop strings are found by the front end: tokens that follow one are counted here.)
-
-    min_tokens: the first token of the output that may be a stop token.
-    """
+    """When the engine ends a request by its tokens (the front end finds stop strings). min_tokens: the first token
+    of the output that may be a stop token."""
 
     stop_token_ids: frozenset[int] = frozenset()
     max_tokens: int | None = None
@@ -113,11 +109,8 @@ class StopRule(NamedTuple):
 
     def room(self, sampled: list[int], output_len: int, most: int) -> int:
         """How many drafts, at most `most`, can become output after its `output_len` tokens, the last of them
-        `sampled`: verifying d of them yields at most d + 1 tokens.
-
-        No draft reaches over `min_tokens`: V1 masks stop tokens in the last of the d + 1 by the tokens before
-        the step, as if the drafts that come before it were not there.
-        """
+        `sampled`: verifying d of them yields at most d + 1 tokens. None reaches over `min_tokens`: V1 masks stop
+        tokens in the last of the d + 1 as if the drafts before it were not there."""
         if not self.stop_token_ids.isdisjoint(sampled):
             return 0
         if self.max_tokens is not None:

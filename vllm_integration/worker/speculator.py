@@ -196,61 +196,48 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         elif not self._occupied[input_batch.idx_mapping_np].any():
             return None
         rows = input_batch.idx_mapping.to(torch.int64)  # int32 before vLLM 0.32
-        total_len = self.drafter.total_len
         log = self.log if not dummy_run and self.log is not None and self.log.on else None
         trims = self.enable_adaptive_verification
         req_ids, host_rows = input_batch.req_ids, input_batch.idx_mapping_np
         started = time.perf_counter_ns()
         if log is not None:
-            log.guard.run(_settle, log, input_batch, trims, num_sampled, total_len, self.drafter.token_ids)
+            log.guard.run(self._settle, log, input_batch, num_sampled)
         draft = self.drafter.propose(rows, num_sampled)
         if models is not None:
-            self._choose(models, input_batch, draft.token_ids, draft.length, draft.source)
+            self._choose(models, input_batch, draft.token_ids, draft)
         if log is not None:
             log.proposed(req_ids, draft, (time.perf_counter_ns() - started) // 1000)
         if not dummy_run:
             if trims:
                 self.draft_token_confidence_probs[:num_reqs].copy_(draft.confidence)
             ends = input_batch.cu_num_logits if trims else None
-            self.reporter.copy(req_ids, host_rows, draft, total_len, ends)
+            self.reporter.copy(req_ids, host_rows, draft, self.drafter.total_len, ends)
         drafts: torch.Tensor = draft.token_ids
         return drafts
 
+    def _settle(self, log: DebugLog, batch: Any, num_sampled: torch.Tensor) -> None:
+        """Log a step with the draft slots that it verified: those that the device kept."""
+        slots = batch.num_draft_tokens_per_req
+        if slots is None:
+            slots = [0] * len(batch.req_ids)
+        elif self.enable_adaptive_verification:
+            slots = (batch.cu_num_logits.diff() - 1).tolist()
+        tables = self.drafter.total_len, self.drafter.token_ids
+        log.settle(batch.req_ids, batch.idx_mapping_np, slots, num_sampled.tolist(), *tables)
+
     def _choose(
-        self,
-        models: torch.Tensor,
-        input_batch: Any,
-        drafts: torch.Tensor,
-        length: torch.Tensor | None = None,
-        source: torch.Tensor | None = None,
+        self, models: torch.Tensor, input_batch: Any, drafts: torch.Tensor, draft: Any = None
     ) -> None:
         """Put `models` into the rows of `drafts` whose requests are not ours, and with `GPU_ALIGN_DRAFTER_FILLS`
-        into those that are empty. length, source: [num_reqs] of the drafts, which are told of it."""
+        into those that are empty. draft: of ours, whose length and source are told of it."""
         num_reqs, width = models.shape
         is_theirs = ~self._is_ours[input_batch.idx_mapping[:num_reqs].long()]
-        if length is not None and source is not None:
+        if draft is not None:
             if self.settings.drafter_fills:
-                is_theirs |= length == 0
-            length.masked_fill_(is_theirs, width)
-            source.masked_fill_(is_theirs, DRAFT_MODEL)
+                is_theirs |= draft.length == 0
+            draft.length.masked_fill_(is_theirs, width)
+            draft.source.masked_fill_(is_theirs, DRAFT_MODEL)
         drafts[:, :width] = torch.where(is_theirs[:, None], models, drafts[:, :width])
-
-
-def _settle(
-    log: DebugLog,
-    batch: Any,
-    trims: bool,
-    num_sampled: torch.Tensor,
-    total_len: torch.Tensor,
-    token_ids: torch.Tensor,
-) -> None:
-    """Log a step with the draft slots that it verified: those that the device kept."""
-    slots = batch.num_draft_tokens_per_req
-    if slots is None:
-        slots = [0] * len(batch.req_ids)
-    elif trims:
-        slots = (batch.cu_num_logits.diff() - 1).tolist()
-    log.settle(batch.req_ids, batch.idx_mapping_np, slots, num_sampled.tolist(), total_len, token_ids)
 
 
 def _make_dense(req_states: Any, shape: tuple[int, int], device: torch.device) -> None:

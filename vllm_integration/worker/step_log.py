@@ -49,8 +49,7 @@ class Proposal(NamedTuple):
 
 @dataclass
 class LoggedRequest:
-    """A request whose steps are kept. tokens: prompt and output. ended: it has met a stop token or
-    `max_tokens`."""
+    """A request whose steps are kept. tokens: prompt and output."""
 
     req_id: str
     content: wire.RequestContent
@@ -98,12 +97,8 @@ class LoggedRequest:
 
 
 class DebugLog:
-    """Writes the files. Whatever fails turns the log off, and nothing else: see `Guard`.
-
-        log.add(req_id, …)      # a request; then each step:
-        log.settle(…)           # what was sampled
-        log.proposed(…)         # what is drafted for the next one
-        log.finish(req_ids)
+    """Writes the files. Whatever fails turns the log off, and nothing else: see `Guard`. Requests are added; then
+    each step is settled, and the drafts for the next one proposed; in the end they finish.
 
     num_draft_tokens: K. decode: token ids → text; None leaves texts out. explain: a request's explainer, by its
     content and the length of its prompt.
