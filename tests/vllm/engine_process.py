@@ -481,6 +481,17 @@ def fork_engines(messages: socket.socket) -> None:
     os._exit(1)
 
 
+def prepare_engines() -> None:
+    """Do here what each engine process would do for itself: look the plugin's names up in vLLM's sources, and
+    inspect models, for which vLLM starts a process that imports it anew: 20 s where nothing is cached."""
+    from vllm.model_executor.models import registry
+
+    from vllm_integration.seams import source_probe, table
+
+    registry._run_in_subprocess = lambda inspect: inspect()
+    source_probe.probe_installed(source_probe.installed_root(), table.SEAMS)
+
+
 def main() -> None:
     gc.disable()
     if sys.argv[-1] != "V1":
@@ -491,6 +502,7 @@ def main() -> None:
     import compressed_tensors  # noqa: F401
     from vllm import LLM  # noqa: F401  # as an engine does before its plugins are loaded, and nothing more of it
 
+    prepare_engines()
     gc.collect()
     gc.freeze()  # an engine collects several times while it starts: what is here is not looked through again
     gc.enable()

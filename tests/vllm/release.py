@@ -149,6 +149,8 @@ def main(version: str, *command: str) -> int:
     if not command[skips:]:
         print(python)
         return 0
+    # vLLM keeps what it knows of a model under a name without its version: two releases overwrite each other's.
+    os.environ.setdefault("VLLM_CACHE_ROOT", str(CACHE / f"vllm-{version}-cache"))
     os.execv(python, [str(python), *command[skips:]])
 
 

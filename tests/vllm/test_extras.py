@@ -303,7 +303,8 @@ def test_missing_names_cost_their_groups_alone(runner: str, bench: Bench) -> Non
 VERSION = "from vllm_integration.seams import source_probe\nsource_probe.version_of = lambda *_: {!r}"
 #: A file of vLLM's that cannot be found.
 NO_FILE = """
-from vllm_integration.seams.source_probe import Sources
+from vllm_integration.seams.source_probe import Sources, probe_installed
+probe_installed.cache_clear()
 Sources.text = lambda self, module, text=Sources.text: None if module == {!r} else text(self, module)
 """
 TWO = """
