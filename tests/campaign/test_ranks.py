@@ -1,4 +1,5 @@
-"""Two tensor-parallel ranks propose the same drafts in every step, and answers are the model's."""
+"""Two tensor-parallel ranks propose the same drafts in every step, and answers are those without predictions: the
+model's greedy ones, and on V2 those of a seed."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,8 @@ pytestmark = pytest.mark.vllm
 
 #: Tokens of an answer; steps with drafts of each runner in `make test`. The interpreter runs those of V2.
 N, STEPS = 40, {"V1": 80, "V2": 20}
+#: Sampled on V2 with these seeds, which are prompts' numbers, too.
+SEEDS = range(100, 104)
 #: The words of this model are none of the recipes.
 ENVIRONMENT = {
     "GPU_ALIGN_RECIPES": "off",
@@ -25,16 +29,25 @@ ENVIRONMENT = {
 }
 
 
-def check_batch(engine: V2Engine, greedy: Greedy, rng: random.Random) -> None:
-    """Requests with predictions of several kinds, which arrive and are aborted at random."""
+def sampling(seed: int) -> dict[str, Any]:
+    return {"temperature": 1.0, "seed": seed} if seed in SEEDS else {}
+
+
+def check_batch(engine: V2Engine, answers: dict[int, list[int]], greedy: Greedy, rng: random.Random) -> None:
+    """Requests with predictions of several kinds, which arrive and are aborted at random.
+
+    answers: of the seeds that are sampled, without a prediction.
+    """
     requests, texts = [], []
     for index in range(8):
-        seed = rng.randrange(24)  # of few prompts, whose answers are known then
-        text = greedy(prompt_of(seed), N)
+        # Of few prompts, whose answers are known then.
+        seed = rng.choice([*answers]) if answers and index % 2 else rng.randrange(24)
+        text = answers.get(seed) or greedy(prompt_of(seed), N)
         edits = [edited(text, 100 * index + version) for version in range(3)]  # the most steps with drafts
         prediction = rng.choice([text, *edits, prompt_of(seed + 1, N), text[::-1], None])
         aborted = rng.randrange(5, 20) if rng.random() < 0.1 else None
-        requests.append(Request(prompt_of(seed), prediction, N, arrives=rng.randrange(4), aborted=aborted))
+        arrives, params = rng.randrange(4), sampling(seed)
+        requests.append(Request(prompt_of(seed), prediction, N, arrives, aborted, params=params))
         texts.append(text)
     run = engine.run(requests)
     for request, output, text, answer in zip(requests, run.outputs, texts, run.answers, strict=True):
@@ -62,8 +75,12 @@ def test_both_ranks_draft_alike(
         tensor_parallel_size=2,
         distributed_executor_backend="mp",
     ) as engine:
+        seeds = SEEDS if runner == "V2" else ()
+        alone = [Request(prompt_of(seed), None, N, params=sampling(seed)) for seed in seeds]
+        answers = dict(zip(seeds, engine.run(alone).outputs, strict=True)) if alone else {}
+        assert all(text != greedy(prompt_of(seed), N) for seed, text in answers.items())
         while steps < count(STEPS[runner]):
-            check_batch(engine, greedy, rng)
+            check_batch(engine, answers, greedy, rng)
             both = zip(*drafts_of(tmp_path), strict=False)
             steps = sum(any(any(drafts) for drafts in json.loads(left)[1]) for left, _ in both)
         for _ in range(100):  # one rank may be a step behind the other
