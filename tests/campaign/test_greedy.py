@@ -239,8 +239,6 @@ _CACHED = {**_ROOMY, "max_num_batched_tokens": 64, "enable_prefix_caching": True
 _WIDE = {**_CACHED, "max_num_batched_tokens": 136}
 #: Eight requests want more blocks than there are: some are preempted.
 _TIGHT = {**_CACHED, "max_num_batched_tokens": 96, "num_gpu_blocks_override": 10}
-#: Not long requests alone.
-PREPARED = "from vllm_integration.worker import speculator\nspeculator.PREPARED_LEN = 1"
 #: What is drafted from besides predictions; "defaults": as a server that nobody set up.
 MIX = {
     "recipes, earlier answers": {"GPU_ALIGN_RECIPES": "base", "GPU_ALIGN_MEMORY_TOKENS": "2000"},
@@ -269,8 +267,7 @@ class Stage:
     def engine(self, model: Path, directory: Path, *, ours: bool, **changed: Any) -> V2Engine:
         settings = {**self.settings, **changed}
         if ours:
-            prepared = PREPARED if self.runner == "V2" else ""
-            settings |= {"environment": MIX[self.mix], "before": prepared, "after": AUDIT}
+            settings |= {"environment": MIX[self.mix], "after": AUDIT}
         else:
             settings |= {"speculative_config": None, "environment": {"VLLM_PLUGINS": ""}}
             settings.pop("delay_counts", None)
