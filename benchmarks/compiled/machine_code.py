@@ -263,7 +263,7 @@ def main(
     stored = tables.read("machine_code")
     for target in ["sm_90"] if quick else BANKS:
         emulator = Emulator(target)
-        wrong = run_cases(emulator, range(2 if quick else 1_000_000), seconds)
+        wrong = run_cases(emulator, range(1 if quick else 1_000_000), seconds)
         rows = rows_of(emulator, wrong)
         of = stored["triton"].setdefault(version, {}).setdefault(target, {})
         of |= {kernel: {"kernel": kernel, **row} for kernel, row in rows.items()}

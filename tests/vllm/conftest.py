@@ -38,5 +38,6 @@ def start_engine(
 
 @pytest.fixture(scope="session")
 def k16(start_engine: Callable[..., V2Engine]) -> V2Engine:
-    """K = 16, asynchronous scheduling; draft lengths reach the scheduler a step late."""
-    return start_engine("k16", num_draft_tokens=16, asynchronous=True, delay_counts=True, environment=SHORT)
+    """K = 16, asynchronous scheduling; draft lengths reach the scheduler a step late. It runs our kernels."""
+    settings = {"asynchronous": True, "delay_counts": True, "kernels": True, "environment": SHORT}
+    return start_engine("k16", num_draft_tokens=16, **settings)

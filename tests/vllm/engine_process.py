@@ -62,6 +62,15 @@ def tokens_are_free() -> None:
     StepTimes.waits_for = lambda *_, **__: False
 
 
+def draft_by_the_reference() -> None:
+    """Drafts are the reference's, which is compiled: the same bits in a tenth of the time. It is the interpreted
+    kernels that run where an engine is asked for `kernels`; tests/gpu_align/ops compares the two."""
+    from gpu_align import Drafter
+
+    begin = Drafter.__init__
+    Drafter.__init__ = lambda self, *args, **how: begin(self, *args, **{**how, "backend": "reference"})
+
+
 def fork_workers() -> None:
     """The CPU platform has worker processes spawned; as on a GPU they are forked, with what is patched here. Since
     vLLM 0.33 each data-parallel rank also wants a memory node of its own, and ends without: here they share."""
@@ -191,6 +200,8 @@ class Engine:
             settings["async_scheduling"] = True
         if settings.pop("delay_counts", False):
             delay_counts()
+        if not settings.pop("kernels", False):
+            draft_by_the_reference()
         tokens_are_free()
         from vllm import LLM
 

@@ -346,7 +346,7 @@ def serve(
     with output.open("w") as sink:
         settings = {
             "argv": argv,
-            "before": f"fork_workers()\ntokens_are_free()\n{before}",
+            "before": f"fork_workers()\ntokens_are_free()\ndraft_by_the_reference()\n{before}",
             "program": program,
         }
         process = Forked(settings, variables, sink, runner)
