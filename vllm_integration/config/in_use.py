@@ -10,7 +10,7 @@ from ..seams.install import off_reason
 #: What `"model"` of the speculative configuration may say.
 OUR_CLASSES = ("vllm_integration.PredictedOutputs", "vllm_integration.worker.proposer_v1.PredictedOutputs")
 
-#: Attribute of a `SpeculativeConfig` of vLLM's own drafter, beside which ours drafts: how many tokens that drafts.
+#: Attribute of the `SpeculativeConfig` of vLLM's own drafter, beside which ours drafts: its number of tokens.
 INNER = "gpu_align_inner_tokens"
 
 #: The configuration of the engine to which this task or thread sent its last request; False if it is not ours.

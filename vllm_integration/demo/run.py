@@ -41,8 +41,8 @@ def run_demo(model: str | None = None, out_dir: Path = Path("demo_out"), ngram: 
     model: a Hugging Face name or folder; None: a tiny one of our own, kept under `.cache/demo-model/`. out_dir:
     gets `demo.html`, the servers' logs, and `steps/`, the step logs. ngram: also start one with vLLM's n-gram.
 
-    Returns 0 when every output is identical and, with the tiny model, `failures` finds none; 1 when not; 2 when
-    something is missing or the server does not run; 130 after Ctrl-C.
+    Returns 0 when every output is identical and the tiny model has no `failures`; 1 when not; 2 when something is
+    missing or the server does not run; 130 after Ctrl-C.
     """
     if found := problems():
         print(*(f"demo: {line}" for line in found), sep="\n")

@@ -132,10 +132,8 @@ class Limits:
 def parse_prediction(value: object, limits: Limits, *, plain_text: bool = False) -> list[str]:
     """The texts of a `prediction` field. Its shape, besides further keys, which are ignored:
     `{"type": "content", "content": str | [{"type": "text", "text": str}, …]}`, and of ours
-    `"alternatives": [str, …]`, other texts that the answer may be.
-
-    plain_text: whether the field may also be the text itself, as on /v1/completions.
-    """
+    `"alternatives": [str, …]`, other texts that the answer may be. plain_text: or the text itself, as on
+    /v1/completions."""
     if plain_text and isinstance(value, str):
         return checked_texts({FIELD: value}, limits)
     if not isinstance(value, dict):
@@ -188,8 +186,8 @@ def given_texts(where: str, given: object) -> dict[str, str] | None:
 
 
 def checked_texts(texts: Mapping[str, str], limits: Limits) -> list[str]:
-    """Texts by their places: cut to the limit of all, checked to be Unicode, with LF as the only end of a line; no
-    empty ones."""
+    """Texts by their places: cut to the limit of all, checked to be Unicode, with LF as end of a line; no empty
+    ones."""
     if len(texts) > MAX_TEXTS:
         raise FieldError(f"{FIELD}: expected at most {MAX_TEXTS} texts, got {len(texts)}")
     kept, remaining = [], limits.characters

@@ -25,8 +25,7 @@ class TokenTexts:
         self._pending = ""  # decoded, and held back by vLLM: it may begin a stop string
 
     def split(self, text: str, token_ids: Sequence[int], finished: bool) -> list[str]:
-        """`text` in as many pieces as there are tokens: what vLLM would have brought with each alone. Empty where
-        it is not the text of these tokens."""
+        """`text` in pieces: what vLLM would have brought with each token alone. Empty where it is another text."""
         held_before, pieces = len(self._pending), []
         for token_id in token_ids:
             pieces.append(self._stream.step(self._tokenizer, token_id) or "")

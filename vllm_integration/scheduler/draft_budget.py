@@ -265,9 +265,9 @@ class DraftBudget:
         prefill: int = 0,
         room: int | None = None,
     ) -> list[int]:
-        """Slots of every request. exact: what the last step drafted is what the step to come verifies. batch_size:
-        requests of that step, where they are more than these. prefill: tokens of prompts in it. room: drafts that
-        it has room for, or None."""
+        """Slots of every request. exact: the step to come verifies what the last one drafted. batch_size: requests
+        of that step, where they are more than these. prefill: tokens of prompts in it. room: for drafts, or
+        None."""
         self.granted = None
         if not requests:
             return []
@@ -325,8 +325,7 @@ class DraftBudget:
         return survival
 
     def settle(self, rows: Ints, slots: Ints, sampled: Ints, granted: Granted | None = None) -> None:
-        """Pay for accepted drafts. [B] each: the rows of a step's requests, their slots, the tokens sampled.
-        granted: what that step was granted."""
+        """Pay for accepted drafts. [B] each: the rows of a step's requests, their slots, the tokens sampled."""
         column = self._requests.table["credit"]
         accepted = np.minimum(np.maximum(sampled - 1, 0), slots)
         column[rows] = np.minimum(column[rows] + np.float32(EARNED) * accepted, MOST)

@@ -68,7 +68,7 @@ def shown_fault(error: BaseException) -> str:
 
 
 def strict() -> bool:
-    """Whether a missing name and a fault shall raise. Read leniently: this must not fail while vLLM starts."""
+    """Whether a missing name and a fault shall raise. This must not fail while vLLM starts."""
     return os.environ.get("GPU_ALIGN_STRICT", "").strip().lower() in ("1", "true", "yes", "on")
 
 
@@ -103,8 +103,7 @@ class Guard:
         guard = Guard("step log", "writes no step logs")
         guard.run(step, *args)         # what the step returns; None where it fails, or while the part is off
 
-    A fault is one ERROR line, "gpu_align writes no step logs any more: RuntimeError at …", and the part is off in
-    this process. The same fault is told once. With `GPU_ALIGN_STRICT=1` it is raised instead.
+    A fault is one ERROR line, once, and the part is off in this process; with `GPU_ALIGN_STRICT=1` it is raised.
 
     part: its name in `faults()`. costs: the line's words. spared: types of errors that are never raised. then:
     called after each fault. engine: what stands for its engine in `faults`, if it is one's.

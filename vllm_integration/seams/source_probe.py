@@ -98,8 +98,8 @@ class Sources:
 
 
 def probe_sources(root: Path | zipfile.Path | None = None, seams: Sequence[Seam] = SEAMS) -> list[SeamStatus]:
-    """Look every seam up below `root`, the directory or the wheel of vLLM; None: that of the installed one. Of a
-    class that we derive from, a method that it leaves abstract and we do not implement is a change."""
+    """Look every seam up below `root`, the directory or the wheel of vLLM; None: that of the installed one. A
+    method that a class leaves abstract and ours does not implement is a change."""
     sources = Sources(root or installed_root() or Path())
     statuses = [_probe_one(sources, seam) for seam in seams]
     implemented = {seam.place for seam in seams if seam.kind == "implement"}

@@ -1,5 +1,4 @@
-"""Copies each step's drafts from the device to the scheduler's report; waits only for the copies of earlier
-steps."""
+"""Copies each step's drafts from the device to the scheduler's report; waits for copies of earlier steps alone."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ _SPARE = 3
 
 
 class StepCopies:
-    """Pinned host memory for what one step copies, and the event after which it is there; None without CUDA,
-    where a copy has ended when it returns.
+    """Pinned host memory for what one step copies, and the event after which it is there; None without CUDA.
 
     columns: name → [max_reqs, …] on the host. req_ids: of the step; its first rows are theirs. rows: [B] their
     rows in `total_len`. trims: whether the step has `query_ends`.

@@ -69,9 +69,7 @@ def initialize_kv_cache(original: Original, self: Any, *args: Any, **kwargs: Any
 
 
 def add_graphs(runner: Any) -> tuple[str, str]:
-    """Add the descriptors of these graphs to a runner's, of which none has been captured.
-
-    Returns a name of `GRAPHS`, and what the log adds to it."""
+    """Add the descriptors of these graphs to a runner's: a name of `GRAPHS`, and what the log adds to it."""
     config, manager = runner.vllm_config, runner.cudagraph_manager
     mode, parallel = config.compilation_config.cudagraph_mode.name, config.parallel_config
     if not mode.startswith("FULL"):

@@ -36,9 +36,8 @@ def drafter_config(survival_table: str | None, min_match: int = 1) -> DrafterCon
 
 
 def load_recipes(settings: Settings, vllm_config: Any) -> Recipes | None:
-    """The recipes of all packs; None where they are turned off or, with a WARNING a pack, none can be made.
-    Tensor-parallel ranks must draft the same: the first one sends what it makes, and all of them must call this.
-    """
+    """The recipes of all packs; None where they are off or, with a WARNING a pack, none can be made. All
+    tensor-parallel ranks must call this: the first one sends what it makes, so that they draft the same."""
     if not settings.packs or install("recipes"):
         return None
     parallel = vllm_config.parallel_config

@@ -52,12 +52,8 @@ class StepTimer:
         timer.end(runner)                 # after its tokens are sampled, and the next drafts made
         times = timer.take()              # of the steps that have ended by now, the oldest first
 
-    Nothing here waits, and the events are those made at the start. All three may be called when the others were
-    not: a step without an end (an empty batch) has no time, nor one that begins while `MOST` are under way.
-    `take` may be called by another thread.
-
-    device: where the steps run. num_stages: of a pipeline; the last one sees a part of each step, so that no step
-    is timed where there are several. An exception, or a name of vLLM's that is missing, ends the timing alone.
+    Nothing here waits. A step without an end (an empty batch) has no time, nor one that begins while `MOST` are
+    under way. `take` may be called by another thread. num_stages: of a pipeline; with several no step is timed.
     """
 
     def __init__(self, device: torch.device | str, num_stages: int = 1) -> None:
