@@ -101,6 +101,7 @@ class Pair:
     before: str
     after: str | None = None
     prompt: str | None = None  #: the whole user message; None: made of `instruction` and `before`
+    alternatives: tuple[str, ...] = ()  #: predicted beside `before`
 
     def messages(self) -> list[dict[str, str]]:
         """The chat request that asks for this edit."""
@@ -120,6 +121,7 @@ class PairFields:
     instruction: _Filled | None = None
     after: _Filled | None = None
     prompt: _Filled | None = None
+    alternatives: list[_Filled] | None = None
 
 
 #: Fields of a `Pair` in a record of texts, as `simulate` reads it.
@@ -127,13 +129,16 @@ _IN_RECORD = {"before": "prediction_text", "after": "output_text", "prompt": "pr
 
 
 def pair_of(fields: Mapping[str, Any]) -> Pair:
-    """``{"id", "instruction", "before", "after"?, "prompt"?}``, or a record of texts, where ``prompt_text`` makes
-    the instruction superfluous. ValueError where it is neither."""
+    """``{"id", "instruction", "before", "alternatives"?, "after"?, "prompt"?}``, or a record of texts, where
+    ``prompt_text`` makes the instruction superfluous. ValueError where it is neither."""
+    if isinstance(several := fields.get("predictions_text"), list) and several:
+        fields = {**fields, "prediction_text": several[0], "alternatives": several[1:]}
     if "prediction_text" in fields:
         fields = {**fields, **{name: fields.get(field) for name, field in _IN_RECORD.items()}}
     found: PairFields = checked(PairFields, fields)
     expect(found.instruction or found.prompt, "instruction", "a text", found.instruction)
-    return Pair(str(found.id), found.instruction or "", found.before, found.after, found.prompt)
+    others = tuple(found.alternatives or ())
+    return Pair(str(found.id), found.instruction or "", found.before, found.after, found.prompt, others)
 
 
 class EditError(ValueError):

@@ -114,15 +114,23 @@ class SentPredictions:
 def make_predictions(pairs: Sequence[Pair], outputs: Sequence[str], choice: Choice) -> SentPredictions:
     """Choose a prediction and a useless one of about its length for each pair and its output of the first run.
 
-    ``"auto"``: the text before the edit where the output resembles it, else the output with edits.
+    ``"auto"``: the text before the edit where the output resembles it, else the output with edits. Beside the
+    text before the edit go the pair's alternatives.
     """
-    useful, sources = [], []
+    useful: list[str] = []
+    sources: list[str] = []
     for pair, output in zip(pairs, outputs, strict=True):
         before = choice == "before" or (choice == "auto" and resemblance(output, pair.before) >= RESEMBLES)
         sources.append("before" if before else "output")
         useful.append(pair.before if before else edited(output, pair))
     unrelated = [unrelated_text(len(text), pair.id) for text, pair in zip(useful, pairs, strict=True)]
-    return SentPredictions({"prediction": useful, "unrelated": unrelated}, sources)
+    sent = [
+        {"type": "content", "content": text, "alternatives": pair.alternatives}
+        if pair.alternatives and source == "before"
+        else text
+        for text, source, pair in zip(useful, sources, pairs, strict=True)
+    ]
+    return SentPredictions({"prediction": sent, "unrelated": unrelated}, sources)
 
 
 def resemblance(output: str, text: str) -> float:

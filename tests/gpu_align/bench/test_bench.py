@@ -243,6 +243,7 @@ def line(**changed: object) -> bytes:
         (line(before=" \n"), "line 3: before: "),
         (b'{"id": 3, "prediction_text": "x", "output_text": "y"}', "line 3: instruction: "),
         (b'{"id": 3, "prediction_text": [1], "prompt_text": "y"}', "line 3: before: "),
+        (b'{"id": 3, "predictions_text": ["x", ""], "prompt_text": "y"}', "line 3: alternatives[0]: "),
         (line(), "line 3: \"id\": 'a' is also that of line 1"),
         (None, "expected at least one pair, found none"),
     ],
@@ -285,6 +286,21 @@ def test_an_output_that_the_model_really_edited_is_predicted_by_the_text_before(
     assert "1 of 2 predictions are the text before the edit. 1 are the output" in found.sentence()
     assert make_predictions([pair], [OUTPUT], "before").sources == ["before"]
     assert make_predictions([pair], [pair.after], "output").sources == ["output"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"before": "x", "alternatives": ["y", "z"], "prompt": "Now!"},
+        {"predictions_text": ["x", "y", "z"], "prompt_text": "Now!"},
+    ],
+)
+def test_alternatives_go_with_the_text_before_the_edit(fields: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "pairs.jsonl").write_text(json.dumps({"id": "a", **fields}))
+    pairs = read_pairs(tmp_path / "pairs.jsonl")
+    sent = {"type": "content", "content": "x", "alternatives": ("y", "z")}
+    assert make_predictions(pairs, [OUTPUT], "before").texts["prediction"] == [sent]
+    assert isinstance(make_predictions(pairs, [OUTPUT], "output").texts["prediction"][0], str)
 
 
 @pytest.mark.parametrize(
