@@ -1,4 +1,7 @@
-"""The demo's own model: a byte-level BPE and a small Llama, trained in some minutes to write two answers."""
+"""The demo's own model: a byte-level BPE and a small Llama, trained in some minutes to write two answers.
+
+It can write nothing else, but its weights, tokenizer files and chat template are those of any model.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,10 @@ class ModelSpec:
 
 
 def make_model(spec: ModelSpec, cache_dir: Path, report: Callable[[str], None]) -> Path:
-    """Train the tokenizer and the model and move them, whole, into the cache. report: told what is being done."""
+    """Train the tokenizer and the model and move them, whole, into the cache; TrainingError: it learnt nothing.
+
+    report: told what is being done, in words.
+    """
     from transformers.utils import logging as transformers_logging
 
     cache_dir.mkdir(parents=True, exist_ok=True)
@@ -126,6 +132,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
+    """Return the ids of `text` as it stands."""
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
 
