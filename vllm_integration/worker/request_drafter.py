@@ -155,7 +155,7 @@ class RequestDrafter:
             return output
 
     def _attach(self, report: Callable[..., None], output: Any) -> None:
-        self.reporting.run(partial(report, output, times=self.timer.take() or ()))
+        self.reporting.run(partial(report, output, times=self.timer.take()))
         if self.reporting.is_off:
             self.attach_faults(output)
 

@@ -90,9 +90,17 @@ class StepTimer:
             step.tokens = scheduler_output.total_num_scheduled_tokens
             step.start.record()
 
-    @guarded
     def end(self, runner: Any) -> None:
         """The step that has begun has sampled its tokens."""
+        if self._open is not None:
+            self._end(runner)
+
+    def take(self) -> Sequence[StepTime]:
+        """Of the steps that have ended since the last call."""
+        return (self._take() or ()) if self.pending else ()
+
+    @guarded
+    def _end(self, runner: Any) -> None:
         step, self._open = self._open, None
         if step is None:
             return
@@ -103,8 +111,7 @@ class StepTimer:
         self.pending.append(step)
 
     @guarded
-    def take(self) -> Sequence[StepTime]:
-        """Of the steps that have ended since the last call."""
+    def _take(self) -> Sequence[StepTime]:
         times: list[StepTime] = []
         with self._lock:
             while self.pending and self.pending[0].end.query():
