@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from vllm_integration.seams.guard import Guard
+from vllm_integration.worker import own_draw
 from vllm_integration.worker.own_draw import accept
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -48,3 +51,20 @@ def test_the_drafts_that_are_drawn_are_accepted_and_the_next_draw(K: int) -> Non
         assert (tokens.shape, tokens.dtype, count.dtype) == ((num_reqs, K + 1), torch.int64, torch.int32)
         found = [row[:n] for row, n in zip(tokens.tolist(), count.tolist(), strict=True)]
         assert found == expected(drawn, drafts, ends)
+
+
+class States:
+    """A runner's `RequestState`, as far as it is looked at."""
+
+
+@pytest.mark.parametrize("added", [0, 1])
+def test_a_parameter_more_leaves_the_coin(added: int) -> None:
+    """Taken by its place it would be the drafts, and what the model did not draw would be accepted."""
+    states, rows = States(), torch.zeros(2, dtype=torch.int64, device=DEVICE)
+    own_draw._runners[states] = Guard("own draws", "verifies by the coin")
+    drawn = SimpleNamespace(req_states=states, sample=lambda logits, *_, **__: (rows, logits))
+    sampler = SimpleNamespace(sampler=drawn, num_speculative_steps=1)
+    ends = torch.tensor([0, 2], dtype=torch.int32, device=DEVICE)
+    given = [rows, rows, ends, *[rows] * 6, *[rows.int()] * added]
+    found = own_draw.verify(lambda *_: "by the coin", sampler, rows.float(), None, *given)
+    assert (found == "by the coin") is bool(added)

@@ -189,7 +189,8 @@ def checked_texts(texts: Mapping[str, str], limits: Limits) -> list[str]:
     """Texts by their places: cut to the limit of all, checked to be Unicode, with LF as end of a line; no empty
     ones."""
     if len(texts) > MAX_TEXTS:
-        raise FieldError(f"{FIELD}: expected at most {MAX_TEXTS} texts, got {len(texts)}")
+        where = next(iter(texts)).partition("[")[0]
+        raise FieldError(f"{where}: expected at most {MAX_TEXTS} texts, got {len(texts)}")
     kept, remaining = [], limits.characters
     for where, text in texts.items():
         kept.append(text[:remaining])

@@ -219,12 +219,12 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
             self._worker_faults = report.faults
         report = report or DraftReport()
         step = scheduler_output, model_runner_output, report.trimmed
+        # After a start that failed there is no ledger.
         begun = self.usage.run(lambda: self.ledger.begin(self.requests, *step))
         self._attempt(self._take, report, begun, scheduler_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if begun is not None:
-            told = [output for client in outputs.values() for output in client.outputs]
-            self.usage.run(self.ledger.settle, begun, told)
+            self.usage.run(self._settle, begun, outputs)
         self._attempt(self._forget)
         if not (self._pads or self._failed):  # nothing else is done with the table
             self.slots.succeeded()
@@ -297,6 +297,9 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
             reason = f"{budget.times.unusable} in a row are no times, the last of {times[-1].ms} ms"
             logger.warning("gpu_align uses no step times for now: %s", reason)
             self.times.end(reason)
+
+    def _settle(self, begun: Any, outputs: Any) -> None:
+        self.ledger.settle(begun, [output for client in outputs.values() for output in client.outputs])
 
     def _cut(self) -> None:
         """Cut the drafts of running requests to their slots; to none if the worker does not draft."""

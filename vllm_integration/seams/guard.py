@@ -44,7 +44,7 @@ def shown_error(error: BaseException) -> str:
 
 
 def shown_reason(reason: object, longest: int = _LONGEST_MESSAGE) -> str:
-    """Its first characters in one line; what does not print becomes escapes."""
+    """A reason in one line, cut after `longest` characters; what does not print becomes escapes."""
     text = str(reason)
     head = "".join(
         c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode("ascii")

@@ -92,10 +92,8 @@ def add_graphs(runner: Any) -> tuple[str, str]:
     full = CUDAGraphMode.FULL
     for query_len in {1, 1 + inner_tokens(config)}:
         # A step takes the first graph that fits.
-        more, known = (
-            _descriptors(manager, query_len, varlen_decode=False),
-            manager._capture_descs.get(full, []),
-        )
+        more = _descriptors(manager, query_len, varlen_decode=False)
+        known = manager._capture_descs.get(full, [])
         new = [desc for desc in more._capture_descs.get(full, []) if desc not in known]
         manager._capture_descs[full] = sorted([*known, *new], key=lambda desc: desc.num_tokens, reverse=True)
         for key, descs in more._candidates.items():

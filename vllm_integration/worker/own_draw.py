@@ -39,23 +39,50 @@ def verify_by_own_draw(vllm_config: Any, device: torch.device, req_states: Any) 
 
 
 @seam("draws._verify")
-def verify(original: Original, self: Any, logits: torch.Tensor, draft_logits: Any, *more: Any) -> Any:
+def verify(
+    original: Original,
+    self: Any,
+    logits: torch.Tensor,
+    draft_logits: torch.Tensor | None,
+    draft_sampled: torch.Tensor,
+    pos: torch.Tensor,
+    cu_num_logits: torch.Tensor,
+    *args: Any,
+) -> Any:
     """`RejectionSampler._verify`: the processed logits, the tokens of each request, how many of them count."""
     guard = _runners.get(self.sampler.req_states) if draft_logits is None else None
-    found = None if guard is None else guard.run(_verify, self, logits, *more)
-    return original(self, logits, draft_logits, *more) if found is None else found
+    given = logits, draft_sampled, pos, cu_num_logits, *args
+    found = None if guard is None else guard.run(_verify, self, *given)
+    return original(self, logits, draft_logits, *given[1:]) if found is None else found
 
 
+# By name: a parameter that a later vLLM adds is a fault here, and the coin stays. By place it would be taken for
+# the drafts.
 def _verify(
-    sampler: Any, logits: torch.Tensor, *more: Any
+    sampler: Any,
+    logits: torch.Tensor,
+    draft_sampled: torch.Tensor,
+    pos: torch.Tensor,
+    cu_num_logits: torch.Tensor,
+    idx_mapping: torch.Tensor,
+    idx_mapping_np: Any,
+    expanded_idx_mapping: torch.Tensor,
+    expanded_local_pos: torch.Tensor,
+    seq_lens_upper_bound_np: Any,
+    verify_draft_sampled: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    draft_sampled, pos, cu_num_logits, idx_mapping, idx_mapping_np, expanded_idx_mapping, *of_rows, drafts = (
-        more
+    drawn, processed = sampler.sampler.sample(
+        logits,
+        expanded_idx_mapping,
+        idx_mapping,
+        idx_mapping_np,
+        pos,
+        draft_sampled,
+        expanded_local_pos,
+        seq_lens_upper_bound_np,
+        return_logprobs=True,  # where these are of the processed logits, they are kept
     )
-    rows = expanded_idx_mapping, idx_mapping, idx_mapping_np, pos, draft_sampled, *of_rows
-    # Where log probabilities are of the processed logits, these are kept.
-    drawn, processed = sampler.sampler.sample(logits, *rows, return_logprobs=True)
-    return processed, *accept(drawn, drafts, cu_num_logits, sampler.num_speculative_steps)
+    return processed, *accept(drawn, verify_draft_sampled, cu_num_logits, sampler.num_speculative_steps)
 
 
 def accept(
