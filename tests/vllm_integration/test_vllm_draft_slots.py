@@ -48,6 +48,21 @@ def test_without_a_prediction_no_slots(everybody: bool, params: bool, drafted: l
     assert budget.grant([], exact=True) == []
 
 
+def test_rows_are_those_of_now() -> None:
+    """The same list is looked up once while no request comes or goes."""
+    requests, ids = DraftedRequests(True, K), ["a", "b"]
+    requests.add(request_of("a"))
+    first, none = requests.rows_of(ids).tolist()
+    assert first > 0 == none
+    requests.add(request_of("b"))
+    assert requests.rows_of(ids) is requests.rows_of(list(ids))
+    assert 0 not in requests.rows_of(ids)
+    assert requests.keep_only({"b": None}) == [first]
+    assert requests.rows_of(ids)[0] == 0 < requests.rows_of(ids)[1]
+    ids.reverse()
+    assert requests.rows_of(ids)[0] > 0 == requests.rows_of(ids)[1]
+
+
 def test_a_request_that_is_resumed_may_have_less_to_write_than_before() -> None:
     """vLLM's streaming input: the next turn of the same request brings its own `max_tokens`."""
     request = request_of("a", max_tokens=10_000)

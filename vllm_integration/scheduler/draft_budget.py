@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -81,6 +82,8 @@ class DraftedRequests:
         self.off = False
         self.plain_graphs_alone = False
         self._rows: dict[str, int] = {}
+        #: The last lists that were looked up, and their rows. Most steps have the requests of the last one.
+        self._known: deque[tuple[list[str], Ints]] = deque(maxlen=3)
         self._free = list(range(1, len(self.table)))
         self._blank(np.arange(len(self.table)))
 
@@ -88,8 +91,15 @@ class DraftedRequests:
         return len(self._rows)
 
     def rows_of(self, req_ids: Sequence[str]) -> Ints:
-        """[N] the rows of requests, 0 for those that have none."""
-        return np.fromiter(map(self._rows.get, req_ids, repeat(0)), np.int64, len(req_ids))
+        """[N] the rows of requests, 0 for those that have none; to be read alone."""
+        req_ids = list(req_ids)
+        for known, rows in self._known:
+            if known == req_ids:
+                return rows
+        rows = np.fromiter(map(self._rows.get, req_ids, repeat(0)), np.int64, len(req_ids))
+        rows.flags.writeable = False
+        self._known.append((req_ids, rows))
+        return rows
 
     def take(self, report: DraftReport, req_ids: Sequence[str] = (), rows: Ints | None = None) -> None:
         """Take in what came with a step's output, once a step, be it nothing. req_ids, rows: of the step, if
@@ -115,6 +125,7 @@ class DraftedRequests:
         gone = [] if self._rows.keys() <= alive.keys() else self._rows.keys() - alive.keys()
         rows = list(map(self._rows.pop, gone))
         if rows:
+            self._known.clear()
             self._blank(np.array(rows))
             self._free += rows
         return rows
@@ -133,6 +144,7 @@ class DraftedRequests:
                 setattr(self, name, np.concatenate([(old := getattr(self, name)), np.zeros_like(old)]))
             self._free = list(range(size, 2 * size))
             self._blank(np.arange(size, 2 * size))
+        self._known.clear()
         row = self._rows[request.request_id] = self._free.pop()
         self.table["ours"][row], self.table["credit"][row] = is_ours, self.start
         # Where a stop string ends an output, the front end alone knows that it was the last. And not all requests

@@ -83,7 +83,8 @@ class VerificationLedger:
             return
         steps = begun.columns[[0, 1, 2, 3, 3]].take(places, axis=1)
         (rows, positions, _, _, kept), waited = steps, len(self)
-        last = [index for index, output in enumerate(outputs) if output.finish_reason is not None]
+        reasons = [output.finish_reason for output in outputs]
+        last = [index for index, reason in enumerate(reasons) if reason is not None]
         is_last = np.zeros(len(outputs), dtype=np.bool_)
         is_last[last] = True
         kept[last] = [len(outputs[index].new_token_ids) for index in last]
