@@ -282,7 +282,7 @@ LATE = {"asynchronous": True, "delay_counts": True}
 STAGES = [
     Stage("V1", 16, _TIGHT),
     Stage("V2", 7, _TIGHT, requests=34),
-    Stage("V2", 7, {**_TIGHT, **LATE, "kernels": True}, requests=34, sampled=True),
+    Stage("V2", 7, {**_TIGHT, **LATE, "kernels": vllm_version() < "0.33"}, requests=34, sampled=True),
 ]
 MORE_STAGES = [
     *(Stage("V1", k, _ROOMY, mix) for k, mix in zip((1, 64, 128), MIX, strict=True)),
