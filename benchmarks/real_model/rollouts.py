@@ -21,7 +21,7 @@ from benchmarks.quality.runs import CachedSuffixDecoding, EarlierResponses
 from benchmarks.real_model import model
 from benchmarks.real_model.__main__ import replayed, sums
 from benchmarks.real_model.model import CACHE, FOLDER, K
-from benchmarks.serving.__main__ import H200, SMALL, Roofline
+from benchmarks.serving.machines import H200, SMALL, Roofline
 from gpu_align import predictors
 from gpu_align.ops.files import write_at_once
 from gpu_align.tools.simulate.replay import PairResult, Record
