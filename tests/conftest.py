@@ -81,7 +81,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
+    gc.freeze()  # no collection in a test looks at it again: that takes longer than what some of them time
     gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
 
 
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist may not be installed
