@@ -105,7 +105,7 @@ MECHANISMS: dict[str, Mechanism] = {
     ),
     "LCS row": Mechanism(
         "after a divergence the cursor stays at the anchor",
-        ("align/reference.py", r"row = lcs\.extend_row\(.*\)", "pass"),
+        ("align/reference.py", r"row = align\.extend_row\(.*\)", "pass"),
     ),
     "LCS window of 28": Mechanism("of 14 tokens", (_RESYNC, "\nWINDOW = 28", "\nWINDOW = 14")),
     "cursor window": Mechanism("the cursor alone", (_MATCH, r"AT_CURSOR \+ 2", "AT_CURSOR + 1")),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from gpu_align.ops.align import MATCH_WEIGHT
+from gpu_align.ops.align import MATCH_WEIGHT, rank_of
 from gpu_align.ops.choose import (
     ALIGNMENT_CONTEXT,
     ALIGNMENT_FAR,
@@ -24,7 +24,6 @@ from gpu_align.ops.choose import (
     pack_class,
 )
 from gpu_align.ops.choose.survival import SHIPPED, fit_curves, read_survival
-from gpu_align.ops.layout import rank_of
 from gpu_align.ops.lcs import lcs_prefix_row
 
 GREY = "#757c86"

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..ops.align.reference import load_state
 from ..ops.choose import unpack_class
 from ..ops.choose.reference import worth
 from ..ops.choose.survival import SurvivalTables
@@ -17,12 +16,12 @@ from ..ops.compose.reference import write_draft
 from ..ops.host import Entry, choose, compose, layout
 from ..ops.index.reference import load_bucket
 from ..ops.layout import IntArray, StepSettings, StepState, TextKind, allocate_state, as_arrays, whole_pages
-from ..ops.match import NUM_CANDIDATES, Candidates
-from ..ops.match.reference import Workspace, allocate_workspace
+from ..ops.match import NUM_CANDIDATES, Candidates, Workspace
+from ..ops.match.reference import allocate_workspace
 from ..ops.recipes import ALL_PACKS
 from ..ops.recipes.reference import find_recipe
 from ..ops.recipes.table import Recipes, RecipeTable
-from ..ops.step.reference import choose_draft, load_request, update_state
+from ..ops.step.reference import choose_draft, load_request, load_state, update_state
 from .admission import Admission
 from .arena import PredictionArena
 from .config import DrafterConfig
@@ -118,8 +117,9 @@ def _look(
     every = view.candidates
     for r in range(len(slots)):
         found = Candidates(
-            every.source[r], every.position[r], every.matched[r], every.strength[r], every.token[r]
-        )
+            every.source[r], every.position[r], every.matched[r], every.strength[r], every.deficit[r],
+            every.token[r],
+        )  # fmt: skip
         own = Workspace(found, space.key[r], space.margin[r], view.class_id[r])
         request = load_request(state, settings, slots[r], token_ids[slots[r]], totals[r])
         alignment, edits = update_state(request, load_state(request))
@@ -133,7 +133,7 @@ def _look(
                 is_context = found.source[i_c] == layout.TEXT_CONTEXT
                 length = totals[r] if is_context else request.prediction.length
                 view.remaining[r, i_c] = length - found.position[i_c]
-                limits = layout.unpack_rules(request.prediction.rules).limits
+                limits = request.prediction.rules.limits
                 view.num[r, i_c], view.expected[r, i_c] = worth(
                     found.matched[i_c], own.class_id[i_c] + limits * choose.NUM_CLASSES, tables,
                     settings.length_quarters,

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .rules import int32, int64, rule, where
+from .rules import int32, int64, rule
 
 if TYPE_CHECKING:
     import torch  # at run time only where tensors are made: predictors and skeletons need none
@@ -129,24 +129,6 @@ RULES_OF = {
     TextKind.RELATED_MEMORY: TextRules(Source.MEMORY, limits=1, prior=32),
     TextKind.SKELETON: TextRules(Source.MEMORY, limits=2, prior=32),
 }
-
-
-@rule
-def starts_over(total: int, seen: int) -> bool:
-    """Whether nothing is known of a request: it is new, or tokens of it were taken back."""
-    return (seen <= 0) | (total < seen)
-
-
-@rule
-def rank_of(position: int, anchor: int) -> int:
-    """Ties: the position nearest to the anchor has the lowest rank; at the same distance the one ahead of it."""
-    return where(position >= anchor, 2 * (position - anchor), 2 * (anchor - position) + 1)
-
-
-@rule
-def position_of(rank: int, anchor: int) -> int:
-    """The position that has this rank."""
-    return anchor + where(rank % 2 == 0, rank // 2, -(rank // 2))
 
 
 @rule
@@ -285,7 +267,7 @@ class SourceText(NamedTuple):
     tokens: Any  # [length] int32
     length: Any  # 0: nothing is drafted from it
     index: Any  # `PredictionIndex` or `ContextIndex`
-    rules: Any  # `pack_rules`
+    rules: TextRules
 
 
 class Request(NamedTuple):
@@ -311,30 +293,6 @@ class Alignment(NamedTuple):
     anchor: Any  # position of the prediction where the output diverged
     diverged_at: Any  # and of the output
     num_in_sync: Any  # output tokens that were in sync
-    # Tokens before the cursor that are known to be the last of the output, at most `MAX_MATCH`, while in sync.
+    # While in sync, tokens before the cursor that are known to be the output's last, at most `align.MAX_COMMON`.
     num_common: Any
-    lcs_row: Any  # after it diverged: see `lcs.extend_row`
-
-
-class Choice(NamedTuple):
-    """The text that is drafted from: a candidate's, or a recipe's tokens."""
-
-    lane: Any  # of the candidate; -1 of a recipe
-    source: Any  # of the text
-    position: Any  # in the text; of a recipe: which one it is
-    matched: Any  # tokens before the position that agree; 0 of a recipe
-    #: Of the confidences: the class, `NUM_CLASSES` more of a hot request; or which recipe it is.
-    table_row: Any
-    num: Any  # drafts that it is good for; 0 without a candidate
-    expected: Any  # how many of them are expected to be accepted, in units of 1/SURVIVAL_ONE
-
-
-@rule
-def better(a: Choice, b: Choice) -> Choice:
-    """The choice of which more drafts are expected to be accepted; `a` of equal ones."""
-    is_b = b.expected > a.expected
-    return Choice(
-        where(is_b, b.lane, a.lane), where(is_b, b.source, a.source), where(is_b, b.position, a.position),
-        where(is_b, b.matched, a.matched), where(is_b, b.table_row, a.table_row), where(is_b, b.num, a.num),
-        where(is_b, b.expected, a.expected),
-    )  # fmt: skip
+    lcs_row: Any  # after it diverged: see `align.extend_row`

@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])
 
-#: What a step is made of, from the lowest up: each imports those before it only. `layout` is what all share.
-OPERATIONS = "layout", "index", "lcs", "match", "align", "choose", "recipes", "compose", "step"
+#: What a step is made of, from the lowest up: each imports those before it only. `layout` is what all share, and
+#: `lcs`, of whole texts, no part of a step.
+OPERATIONS = "layout", "index", "align", "match", "choose", "recipes", "compose", "step", "lcs"
 _rules: set[Any] = set()
 
 

@@ -3,9 +3,8 @@
 import triton
 import triton.language as tl
 
-from ..device import align, layout, lcs, match
-from ..index.kernel import load_bucket, load_each, nearest
-from ..layout import Alignment
+from ..device import align, layout
+from ..index.kernel import load_bucket, nearest
 from . import Edits
 
 #: Lanes for the tokens around the anchor, for those of a diverged output that are processed at once, and for
@@ -36,12 +35,12 @@ def have_keys(prediction, edits, o_position, m_position):
 
 @triton.jit
 def _run_length(prediction, cursor, p_output, done, num_output):
-    """How many of the next `MAX_MATCH` tokens of output and prediction agree."""
-    o_i = tl.arange(0, match.MAX_MATCH)
+    """How many of the next `MAX_COMMON` tokens of output and prediction agree."""
+    o_i = tl.arange(0, align.MAX_COMMON)
     m_i = o_i < tl.minimum(num_output - done, prediction.length - cursor)
     b_output = tl.load(p_output + done + o_i, mask=m_i, other=0)
     b_prediction = tl.load(prediction.tokens + cursor + o_i, mask=m_i, other=0)
-    return tl.min(tl.where(m_i & (b_output == b_prediction), match.MAX_MATCH, o_i), axis=0)
+    return tl.min(tl.where(m_i & (b_output == b_prediction), align.MAX_COMMON, o_i), axis=0)
 
 
 @triton.jit
@@ -53,10 +52,7 @@ def _invalidate_edits(edits, prediction, cursor, run):
         m_edit = have_keys(prediction, edits, cursor + o_i, o_i < run)
         b_at = tl.where(tl.max(m_edit.to(tl.int32), axis=0) > 0, align.NO_EDIT, b_at)
     is_changed = edits.is_changed | tl.max((b_at != edits.at).to(tl.int32), axis=0)
-    return Edits(
-        edits.count, b_at, edits.after, edits.start, edits.old, edits.new, edits.seen_before,
-        is_changed,
-    )  # fmt: skip
+    return align.with_keys(edits, edits.count, b_at, is_changed)
 
 
 @triton.jit
@@ -90,10 +86,10 @@ def _global_looks(prediction, anchor, p_output, o_done):
         p_text = prediction.tokens + tl.where(m_entry, o_position, align.GLOBAL_MATCH) - 1
         m_same = m_entry & _agree(p_text, p_last, 2, align.GLOBAL_MATCH)
         b_rank = tl.min(
-            tl.where(m_same, layout.rank_of(o_position, anchor), layout.NOWHERE), axis=1, keep_dims=True
+            tl.where(m_same, align.rank_of(o_position, anchor), layout.NOWHERE), axis=1, keep_dims=True
         )
         looked = tl.min(tl.where(b_rank < layout.NOWHERE, o_done, layout.NOWHERE))
-        position = layout.position_of(tl.min(tl.where(o_done == looked, b_rank, layout.NOWHERE)), anchor)
+        position = align.position_of(tl.min(tl.where(o_done == looked, b_rank, layout.NOWHERE)), anchor)
     return looked, position
 
 
@@ -133,7 +129,7 @@ def _resync(prediction, a, p_output, done, num_output):
                 b_token = tl.gather(b_tokens, o_lane * 0 + (i - done + k), axis=0)
                 word = _word_of(b_window, b_bit, b_token)
                 matches = word.to(tl.uint32, bitcast=True) >> align.LOCAL_MATCH
-                row = lcs.extend_row(row, matches.to(tl.int32, bitcast=True))
+                row = align.extend_row(row, matches.to(tl.int32, bitcast=True))
                 here = word
                 for j in tl.static_range(align.LOCAL_MATCH - 1):
                     here &= words[j] << (j + 1)
@@ -159,11 +155,11 @@ def _resync(prediction, a, p_output, done, num_output):
 
 @triton.jit
 def common_end(prediction, alignment, position, p_output, done):
-    o_k = tl.arange(0, match.MAX_MATCH)
+    o_k = tl.arange(0, align.MAX_COMMON)
     m_k = o_k < tl.minimum(position - alignment.anchor, done - alignment.diverged_at)
     b_prediction = tl.load(prediction.tokens + position - 1 - o_k, mask=m_k, other=0)
     b_output = tl.load(p_output + done - 1 - o_k, mask=m_k, other=0)
-    return tl.min(tl.where(m_k & (b_prediction == b_output), match.MAX_MATCH, o_k), axis=0)
+    return tl.min(tl.where(m_k & (b_prediction == b_output), align.MAX_COMMON, o_k), axis=0)
 
 
 @triton.jit
@@ -223,18 +219,21 @@ def record_edits(edits, prediction, alignment, position, p_output, done):
 
 
 @triton.jit
-def _process_tokens(request, p_output, done, num_output, a, edits):
-    """Process ``output[done:num_output]``: returns the `Alignment` `a` and the edits after it."""
+def realign(request, seen, a, edits):
     prediction = request.prediction
+    p_output = request.tokens + request.output_start
+    # An output is neither in sync with an empty prediction nor diverged from it.
+    num_output = tl.where(prediction.length > 0, request.total - request.output_start, 0)
+    done = tl.maximum(seen - request.output_start, 0)
     while done < num_output:
         if a.in_sync > 0:
             run = _run_length(prediction, a.cursor, p_output, done, num_output)
             if edits.count > 0:
                 edits = _invalidate_edits(edits, prediction, a.cursor, run)
             done += run
-            common = tl.minimum(a.num_common + run, match.MAX_MATCH)
+            common = tl.minimum(a.num_common + run, align.MAX_COMMON)
             a = align.in_sync_at(a, a.cursor + run, a.num_in_sync + run, common)
-            if (run < match.MAX_MATCH) & (done < num_output):
+            if (run < align.MAX_COMMON) & (done < num_output):
                 a = align.diverge(a, done)
         if a.in_sync == 0:
             done, position, row = _resync(prediction, a, p_output, done, num_output)
@@ -249,59 +248,12 @@ def _process_tokens(request, p_output, done, num_output, a, edits):
 
 
 @triton.jit
-def load_state(request):
-    p_align = request.align_state
-    p_edits = request.edits + tl.arange(0, layout.MAX_EDITS) * layout.EDIT
-    alignment = Alignment(*load_each(p_align + layout.IN_SYNC, layout.ALIGN_STATE - layout.IN_SYNC))
-    edits = Edits(tl.load(p_align + layout.NUM_EDITS), *load_each(p_edits, layout.EDIT), 0)
-    seen, indexed = load_each(p_align, 2)
-    return seen, indexed, alignment, edits
-
-
-@triton.jit
-def _start_over(is_fresh, a, edits):
-    """The alignment and the edits; of a fresh request in sync at the beginning, and none."""
-    alignment = Alignment(
-        tl.where(is_fresh, 1, a.in_sync), tl.where(is_fresh, 0, a.cursor), tl.where(is_fresh, 0, a.anchor),
-        tl.where(is_fresh, 0, a.diverged_at), tl.where(is_fresh, 0, a.num_in_sync),
-        tl.where(is_fresh, 0, a.num_common), tl.where(is_fresh, -1, a.lcs_row),
-    )  # fmt: skip
-    return alignment, Edits(
-        tl.where(is_fresh, 0, edits.count), tl.where(is_fresh, align.NO_EDIT, edits.at), edits.after,
-        edits.start, edits.old, edits.new, edits.seen_before, edits.is_changed,
-    )  # fmt: skip
-
-
-@triton.jit
-def _store_registers(request, a, edits, is_fresh):
-    """Write back what `load_state` loads; the edits where there is something new in them."""
-    p_align = request.align_state
-    tl.store(p_align + layout.SEEN, request.total)
-    tl.store(p_align + layout.NUM_EDITS, edits.count)
-    for i in tl.static_range(layout.ALIGN_STATE - layout.IN_SYNC):
-        tl.store(p_align + layout.IN_SYNC + i, a[i])
-    # Carrying `is_fresh` in `is_changed` took 96 → 102 registers in a step with recipes for sm_90.
-    if is_fresh | (edits.is_changed > 0):
-        p_edits = request.edits + tl.arange(0, layout.MAX_EDITS) * layout.EDIT
-        for i in tl.static_range(layout.EDIT):
-            tl.store(p_edits + i, edits[i + 1])
-
-
-@triton.jit
-def realign(request, state):
-    """Process what is new of a request's output, after a `load_state`, and write its state back.
-
-    Returns ``(alignment, edits)``, with the cursor where the output stands.
-    """
-    prediction = request.prediction
-    seen, _, a, edits = state
-    is_fresh = layout.starts_over(request.total, seen)
-    a, edits = _start_over(is_fresh, a, edits)
-    # An output is neither in sync with an empty prediction nor diverged from it.
-    num_output = tl.where(prediction.length > 0, request.total - request.output_start, 0)
-    p_output = request.tokens + request.output_start
-    done = tl.maximum(tl.where(is_fresh, 0, seen) - request.output_start, 0)
-    a, edits = _process_tokens(request, p_output, done, num_output, a, edits)
-    tl.debug_barrier()  # all threads have read what is written now
-    _store_registers(request, a, edits, is_fresh)
-    return a, edits
+def score_deficit(position, alignment):
+    b_deficit = align.deficit_of(position - alignment.cursor)
+    if alignment.in_sync == 0:
+        o_j = position - alignment.anchor
+        m_window = (o_j >= 0) & (o_j <= align.WINDOW)
+        top = align.score_at(alignment.lcs_row, alignment.cursor - alignment.anchor)
+        b_score = align.score_at(alignment.lcs_row, tl.where(m_window, o_j, 0))
+        b_deficit = tl.where(m_window, top - b_score, align.FAR_DEFICIT)
+    return b_deficit

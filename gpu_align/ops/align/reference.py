@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from ..host import align, layout, lcs, match, njit, to_int
+from ..host import align, layout, njit
 from ..index.reference import load_bucket, nearest
 from ..layout import Alignment, IntArray, Request, SourceText
-from ..match.reference import match_length
 from . import Edits
+
+
+@njit
+def match_length(text: IntArray, position: int, last: IntArray, most: int) -> int:
+    """Length of the common end of ``text[:position]`` and `last`, at most `most`, which is at most len(last)."""
+    most = min(most, position)
+    length = 0
+    while length < most and text[position - 1 - length] == last[len(last) - 1 - length]:
+        length += 1
+    return length
 
 
 @njit
@@ -31,8 +40,8 @@ def has_key(prediction: SourceText, edits: Edits, i: int, position: int) -> bool
 
 @njit
 def _run_length(prediction: SourceText, cursor: int, output: IntArray, done: int) -> int:
-    """How many of the next `MAX_MATCH` tokens of output and prediction agree."""
-    most = min(len(output) - done, prediction.length - cursor, match.MAX_MATCH)
+    """How many of the next `MAX_COMMON` tokens of output and prediction agree."""
+    most = min(len(output) - done, prediction.length - cursor, align.MAX_COMMON)
     run = 0
     while run < most and output[done + run] == prediction.tokens[cursor + run]:
         run += 1
@@ -78,7 +87,7 @@ def _global_look(prediction: SourceText, anchor: int, output: IntArray) -> int:
     begin, end = nearest(prediction, load_bucket(prediction, output[-1]), anchor, align.NEAREST)
     for i in range(begin, end):
         position = int(prediction.index.positions[i])
-        is_nearer = best == layout.NOWHERE or layout.rank_of(position, anchor) < layout.rank_of(best, anchor)
+        is_nearer = best == layout.NOWHERE or align.rank_of(position, anchor) < align.rank_of(best, anchor)
         if is_nearer and match_length(prediction.tokens, position, output, most) == align.GLOBAL_MATCH:
             best = position
     return best
@@ -90,7 +99,7 @@ def _resync(prediction: SourceText, a: Alignment, output: IntArray, done: int) -
     len(output), `NOWHERE` and the LCS row of all."""
     row, position = a.lcs_row, layout.NOWHERE
     while position == layout.NOWHERE and done < len(output):
-        row = lcs.extend_row(row, _word_around(prediction, a.anchor, output[done]) >> align.LOCAL_MATCH)
+        row = align.extend_row(row, _word_around(prediction, a.anchor, output[done]) >> align.LOCAL_MATCH)
         done += 1
         ends, lane = _local_ends(prediction, a.anchor, output, done), 0
         if ends != 0:
@@ -106,10 +115,10 @@ def _resync(prediction: SourceText, a: Alignment, output: IntArray, done: int) -
 def common_end(
     prediction: SourceText, alignment: Alignment, position: int, output: IntArray, done: int
 ) -> int:
-    """Length of the common end, up to `MAX_MATCH`, of ``prediction[anchor:position]`` and
+    """Length of the common end, up to `MAX_COMMON`, of ``prediction[anchor:position]`` and
     ``output[diverged_at:done]``."""
     most = min(position - alignment.anchor, done - alignment.diverged_at)
-    return match_length(prediction.tokens, position, output[:done], min(most, match.MAX_MATCH))
+    return match_length(prediction.tokens, position, output[:done], min(most, align.MAX_COMMON))
 
 
 @njit
@@ -130,15 +139,8 @@ def _record_edit(
     i = edits.count % layout.MAX_EDITS
     edits.at[i], edits.after[i] = tokens[position], tokens[position + 1]
     edits.start[i], edits.old[i], edits.new[i], edits.seen_before[i] = done, old, new, seen_before
-    return _counted(edits, edits.count + 1)
-
-
-@njit
-def _counted(edits: Edits, count: int) -> Edits:
-    """The same columns with another number of edits."""
-    return Edits(
-        count, edits.at, edits.after, edits.start, edits.old, edits.new, edits.seen_before, edits.is_changed
-    )
+    edits = align.with_keys(edits, edits.count + 1, edits.at, 1)
+    return edits
 
 
 @njit
@@ -181,20 +183,22 @@ def record_edits(
 
 
 @njit
-def _process_tokens(
-    request: Request, output: IntArray, done: int, a: Alignment, edits: Edits
-) -> tuple[Alignment, Edits]:
-    """Process ``output[done:]``: returns the `Alignment` `a` and the edits after it."""
+def realign(request: Request, seen: int, a: Alignment, edits: Edits) -> tuple[Alignment, Edits]:
+    """Process the output after the first `seen` tokens of prompt and output: ``(alignment, edits)`` after all."""
     prediction = request.prediction
-    while done < len(output):
+    # An output is neither in sync with an empty prediction nor diverged from it.
+    num_output = request.total - request.output_start if prediction.length > 0 else 0
+    output = request.tokens[request.output_start :][: max(num_output, 0)]
+    done = max(seen - request.output_start, 0)
+    while done < num_output:
         if a.in_sync > 0:
             run = _run_length(prediction, a.cursor, output, done)
             if edits.count > 0:
                 edits = _invalidate_edits(edits, prediction, a.cursor, run)
             done += run
-            common = min(a.num_common + run, match.MAX_MATCH)
+            common = min(a.num_common + run, align.MAX_COMMON)
             a = align.in_sync_at(a, a.cursor + run, a.num_in_sync + run, common)
-            if run < match.MAX_MATCH and done < len(output):
+            if run < align.MAX_COMMON and done < num_output:
                 a = align.diverge(a, done)
         if a.in_sync == 0:
             done, position, row = _resync(prediction, a, output, done)
@@ -209,50 +213,15 @@ def _process_tokens(
 
 
 @njit
-def load_state(request: Request) -> tuple[int, int, Alignment, Edits]:
-    """``(seen, indexed, alignment, edits)`` of a slot as they were stored, column by column."""
-    state, e = request.align_state, request.edits
-    a = state[layout.IN_SYNC :]
-    alignment = Alignment(
-        to_int(a[0]), to_int(a[1]), to_int(a[2]), to_int(a[3]), to_int(a[4]), to_int(a[5]), to_int(a[6])
-    )
-    num_edits = to_int(state[layout.NUM_EDITS])
-    edits = Edits(num_edits, e[:, 0], e[:, 1], e[:, 2], e[:, 3], e[:, 4], e[:, 5], 0)
-    return to_int(state[layout.SEEN]), to_int(state[layout.INDEXED]), alignment, edits
+def score_deficit(position: int, alignment: Alignment) -> int:
+    """How much worse than the cursor the alignment finds a position in the prediction.
 
-
-@njit
-def _start_over(is_fresh: bool, a: Alignment, edits: Edits) -> tuple[Alignment, Edits]:
-    """The alignment and the edits; of a fresh request in sync at the beginning, and none."""
-    if is_fresh:
-        a, edits = Alignment(1, 0, 0, 0, 0, 0, -1), _counted(edits, 0)
-        edits.at[:] = align.NO_EDIT
-    return a, edits
-
-
-@njit
-def _store_state(request: Request, a: Alignment, edits: Edits) -> None:
-    """Write back what `load_state` loads, but for the columns of the edits, which are written already."""
-    state = request.align_state
-    state[layout.SEEN], state[layout.NUM_EDITS] = request.total, edits.count
-    for i in range(layout.ALIGN_STATE - layout.IN_SYNC):
-        state[layout.IN_SYNC + i] = a[i]
-
-
-@njit
-def realign(request: Request, state: tuple[int, int, Alignment, Edits]) -> tuple[Alignment, Edits]:
-    """Process what is new of a request's output, after a `load_state`, and write its state back.
-
-    Returns ``(alignment, edits)``, with the cursor where the output stands.
+    In sync: `deficit_of` the distance. Diverged: by how much `score_at` is lower.
     """
-    prediction = request.prediction
-    seen, _, a, edits = state
-    is_fresh = layout.starts_over(request.total, seen)
-    a, edits = _start_over(is_fresh, a, edits)
-    # An output is neither in sync with an empty prediction nor diverged from it.
-    num_output = request.total - request.output_start if prediction.length > 0 else 0
-    output = request.tokens[request.output_start :][: max(num_output, 0)]
-    done = max((0 if is_fresh else seen) - request.output_start, 0)
-    a, edits = _process_tokens(request, output, done, a, edits)
-    _store_state(request, a, edits)
-    return a, edits
+    if alignment.in_sync > 0:
+        return int(align.deficit_of(position - alignment.cursor))
+    j = position - alignment.anchor
+    if not 0 <= j <= align.WINDOW:
+        return int(align.FAR_DEFICIT)
+    top = align.score_at(alignment.lcs_row, alignment.cursor - alignment.anchor)
+    return int(top - align.score_at(alignment.lcs_row, j))

@@ -1,6 +1,6 @@
 """Which candidate is drafted, and how many of its tokens? README.md has the classes; here are their numbers."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import match
 from ..layout import Alignment
@@ -26,6 +26,30 @@ MAX_DRAFT_TOKENS = 256
 EXACT_PREFIX = (1 << 26) - 1
 
 
+class Choice(NamedTuple):
+    """The text that is drafted from: a candidate's, or a recipe's tokens."""
+
+    lane: Any  # of the candidate; -1 of a recipe
+    source: Any  # of the text
+    position: Any  # in the text; of a recipe: which one it is
+    matched: Any  # tokens before the position that agree; 0 of a recipe
+    #: Of the confidences: the class, `NUM_CLASSES` more of a hot request; or which recipe it is.
+    table_row: Any
+    num: Any  # drafts that it is good for; 0 without a candidate
+    expected: Any  # how many of them are expected to be accepted, in units of 1/SURVIVAL_ONE
+
+
+@rule
+def better(a: Choice, b: Choice) -> Choice:
+    """The choice of which more drafts are expected to be accepted; `a` of equal ones."""
+    is_b = b.expected > a.expected
+    return Choice(
+        where(is_b, b.lane, a.lane), where(is_b, b.source, a.source), where(is_b, b.position, a.position),
+        where(is_b, b.matched, a.matched), where(is_b, b.table_row, a.table_row), where(is_b, b.num, a.num),
+        where(is_b, b.expected, a.expected),
+    )  # fmt: skip
+
+
 @rule
 def pack_class(length: int, margin: int, alignment: int, adherence: int) -> int:
     """The class of a candidate with these four buckets."""
@@ -38,12 +62,6 @@ def unpack_class(class_id: Any) -> tuple[Any, Any, Any, Any]:
     rest, adherence = class_id // NUM_ADHERENCES, class_id % NUM_ADHERENCES
     rest, alignment = rest // NUM_ALIGNMENTS, rest % NUM_ALIGNMENTS
     return rest // NUM_MARGINS, rest % NUM_MARGINS, alignment, adherence
-
-
-@rule
-def deficit_of(ahead: int) -> int:
-    """The score deficit of a position while the output is in sync: the tokens skipped, and more to go back."""
-    return where(ahead > 0, ahead, -ahead + 2)
 
 
 @rule

@@ -3,44 +3,30 @@
 import triton
 import triton.language as tl
 
-from ..device import align, choose, layout, match
-from ..layout import Choice
-from ..match.kernel import CANDIDATE_LANES
+from ..device import choose, layout, match
+from . import Choice
 
 
 @triton.jit
 def _at_lane(b_values, lane):
     """One lane's value."""
-    return tl.sum(tl.where(tl.arange(0, CANDIDATE_LANES) == lane, b_values, 0), axis=0)
+    return tl.sum(tl.where(tl.arange(0, match.CANDIDATE_LANES) == lane, b_values, 0), axis=0)
 
 
 @triton.jit
 def margins(found, adherence):
     """By how much each candidate is ahead of those that expect another token, [CANDIDATE_LANES] int32."""
-    o_c = tl.arange(0, CANDIDATE_LANES)
+    o_c = tl.arange(0, match.CANDIDATE_LANES)
     m_live = found.position >= 0
     m_considered = m_live & ((found.source == layout.TEXT_CONTEXT) | (adherence != choose.ADHERENCE_LOST))
     b_reach = tl.where(m_considered, found.strength, -1)
     reach = tl.max(b_reach, axis=0)
-    leader = tl.min(tl.where(b_reach == reach, o_c, CANDIDATE_LANES), axis=0)
+    leader = tl.min(tl.where(b_reach == reach, o_c, match.CANDIDATE_LANES), axis=0)
     m_agrees = found.token == _at_lane(found.token, leader)
     runner_up = tl.max(tl.where(m_agrees, 0, tl.where(m_considered, found.strength, 0)), axis=0)
     # Where nothing is considered, nothing is ahead of anything.
     b_margin = found.strength - tl.where(m_agrees, runner_up, tl.maximum(reach, 0))
     return tl.where(m_live, b_margin, 0)
-
-
-@triton.jit
-def score_deficit(position, alignment):
-    """[CANDIDATE_LANES] int32."""
-    b_deficit = choose.deficit_of(position - alignment.cursor)
-    if alignment.in_sync == 0:
-        o_j = position - alignment.anchor
-        m_window = (o_j >= 0) & (o_j <= align.WINDOW)
-        top = align.score_at(alignment.lcs_row, alignment.cursor - alignment.anchor)
-        b_score = align.score_at(alignment.lcs_row, tl.where(m_window, o_j, 0))
-        b_deficit = tl.where(m_window, top - b_score, choose.CLOSE_DEFICIT + 1)
-    return b_deficit
 
 
 @triton.jit
@@ -56,9 +42,8 @@ def _bucket_number(b_value, EDGES: tl.constexpr, NUM: tl.constexpr):
 def classes(found, alignment, num_output):
     """Class of every candidate, [CANDIDATE_LANES] int32. num_output: with the adherence prior."""
     adherence = choose.adherence_of(alignment.num_in_sync, num_output)
-    b_deficit = score_deficit(found.position, alignment)
     b_margin = margins(found, adherence)
-    b_bucket = choose.alignment_bucket(found.position - alignment.cursor, b_deficit)
+    b_bucket = choose.alignment_bucket(found.position - alignment.cursor, found.deficit)
     b_bucket = tl.where(found.source == layout.TEXT_CONTEXT, choose.ALIGNMENT_CONTEXT, b_bucket)
     b_length = _bucket_number(found.strength, choose.LENGTH_EDGES, choose.NUM_LENGTHS)
     return choose.pack_class(
@@ -67,14 +52,14 @@ def classes(found, alignment, num_output):
 
 
 @triton.jit
-def choose_candidate(request, found, alignment, tables, settings, K: tl.constexpr):
+def choose_candidate(request, found, alignment, tables, length_quarters, K: tl.constexpr):
     """Expected drafts are at most ``K * 2**16``, K at most 256: with the lane they are a key of 31 bits."""
-    o_c = tl.arange(0, CANDIDATE_LANES)
-    rules = layout.unpack_rules(request.prediction.rules)
+    o_c = tl.arange(0, match.CANDIDATE_LANES)
+    rules = request.prediction.rules
     num_output = tl.maximum(request.total - request.output_start, 0) + rules.prior
     b_class = classes(found, alignment, num_output)
     b_table_row, m_live = b_class + rules.limits * choose.NUM_CLASSES, found.position >= 0
-    b_num = tl.minimum(settings.length_quarters * (found.matched + 1) // 4, K)
+    b_num = tl.minimum(length_quarters * (found.matched + 1) // 4, K)
     b_num = tl.where(found.matched >= match.MAX_MATCH, K, b_num)
     # Expected drafts are a table of both limits: its load waits for no other.
     b_expected = tl.load(tables.expected_accepted + b_table_row * (K + 1) + b_num, mask=m_live, other=0)
@@ -82,11 +67,12 @@ def choose_candidate(request, found, alignment, tables, settings, K: tl.constexp
     m_exact = (o_c == match.AT_CURSOR) & choose.is_exact_prefix(alignment, num_output)
     b_num = tl.where(m_exact, K, b_num)
     b_expected = tl.where(m_exact, choose.EXACT_PREFIX, b_expected)
-    top = tl.max(tl.where(m_live, b_expected * CANDIDATE_LANES + (-o_c + (CANDIDATE_LANES - 1)), 0), axis=0)
-    lane = -(top % CANDIDATE_LANES) + (CANDIDATE_LANES - 1)
-    num = tl.where(top >= CANDIDATE_LANES, _at_lane(b_num, lane), 0)
+    b_key = b_expected * match.CANDIDATE_LANES + (-o_c + (match.CANDIDATE_LANES - 1))
+    top = tl.max(tl.where(m_live, b_key, 0), axis=0)
+    lane = -(top % match.CANDIDATE_LANES) + (match.CANDIDATE_LANES - 1)
+    num = tl.where(top >= match.CANDIDATE_LANES, _at_lane(b_num, lane), 0)
     return Choice(
         lane, _at_lane(found.source, lane), _at_lane(found.position, lane), _at_lane(found.matched, lane),
         _at_lane(b_class, lane) + tl.load(request.meta + layout.IS_HOT) * choose.NUM_CLASSES, num,
-        top // CANDIDATE_LANES,
+        top // match.CANDIDATE_LANES,
     )  # fmt: skip

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from ..host import align, choose, layout, match, njit, to_int
-from ..layout import Alignment, Choice, IntArray, Request, StepSettings
-from ..match import Candidates
-from ..match.reference import Workspace
+from ..host import choose, layout, match, njit, to_int
+from ..layout import Alignment, IntArray, Request
+from ..match import Candidates, Workspace
+from . import Choice
 from .survival import SurvivalTables
 
-#: The most that matched length and what is in common before it are worth together.
-_MOST = match.MAX_MATCH + match.COMMON_WINDOW // 2
-#: The bucket of each strength, and of each margin + `_MOST`: how many edges it has reached.
-LENGTH_BUCKET = np.searchsorted(choose.LENGTH_EDGES, np.arange(_MOST + 1), side="right")
-MARGIN_BUCKET = np.searchsorted(choose.MARGIN_EDGES, np.arange(-_MOST, _MOST + 1), side="right")
+_LENGTH_EDGES, _MARGIN_EDGES = (np.array(edges) for edges in (choose.LENGTH_EDGES, choose.MARGIN_EDGES))
 
 
 @njit
@@ -44,22 +38,6 @@ def margins(found: Candidates, adherence: int, margin: IntArray) -> IntArray:
 
 
 @njit
-def score_deficit(position: int, alignment: Alignment) -> Any:
-    """How much worse than the cursor the alignment finds a position in the prediction.
-
-    In sync: `deficit_of` the distance. Diverged: by how much `score_at` is lower; outside of the window it is far.
-    """
-    if alignment.in_sync > 0:
-        return choose.deficit_of(position - alignment.cursor)
-    j = position - alignment.anchor
-    if not 0 <= j <= align.WINDOW:
-        return choose.CLOSE_DEFICIT + 1
-    return align.score_at(alignment.lcs_row, alignment.cursor - alignment.anchor) - align.score_at(
-        alignment.lcs_row, j
-    )
-
-
-@njit
 def classes(
     found: Candidates, alignment: Alignment, num_output: int, margin: IntArray, class_id: IntArray
 ) -> IntArray:
@@ -69,10 +47,10 @@ def classes(
     for lane in range(match.NUM_CANDIDATES):
         position, bucket = found.position[lane], choose.ALIGNMENT_CONTEXT
         if found.source[lane] != layout.TEXT_CONTEXT:
-            deficit = score_deficit(position, alignment)
-            bucket = choose.alignment_bucket(position - alignment.cursor, deficit)
-        length = LENGTH_BUCKET[found.strength[lane]]
-        packed = choose.pack_class(length, MARGIN_BUCKET[margin[lane] + _MOST], bucket, adherence)
+            bucket = choose.alignment_bucket(position - alignment.cursor, found.deficit[lane])
+        length = np.searchsorted(_LENGTH_EDGES, found.strength[lane], side="right")
+        margin_bucket = np.searchsorted(_MARGIN_EDGES, margin[lane], side="right")
+        packed = choose.pack_class(length, margin_bucket, bucket, adherence)
         class_id[lane] = packed if position >= 0 else -1
     return class_id
 
@@ -96,14 +74,14 @@ def choose_candidate(
     found: Candidates,
     alignment: Alignment,
     tables: SurvivalTables,
-    settings: StepSettings,
+    length_quarters: int,
     space: Workspace,
 ) -> Choice:
     """The candidate with the most expected accepted drafts, the lower lane of two; num is 0 where none has any.
 
     An exact prefix goes before all.
     """
-    rules = layout.unpack_rules(request.prediction.rules)
+    rules = request.prediction.rules
     num_output = max(request.total - request.output_start, 0) + rules.prior
     class_id = classes(found, alignment, num_output, space.margin, space.class_id)
     is_exact = choose.is_exact_prefix(alignment, num_output)
@@ -111,7 +89,7 @@ def choose_candidate(
     for lane in range(match.NUM_CANDIDATES):
         if found.position[lane] >= 0:
             table_row = class_id[lane] + rules.limits * choose.NUM_CLASSES
-            num, expected = worth(found.matched[lane], table_row, tables, settings.length_quarters)
+            num, expected = worth(found.matched[lane], table_row, tables, length_quarters)
             if is_exact and lane == match.AT_CURSOR:
                 num, expected = tables.expected_accepted.shape[1] - 1, choose.EXACT_PREFIX
             if expected > best_expected:

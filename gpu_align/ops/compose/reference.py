@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ..align import Edits
 from ..align.reference import has_key
+from ..choose import Choice
 from ..host import align, compose, layout, match, njit, recipes
-from ..layout import Choice, IntArray, Request, SourceText
+from ..layout import IntArray, Request, SourceText
 from ..recipes.table import RecipeTable
 
 

@@ -47,14 +47,14 @@ def nearest(prediction, bucket, anchor, most: tl.constexpr):
 
 
 @triton.jit
-def load_each(p_first, NUM: tl.constexpr, STEP: tl.constexpr = 1):
-    """NUM tokens or columns from `p_first` on, or with STEP -1 backwards, a tuple: each one value, or [lanes].
+def load_each(p_first, NUM: tl.constexpr):
+    """NUM tokens or columns from `p_first` on, a tuple: each one value, or [lanes].
 
     With lanes in a second dimension Triton before 3.9 spreads the tokens of one lane over the warp.
     """
     values = ()
     for i in tl.static_range(NUM):
-        values = values + (tl.load(p_first + i * STEP),)  # type: ignore[assignment]
+        values = values + (tl.load(p_first + i),)  # type: ignore[assignment]
     return values
 
 

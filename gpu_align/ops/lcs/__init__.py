@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from ..backend import Backend, check_int, check_tensor, launch, resolve_backend
-from ..rules import rule
 from .reference import Batch, lcs_reference
 
 #: Words (of 32 tokens) of a panel, two a lane: what a program holds at once. Wider predictions go through in
@@ -17,28 +16,6 @@ _MAX_TOKENS = 1 << 30
 _MAX_BLOCK_TOKENS = 4096
 #: The interpreter pays by the operation, not by its width: requests that share a program there.
 _INTERPRETER_REQUESTS = 64
-
-
-@rule
-def extend_row(row: int, matches: int) -> int:
-    """The LCS row after one more output token (Hyyrö 2004).
-
-    Bit j of a row is 0 where the LCS of the output since it diverged and the first j + 1 tokens after the anchor
-    is longer than that with the first j, else 1. matches: bit j is 1 where token j after the anchor is the new.
-    """
-    taken = row & matches
-    # One addition: a carry runs through the run of ones up to the next 0.
-    return (row + taken) | (row - taken)
-
-
-@rule
-def count_ones(word: int) -> int:
-    """The bits of an int32 that are 1: neighbouring fields of 1, 2, 4, … bits, each a count, become one."""
-    word = (word & 0x55555555) + ((word >> 1) & 0x55555555)
-    word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
-    word = (word + (word >> 4)) & 0x0F0F0F0F
-    word = word + (word >> 8)
-    return (word + (word >> 16)) & 0x3F
 
 
 def lcs_length(

@@ -10,7 +10,7 @@ Lanes are one flat dimension: with two, Triton lays a row out for the gather, th
 import triton
 import triton.language as tl
 
-from ..device import layout, lcs
+from ..device import align, layout
 
 
 @triton.jit
@@ -230,7 +230,7 @@ def lcs_wavefront_kernel(
             tl.debug_barrier()  # the next panel reads, in other threads, the carries written here
         b_end = tl.minimum(tl.maximum(b_n - o_word * 64, 0), 64).to(tl.int64)
         b_v |= tl.where(b_end < 64, b_ones << (b_end & 63), 0)
-        b_count = lcs.count_ones((~b_v).to(tl.int32)) + lcs.count_ones((~b_v >> 32).to(tl.int32))
+        b_count = align.count_ones((~b_v).to(tl.int32)) + align.count_ones((~b_v >> 32).to(tl.int32))
         b_counts = tl.reshape(b_count, [BLOCK_B, BLOCK_W])
         if row_ptr is not None:
             b_row = b_length + tl.reshape(tl.cumsum(b_counts, axis=1), [BLOCK_B * BLOCK_W]) - b_count

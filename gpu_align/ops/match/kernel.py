@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from ..device import layout, lcs, match
+from ..align.kernel import score_deficit
+from ..device import align, layout, match
 from ..index.kernel import load_back_clamped, nearest
 from . import Candidates
 
-#: Lanes for the candidates, and for all positions that are compared, which are those of a warp; tokens that are
-#: compared at once, first and then.
-CANDIDATE_LANES, LOOKUP_LANES = tl.constexpr(16), tl.constexpr(32)
+#: Lanes for all positions that are compared, which are those of a warp; tokens that are compared at once, first
+#: and then.
+LOOKUP_LANES = tl.constexpr(32)
 FIRST_BACK, NEXT_BACK = tl.constexpr(3), tl.constexpr(8)
 
 
@@ -101,22 +102,22 @@ def _compare_before(request, lookups, b_matched):
         for a in tl.static_range(match.COMMON_WINDOW):
             m_same = (texts[a] == lasts[b]) & (b_before > a) & (b_last > b)
             b_matches |= m_same.to(tl.int32) << a
-        b_row = lcs.extend_row(b_row, b_matches)
-    return lcs.count_ones(~b_row)
+        b_row = align.extend_row(b_row, b_matches)
+    return align.count_ones(~b_row)
 
 
 @triton.jit
 def _best_keys(lookups, b_matched, b_common, cursor, min_match):
     """The `NUM_MATCHES` largest keys of each text in its lanes, [CANDIDATE_LANES] int32; -1 for none."""
     o_lookup = tl.arange(0, LOOKUP_LANES)
-    o_c = tl.arange(0, CANDIDATE_LANES)
-    b_rank = layout.rank_of(lookups.position, cursor)
+    o_c = tl.arange(0, match.CANDIDATE_LANES)
+    b_rank = align.rank_of(lookups.position, cursor)
     b_tie = tl.where(lookups.m_context, lookups.position, -b_rank + (match.COMMON_TIE - 1))
     m_match = lookups.m_live & (b_matched >= min_match)
     b_key = tl.where(m_match, match.key_of(b_matched, b_common, b_tie), -1)
     b_prediction = tl.where(o_lookup < layout.WAYS, b_key, -1)
     b_context = tl.where(o_lookup < layout.WAYS, -1, b_key)
-    b_best = tl.full([CANDIDATE_LANES], -1, tl.int32)
+    b_best = tl.full([match.CANDIDATE_LANES], -1, tl.int32)
     for i in tl.static_range(match.NUM_MATCHES):
         top = tl.max(b_prediction, axis=0)
         top_context = tl.max(b_context, axis=0)
@@ -135,13 +136,11 @@ def candidates(request, bucket, alignment, settings):
     if match.is_settled(alignment) == 0:
         b_common = _compare_before(request, lookups, b_matched)
     b_key = _best_keys(lookups, b_matched, b_common, cursor, settings.min_match)
-    o_c = tl.arange(0, CANDIDATE_LANES)
-    b_source = tl.where(
-        o_c < match.FIRST_CONTEXT, layout.unpack_rules(request.prediction.rules).source, layout.TEXT_CONTEXT
-    )
+    o_c = tl.arange(0, match.CANDIDATE_LANES)
+    b_source = tl.where(o_c < match.FIRST_CONTEXT, request.prediction.rules.source, layout.TEXT_CONTEXT)
     b_tie = b_key % match.COMMON_TIE
     b_rank = -b_tie + (match.COMMON_TIE - 1)
-    b_position = tl.where(b_source == layout.TEXT_CONTEXT, b_tie, layout.position_of(b_rank, cursor))
+    b_position = tl.where(b_source == layout.TEXT_CONTEXT, b_tie, align.position_of(b_rank, cursor))
     b_position = tl.where(b_key >= 0, b_position, -1)
     b_length = tl.where(b_key >= 0, b_key // match.TIE + 1, 0)
     b_before = tl.where(
@@ -155,4 +154,5 @@ def candidates(request, bucket, alignment, settings):
         b_length = tl.where(m_here, tl.max(tl.where(m_lookup, b_matched, 0), axis=0), b_length)
     p_next = tl.where(b_source == layout.TEXT_CONTEXT, request.tokens, request.prediction.tokens) + b_position
     b_token = tl.load(p_next, mask=b_position >= 0, other=0)
-    return Candidates(b_source, b_position, b_length, b_length + b_before // 2, b_token)
+    b_deficit = score_deficit(b_position, alignment)
+    return Candidates(b_source, b_position, b_length, b_length + b_before // 2, b_deficit, b_token)

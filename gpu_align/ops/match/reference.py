@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
-from ..host import layout, lcs, match, njit
+from ..align.reference import match_length, score_deficit
+from ..host import align, layout, match, njit
 from ..index.reference import nearest
 from ..layout import Alignment, IntArray, Request, StepSettings
-from . import Candidates
-
-
-class Workspace(NamedTuple):
-    """Arrays that a step writes, as compiled code allocates none; int64 [NUM_CANDIDATES] each."""
-
-    found: Candidates
-    key: IntArray  # of matches: the one with the larger key comes first; -1 for none
-    margin: IntArray  # see `choose.margins`
-    class_id: IntArray  # -1 where there is no candidate
+from . import Candidates, Workspace
 
 
 def allocate_workspace(*batch: int) -> Workspace:
@@ -31,16 +21,6 @@ def allocate_workspace(*batch: int) -> Workspace:
 
 
 @njit
-def match_length(text: IntArray, position: int, last: IntArray, most: int) -> int:
-    """Length of the common end of ``text[:position]`` and `last`, at most `most`, which is at most len(last)."""
-    most = min(most, position)
-    length = 0
-    while length < most and text[position - 1 - length] == last[len(last) - 1 - length]:
-        length += 1
-    return length
-
-
-@njit
 def _common_before(text: IntArray, position: int, last: IntArray) -> int:
     """The LCS of the `COMMON_WINDOW` tokens before a position of a text and those at the end of `last`."""
     row = -1
@@ -48,8 +28,8 @@ def _common_before(text: IntArray, position: int, last: IntArray) -> int:
         matches = 0
         for a in range(min(match.COMMON_WINDOW, position)):
             matches |= int(text[position - 1 - a] == last[len(last) - 1 - b]) << a
-        row = lcs.extend_row(row, matches)
-    return int(lcs.count_ones(~row))
+        row = align.extend_row(row, matches)
+    return int(align.count_ones(~row))
 
 
 @njit
@@ -67,7 +47,7 @@ def _match_keys(
     begin, end = nearest(prediction, bucket, cursor, layout.WAYS)
     for i in range(begin, end):
         position = int(prediction.index.positions[i])
-        tie = match.COMMON_TIE - 1 - layout.rank_of(position, cursor)
+        tie = match.COMMON_TIE - 1 - align.rank_of(position, cursor)
         _enter(keys, 0, _match_key(prediction.tokens, position, output, tie, settled, settings.min_match))
     if context.length > 0:
         bucket_id = layout.bucket_of(request.last, context.index.shift)
@@ -117,16 +97,15 @@ def candidates(
         position, matched, common = -1, 0, 0
         if key >= 0:
             tie = key % match.COMMON_TIE
-            position = tie if in_context else layout.position_of(match.COMMON_TIE - 1 - tie, cursor)
+            position = tie if in_context else align.position_of(match.COMMON_TIE - 1 - tie, cursor)
             matched, common = key // match.TIE + 1, key % match.TIE // match.COMMON_TIE
         elif match.AT_CURSOR <= lane < match.FIRST_CONTEXT:
             near = cursor + lane - match.AT_CURSOR
             if near < prediction.length:
                 position, matched = near, match_length(prediction.tokens, near, request.tokens, most)
-        found.source[lane] = (
-            layout.TEXT_CONTEXT if in_context else layout.unpack_rules(prediction.rules).source
-        )
+        found.source[lane] = layout.TEXT_CONTEXT if in_context else prediction.rules.source
         found.position[lane], found.matched[lane] = position, matched
+        found.deficit[lane] = 0 if in_context else score_deficit(position, alignment)
         found.strength[lane] = matched + (common // 2 if in_context else 0)
         text = request.tokens if in_context else prediction.tokens
         found.token[lane] = text[position] if position >= 0 else 0

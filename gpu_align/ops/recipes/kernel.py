@@ -3,9 +3,9 @@
 import triton
 import triton.language as tl
 
+from ..choose import Choice
 from ..device import layout, recipes
 from ..index.kernel import load_each
-from ..layout import Choice
 
 
 @triton.jit

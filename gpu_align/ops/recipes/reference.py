@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ..choose import Choice
 from ..host import layout, njit, recipes, to_int
-from ..layout import Choice, Request
+from ..layout import Request
 from .table import RecipeTable
 
 

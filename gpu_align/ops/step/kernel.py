@@ -3,12 +3,13 @@
 import triton
 import triton.language as tl
 
-from ..align.kernel import load_state, realign
+from ..align import Edits
+from ..align.kernel import realign
 from ..choose.kernel import choose_candidate
 from ..compose.kernel import write_draft
-from ..device import layout, recipes
+from ..device import align, choose, layout, recipes
 from ..index.kernel import insert_context, load_bucket, load_each
-from ..layout import ContextIndex, PredictionIndex, Request, SourceText, StepSettings
+from ..layout import Alignment, ContextIndex, PredictionIndex, Request, SourceText, StepSettings, TextRules
 from ..match.kernel import candidates
 from ..recipes.kernel import find_recipe
 from ..recipes.table import RecipeTable
@@ -26,8 +27,8 @@ def load_request(state, settings, slot, p_tokens, total):
         total,
         tl.load(p_tokens + total - 1, mask=total > 0, other=0),
         output_start,
-        SourceText(state.prediction_tokens + base, length, index, rules),
-        SourceText(p_tokens, total * uses_context, context_index, layout.TEXT_CONTEXT),
+        SourceText(state.prediction_tokens + base, length, index, layout.unpack_rules(rules)),
+        SourceText(p_tokens, total * uses_context, context_index, TextRules(layout.TEXT_CONTEXT, 0, 0)),
         packs,
         p_meta,
         state.align_state + slot * layout.ALIGN_STATE,
@@ -36,18 +37,51 @@ def load_request(state, settings, slot, p_tokens, total):
 
 
 @triton.jit
+def load_state(request):
+    p_align = request.align_state
+    p_edits = request.edits + tl.arange(0, layout.MAX_EDITS) * layout.EDIT
+    alignment = Alignment(*load_each(p_align + layout.IN_SYNC, layout.ALIGN_STATE - layout.IN_SYNC))
+    edits = Edits(tl.load(p_align + layout.NUM_EDITS), *load_each(p_edits, layout.EDIT), 0)
+    seen, indexed = load_each(p_align, 2)
+    return seen, indexed, alignment, edits
+
+
+@triton.jit
+def _store_registers(request, a, edits, is_fresh):
+    """Write back what `load_state` loads; the edits where there is something new in them."""
+    p_align = request.align_state
+    tl.store(p_align + layout.SEEN, request.total)
+    tl.store(p_align + layout.NUM_EDITS, edits.count)
+    for i in tl.static_range(layout.ALIGN_STATE - layout.IN_SYNC):
+        tl.store(p_align + layout.IN_SYNC + i, a[i])
+    # Carrying `is_fresh` in `is_changed` took 96 → 102 registers in a step with recipes for sm_90.
+    if is_fresh | (edits.is_changed > 0):
+        p_edits = request.edits + tl.arange(0, layout.MAX_EDITS) * layout.EDIT
+        for i in tl.static_range(layout.EDIT):
+            tl.store(p_edits + i, edits[i + 1])
+
+
+@triton.jit
 def update_state(request, state):
-    insert_context(request.context, state[1])
+    seen, indexed, a, edits = state
+    insert_context(request.context, indexed)
     tl.store(request.align_state + layout.INDEXED, request.context.length)
-    alignment, edits = realign(request, state)
+    is_fresh = (seen <= 0) | (request.total < seen)
+    a = align.start_over(a, is_fresh)
+    b_at = tl.where(is_fresh, align.NO_EDIT, edits.at)
+    edits = align.with_keys(edits, tl.where(is_fresh, 0, edits.count), b_at, edits.is_changed)
+    a, edits = realign(request, tl.where(is_fresh, 0, seen), a, edits)
+    tl.debug_barrier()  # all threads have read what is written now
+    _store_registers(request, a, edits, is_fresh)
     tl.debug_barrier()  # the index is read below, by other threads
-    return alignment, edits
+    return a, edits
 
 
 @triton.jit
 def choose_draft(request, bucket, recipe, alignment, tables, settings, K: tl.constexpr):
     found = candidates(request, bucket, alignment, settings)
-    return layout.better(choose_candidate(request, found, alignment, tables, settings, K), recipe)
+    chosen = choose_candidate(request, found, alignment, tables, settings.length_quarters, K)
+    return choose.better(chosen, recipe)
 
 
 @triton.jit

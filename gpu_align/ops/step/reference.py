@@ -9,16 +9,16 @@ import numpy.typing as npt
 import torch
 
 from ..align import Edits
-from ..align.reference import load_state, realign
+from ..align.reference import realign
 from ..backend import check_batch
+from ..choose import Choice
 from ..choose.reference import choose_candidate
 from ..choose.survival import SurvivalTables
 from ..compose.reference import write_draft
-from ..host import Entry, layout, njit, to_int
+from ..host import Entry, align, choose, layout, njit, to_int
 from ..index.reference import insert_context, load_bucket
 from ..layout import (
     Alignment,
-    Choice,
     ContextIndex,
     Draft,
     IntArray,
@@ -27,9 +27,11 @@ from ..layout import (
     SourceText,
     StepSettings,
     StepState,
+    TextRules,
     as_arrays,
 )
-from ..match.reference import Workspace, allocate_workspace, candidates
+from ..match import Workspace
+from ..match.reference import allocate_workspace, candidates
 from ..recipes.reference import find_recipe
 from ..recipes.table import RecipeTable
 
@@ -69,6 +71,7 @@ def load_request(
     """The request in a slot, of whose `tokens` the first `total` are there."""
     meta, tokens = state.slot_meta[slot], tokens[:total]
     base, length = int(meta[layout.PREDICTION_BASE]), int(meta[layout.PREDICTION_LEN])
+    text, rules = state.prediction_tokens[base : base + length], to_int(meta[layout.TEXT_RULES])
     index = PredictionIndex(state.positions[base:], state.offsets[base:], int(meta[layout.PREDICTION_SHIFT]))
     context_index = ContextIndex(state.context_index[slot], settings.context_shift)
     return Request(
@@ -76,10 +79,13 @@ def load_request(
         total,
         int(tokens[total - 1]) if total > 0 else 0,
         int(meta[layout.OUTPUT_START]),
+        SourceText(text, length, index, layout.unpack_rules(rules)),
         SourceText(
-            state.prediction_tokens[base : base + length], length, index, to_int(meta[layout.TEXT_RULES])
+            tokens,
+            total * int(meta[layout.USES_CONTEXT]),
+            context_index,
+            TextRules(layout.TEXT_CONTEXT, 0, 0),
         ),
-        SourceText(tokens, total * int(meta[layout.USES_CONTEXT]), context_index, layout.TEXT_CONTEXT),
         to_int(meta[layout.RECIPE_PACKS]),
         meta,
         state.align_state[slot],
@@ -88,14 +94,45 @@ def load_request(
 
 
 @njit
+def load_state(request: Request) -> tuple[int, int, Alignment, Edits]:
+    """``(seen, indexed, alignment, edits)`` of a slot as they were stored, column by column."""
+    state, e = request.align_state, request.edits
+    a = state[layout.IN_SYNC :]
+    alignment = Alignment(
+        to_int(a[0]), to_int(a[1]), to_int(a[2]), to_int(a[3]), to_int(a[4]), to_int(a[5]), to_int(a[6])
+    )
+    num_edits = to_int(state[layout.NUM_EDITS])
+    edits = Edits(num_edits, e[:, 0], e[:, 1], e[:, 2], e[:, 3], e[:, 4], e[:, 5], 0)
+    return to_int(state[layout.SEEN]), to_int(state[layout.INDEXED]), alignment, edits
+
+
+@njit
+def _store_state(request: Request, a: Alignment, edits: Edits) -> None:
+    """Write back what `load_state` loads, but for the columns of the edits, which are written already."""
+    state = request.align_state
+    state[layout.SEEN], state[layout.NUM_EDITS] = request.total, edits.count
+    for i in range(layout.ALIGN_STATE - layout.IN_SYNC):
+        state[layout.IN_SYNC + i] = a[i]
+
+
+@njit
 def update_state(request: Request, state: tuple[int, int, Alignment, Edits]) -> tuple[Alignment, Edits]:
     """Bring what is known of a request up to date: the index of its context, and where it stands.
 
-    state: of `load_state`. Returns ``(alignment, edits)`` of `realign`.
+    state: of `load_state`. Of a request that is new, or of which tokens were taken back, all starts over. Returns
+    ``(alignment, edits)`` of `realign`.
     """
-    insert_context(request.context, state[1])
+    seen, indexed, a, edits = state
+    insert_context(request.context, indexed)
     request.align_state[layout.INDEXED] = request.context.length
-    return realign(request, state)
+    is_fresh = seen <= 0 or request.total < seen
+    a = align.start_over(a, is_fresh)
+    if is_fresh:
+        seen, edits = 0, align.with_keys(edits, 0, edits.at, edits.is_changed)
+        edits.at[:] = align.NO_EDIT
+    a, edits = realign(request, seen, a, edits)
+    _store_state(request, a, edits)
+    return a, edits
 
 
 @njit
@@ -113,9 +150,8 @@ def choose_draft(
     bucket: of the last token. recipe: of `find_recipe`. space: written.
     """
     found = candidates(request, bucket, alignment, settings, space)
-    choice: Choice = layout.better(
-        choose_candidate(request, found, alignment, tables, settings, space), recipe
-    )
+    chosen = choose_candidate(request, found, alignment, tables, settings.length_quarters, space)
+    choice: Choice = choose.better(chosen, recipe)
     return choice
 
 

@@ -13,8 +13,11 @@ FOLDERS = sorted(path.parent.name for path in OPS.glob("*/kernel.py"))
 #: What only one side offers, and why. Beside these: entries, a kernel ``x_kernel`` of which ``x_reference`` has
 #: the loop; what loads and allocates; classes.
 ALONE = {
-    "match": {"match_length": "a kernel compares all lanes at once"},
-    "align": {"have_keys": "`has_key` of many positions and all edits", "has_key": "`have_keys`"},
+    "align": {
+        "match_length": "a kernel compares all lanes at once",
+        "have_keys": "`has_key` of many positions and all edits",
+        "has_key": "`have_keys`",
+    },
     "choose": {"worth": "of one candidate; a kernel weighs all lanes"},
 }
 #: Parameters that one side has: constexprs, the lanes of a draft, where a text ends, and where a reference writes.
