@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gpu_align import Drafter
-from gpu_align.texts.several import MAX_TEXTS, joined
+from gpu_align.texts.several import MAX_TEXTS, held_once, joined, parted
 from gpu_align.tools.simulate.records import read_records
 
 GAP = 2**31 - 1
@@ -29,6 +29,28 @@ GAP = 2**31 - 1
 )
 def test_texts_are_joined(texts: list[list[int]], expected: list[int]) -> None:
     assert joined(texts) == expected
+
+
+@pytest.mark.parametrize(
+    ("texts", "once"),
+    [
+        ([[]], [[]]),
+        ([[1, 2]], [[1, 2]]),
+        ([[1], [2]], [[1], [2]]),
+        ([[1], [2], [1], [3], [2]], [[1], [2], [3]]),
+        ([[7]] * MAX_TEXTS, [[7]]),
+        ([[n] for n in range(MAX_TEXTS)], [[n] for n in range(MAX_TEXTS)]),
+    ],
+)
+def test_texts_are_parted_and_held_once(texts: list[list[int]], once: list[list[int]]) -> None:
+    """The gaps of a skeleton after them are no ends of texts."""
+    skeleton = np.array([2**31 - 2**16, 4, 2**31 - 2**16 + 1], np.int32)
+    ids = np.array(joined(texts, once=False), np.int32)
+    assert [part.tolist() for part in parted(ids)] == texts
+    assert held_once(ids).tolist() == joined(once)
+    more = np.concatenate([ids, skeleton])
+    assert parted(more)[-1].tolist() == [*texts[-1], *skeleton.tolist()]
+    assert held_once(more).tolist()[-3:] == skeleton.tolist()
 
 
 def test_bad_texts_are_refused() -> None:

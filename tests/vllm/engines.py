@@ -65,7 +65,7 @@ class Request:
     """
 
     prompt: list[int]
-    prediction: list[int] | None = None
+    prediction: list[int] | list[list[int]] | None = None
     max_tokens: int = 16
     arrives: int = 0
     aborted: int | tuple[str, int] | None = None

@@ -3,6 +3,7 @@ beside those of an engine without the plugin: `tests/campaign/test_greedy.py`.)"
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -62,6 +63,18 @@ def test_no_more_kernels_go_over_the_vocabulary_than_in_vllms_verification(k16: 
     draws, coins = ([name for name, dims in found[coin] if dims == 2] for coin in (False, True))
     assert (draws, len(coins)) == (["_gumbel_sample_kernel"], 2)
     assert len(found[False]) < len(found[True])
+
+
+def test_each_sample_of_a_seed_has_its_own_prediction(k16: V2Engine) -> None:
+    """The same samples in another order are right for the one in the middle alone."""
+    three = Request(prompt_of(8), None, N, params={"temperature": 1.0, "seed": 11, "n": 3})
+    samples = k16.run([three]).answers[0]["all"]
+    steps = []
+    for predictions in (samples, samples[::-1]):
+        run = k16.run([replace(three, prediction=predictions)])
+        assert run.answers[0]["all"] == samples
+        steps.append(len(run.steps))
+    assert steps[0] < 8 < 20 < steps[1], steps
 
 
 def test_the_example_samples_a_policy_whose_weights_change(k16: V2Engine) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.parallel_sampling import ParentRequest
 
 from gpu_align import RecipePack
 from gpu_align.recipes import Recipe
@@ -19,11 +20,17 @@ from vllm_integration.config import in_use
 from vllm_integration.config import settings as packs
 from vllm_integration.config.settings import Settings
 from vllm_integration.frontend import inputs
-from vllm_integration.frontend.inputs import process_inputs
+from vllm_integration.frontend.inputs import params_of_sample, process_inputs
 from vllm_integration.frontend.prediction import FieldError, choices_of
 from vllm_integration.seams import guard, install
 from vllm_integration.seams.install import wrapped_by
-from vllm_integration.wire.request import KEY, PredictedOutputParams, Prediction
+from vllm_integration.wire.request import (
+    KEY,
+    PredictedOutputParams,
+    Prediction,
+    decode_token_ids,
+    encode_token_ids,
+)
 
 EMPTY = Prediction(token_ids=b"")
 
@@ -193,6 +200,55 @@ def test_an_unforeseen_error_serves_an_offline_request_without(
     monkeypatch.setattr(inputs.Limits, "of", lambda _: 1 / 0)
     assert brought({KEY: PredictedOutputParams(prediction="SECRET"), "other": 1}) == {"other": 1}
     assert plugin_log == ["Request r is served without its prediction: ZeroDivisionError"]
+
+
+#: Of a request with a seed: three samples, which are drawn with seeds of their own.
+SEEDED = {"n": 3, "seed": 5}
+GAP = 2**31 - 1
+
+
+@pytest.mark.parametrize(
+    ("given", "sampling", "expected"),
+    [
+        ([[1], [2], [3]], SEEDED, [[1], [2], [3]]),
+        ([[1], [2], [1]], SEEDED, [[1], [2], [1]]),
+        ("abc", {**SEEDED, "n": 1}, [[97, 98, 99]]),
+        (["a", "b", "a"], SEEDED, [[97], [98], [97]]),
+        # Without a seed, or of another number: all draft from all of them, equal ones once.
+        ([[1], [2], [1]], {"n": 3}, [[1, GAP, 2]] * 3),
+        ([[1], [2], [1]], {**SEEDED, "n": 2}, [[1, GAP, 2]] * 2),
+        ([[1], [2], []], SEEDED, [[1, GAP, 2]] * 3),
+        ([1, 2], SEEDED, [[1, 2]] * 3),
+        (["a", "b", "a"], {"n": 1}, [[97, GAP, 98]]),
+    ],
+)
+def test_samples_with_seeds_have_predictions_of_their_own(
+    given: Any, sampling: dict[str, Any], expected: list[list[int]]
+) -> None:
+    """By vLLM's own requests of samples; `sampling` is the caller's, the predictions are offline or in
+    `vllm_xargs`."""
+    key = "prediction" if isinstance(given, str) or isinstance(given[0], str) else "token_ids"
+    made = PredictedOutputParams(**{key: given}).to_extra_args()
+    params = SamplingParams(extra_args=made, temperature=1.0, max_tokens=8, **sampling)
+    params = process_inputs(lambda *rest: rest[-1], Engine(limit=600), "r", "prompt", params)
+    request: Any = SimpleNamespace(request_id="r", external_req_id="r", params=params)
+    parent = ParentRequest(request)
+    children = [
+        wrapped_by(params_of_sample)(ParentRequest._get_child_sampling_params)(parent, i)
+        for i in range(params.n)
+    ]
+    assert [decode_token_ids(child.extra_args[KEY].token_ids).tolist() for child in children] == expected
+    assert [child.seed for child in children] == [sampling.get("seed") and 5 + i for i in range(params.n)]
+    assert not any(guard.faults())
+
+
+def test_a_fault_costs_samples_their_own_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = {KEY: Prediction(token_ids=encode_token_ids("", [[1], [2]]), one_each=True)}
+    monkeypatch.setattr(inputs, "samples", guard.Guard("samples", "gives none"))
+    monkeypatch.setattr(inputs.wire, "of_sample", lambda *_: 1 / 0)
+    params = params_of_sample(lambda self, index: SamplingParams(extra_args=both), object(), 1)
+    assert params.extra_args == both
+    assert "samples" in guard.faults()
 
 
 def test_keys_near_ours_are_told_once_and_other_plugins_keys_never(plugin_log: list[str]) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 
 from ..config.in_use import drafts_predictions, engine_of_request
 from ..config.settings import Settings, drafts_without_prediction
-from ..seams.guard import shown_id
+from ..seams.guard import Guard, shown_id
 from ..seams.install import Original, seam
 from ..wire import request as wire
+from . import metrics
 from .prediction import (
     CONVERSATION,
     FIELD,
@@ -26,6 +27,9 @@ from .prediction import (
     tokenised,
 )
 from .usage import http_request
+
+#: What fails in it costs that samples draft from all predictions of their request.
+samples = Guard("samples", "gives no sample a prediction of its own", then=metrics.show_faults)
 
 
 @seam("inputs.process_inputs")
@@ -69,7 +73,7 @@ def _prepared(processor: Any, params: Any) -> Any:
     asks = given.drafts or drafts_without_prediction(settings, given.recipes, given.memory)
     asks = asks and (getattr(params, "max_tokens", None) or 2) > 1
     is_drafted_for = hasattr(params, "extra_args") and (asks or not given.is_empty)
-    kept = given if is_drafted_for and given.drafts is not False else None
+    kept = wire.for_samples(params, given) if is_drafted_for and given.drafts is not False else None
     if given.drafts is False and settings.draft_without_prediction:
         kept = wire.Prediction(drafts=False, memory=False)
     # Where nothing is drafted for a request, its answer may still be one that is not to be remembered.
@@ -79,6 +83,16 @@ def _prepared(processor: Any, params: Any) -> Any:
     if kept is None and not apart and not changes.keys() & extra_args.keys():
         return params
     return wire.with_extra_args(params, changes)
+
+
+@seam("samples._get_child_sampling_params")
+def params_of_sample(original: Original, self: Any, index: int, *args: Any, **kwargs: Any) -> Any:
+    """`ParentRequest._get_child_sampling_params`, with the prediction of this one of `n` samples."""
+    params = original(self, index, *args, **kwargs)
+    given = wire.brought_by(params)
+    if given is None or not given.one_each or (own := samples.run(wire.of_sample, given, index)) is None:
+        return params
+    return wire.with_extra_args(params, {wire.KEY: own})
 
 
 def _offline(processor: Any, value: Any) -> wire.Prediction:

@@ -313,7 +313,7 @@ def views_for(value: object, text: str, document: dict[str, Any]) -> tuple[str, 
 
 def ids_with_views(renderer: Any, limits: Limits, texts: Sequence[str], names: Sequence[str]) -> list[int]:
     """The ids of `texts`, then those of their views, as far as they are within the limit."""
-    token_ids = joined(ids_of(renderer, limits, text) for text in texts)
+    token_ids = joined((ids_of(renderer, limits, text) for text in texts), once=False)
     try:
         for view in (view for text in texts for view in views.make(text, names)):
             remaining = max(limits.tokens - len(token_ids), 0)

@@ -95,6 +95,9 @@ GROUPS: dict[str, Group] = {
     "parameters": Group(
         "leaves min_p and logit_bias to vLLM, which refuses them", _PROCESSOR, "frontend.inputs"
     ),
+    "samples": Group(
+        "gives no sample a prediction of its own", "vllm.v1.engine.parallel_sampling", "frontend.inputs"
+    ),
     "seeds": Group("leaves seeds beside long prompts to vLLM", "", "worker.proposer_v1"),
     "draws": Group(
         "verifies no drafts by the request's own draw, so that a seed's answers depend on them",
@@ -225,6 +228,11 @@ seeds vllm.v1.worker.gpu_input_batch:InputBatch
 # Sampling parameters that vLLM refuses on any server that drafts, though V2 verifies drafts by them.
 parameters vllm.sampling_params:SamplingParams
   wrap _validate_spec_decode(self,speculative_config) min_p and logit_bias are served on V2 all the same
+
+# Requests with a seed and as many predictions as samples.
+samples vllm.v1.engine.parallel_sampling:ParentRequest
+  wrap _get_child_sampling_params(self,index) each sample has its own prediction
+  field sampling_params the seed, and how many samples
 
 v2_start vllm.v1.worker.gpu.model_runner
   wrap init_speculator(vllm_config,device,req_states) put our speculator in its place ⇒ custom_class

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpu_align import TextKind as TextKind
-from gpu_align.texts.several import joined
+from gpu_align.texts.several import TokenIds, held_once, joined, parted
 
 KEY = "gpu_align_prediction"
 #: Keys that a client sends beside it. The front end moves them into the `Prediction`; where nothing is drafted for
@@ -23,7 +23,6 @@ KEY = "gpu_align_prediction"
 RECIPES_KEY, MEMORY_KEY, SWITCH_KEY = "recipes", "memory", "gpu_align"
 MAX_TOKEN_ID = 2**31 - 1
 
-TokenIds = npt.NDArray[np.int32]
 Ids = Sequence[int] | npt.NDArray[np.integer[Any]]
 #: Of each of several texts.
 _TEXTS = (list, tuple, np.ndarray)
@@ -40,6 +39,7 @@ class Prediction:
     sharing_key: requests with equal keys may share the memory of equal predictions; None: with no other. The
         scheduler sets it.
     kind: what the ids are. The scheduler, which puts earlier answers in the place of an empty prediction, sets it.
+    one_each: whether each sample of the request has one of its texts; the front end makes one request of each.
 
     vLLM's MessagePack encoder takes plain dataclasses (and refuses subclasses of `bytes`).
     """
@@ -50,6 +50,7 @@ class Prediction:
     drafts: bool | None = None
     sharing_key: bytes | None = None
     kind: TextKind = TextKind.PREDICTION
+    one_each: bool = False
 
     @property
     def is_empty(self) -> bool:
@@ -79,8 +80,9 @@ class PredictedOutputParams:
         params = SamplingParams(extra_args=PredictedOutputParams(prediction=text).to_extra_args())
         llm.chat(messages, params)
 
-    prediction: the text the answer is expected to resemble, or several, of which each may be. CR LF and lone CR
-        become LF; it is tokenised once, by the model's tokenizer, without special tokens.
+    prediction: the text the answer is expected to resemble, or several, of which each may be: `n` of them with a
+        `seed` are one for each of the `n` samples. CR LF and lone CR become LF; it is tokenised once, by the
+        model's tokenizer, without special tokens.
     token_ids: or its token ids, or those of several, 0 ≤ id < vocabulary size. A request with others is served
         without a prediction; the worker, which knows the vocabulary, logs one warning.
     predicted_text, predicted_token_ids: Cascade's names for the two.
@@ -146,7 +148,8 @@ def check_text(name: str, text: object) -> None:
 
 
 def encode_token_ids(name: str, token_ids: object, *, tell: bool = True) -> bytes:
-    """int32 little-endian bytes of a one-dimensional sequence of ints, 0 ≤ id < 2**31; or of several, joined.
+    """int32 little-endian bytes of a one-dimensional sequence of ints, 0 ≤ id < 2**31; or of several, joined with
+    all that are equal.
 
     tell: whether an error may say which id it found; not where the message could reach a log.
     """
@@ -154,7 +157,8 @@ def encode_token_ids(name: str, token_ids: object, *, tell: bool = True) -> byte
         return _encode_one(name, token_ids, tell)
     texts = [_encode_one(f"{name}[{index}]", each, tell) for index, each in enumerate(token_ids)]
     try:
-        return np.array(joined(map(np.ndarray.tolist, map(decode_token_ids, texts))), dtype="<i4").tobytes()
+        ids = joined((decode_token_ids(text).tolist() for text in texts), once=False)
+        return np.array(ids, dtype="<i4").tobytes()
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
 
@@ -189,8 +193,26 @@ def decode_token_ids(encoded: bytes) -> TokenIds:
     return np.frombuffer(encoded, dtype="<i4").astype(np.int32)
 
 
+def for_samples(params: Any, given: Prediction) -> Prediction:
+    """`given` for all samples of a request with these parameters. With a seed each sample is drawn with one of its
+    own: of as many predictions it has its own, too. Else all draft from all of them, equal ones once."""
+    encoded = given.token_ids or b""
+    if len(encoded) % 4:
+        return given
+    ids, n = decode_token_ids(encoded), getattr(params, "n", 1)
+    if n > 1 and params.seed is not None and len(parted(ids)) == n:
+        return replace(given, one_each=True)
+    return replace(given, token_ids=held_once(ids).astype("<i4").tobytes())
+
+
+def of_sample(given: Prediction, index: int) -> Prediction:
+    """The prediction of one sample, of those of a request with `one_each`."""
+    own = parted(decode_token_ids(given.token_ids or b""))[index]
+    return replace(given, token_ids=own.astype("<i4").tobytes(), one_each=False)
+
+
 #: Of each field of a `Prediction` that another process may have sent, the type it has, where it is not None.
-_TYPES = {"sharing_key": bytes, "memory": bool, "drafts": bool, "kind": int}
+_TYPES = {"sharing_key": bytes, "memory": bool, "drafts": bool, "one_each": bool, "kind": int}
 
 
 def read(value: object) -> Prediction:
