@@ -408,13 +408,9 @@ class CapturedStep:
     """A step of a `Drafter` that an engine replays, to `draft`: no arguments, no checks, one launch."""
 
     def __init__(
-        self,
-        propose: Callable[..., Draft],
-        admission: Admission,
-        slots: torch.Tensor,
-        num_sampled: torch.Tensor,
+        self, propose: Callable[..., Draft], admission: Admission, slots: torch.Tensor, num_sampled: torch.Tensor,
         new_tokens: torch.Tensor | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._admission, self._batch = admission, (slots, num_sampled)
         self._propose = partial(propose, slots, num_sampled, new_tokens)
         self._graph: torch.cuda.CUDAGraph | None = None

@@ -55,12 +55,9 @@ SLOT_META = END_TOKENS + MAX_END_TOKENS
 #: texts of `PREDICTION_BASE`, `PREDICTION_LEN`, `PREDICTION_SHIFT` and where the tokens begin.
 STAGED_ROW, STAGED_TEXT = 4 + SLOT_META, 4
 
-#: Columns of ``edits``: the key, which is the token at the edit's position (`NO_EDIT` where there is no edit any
-#: more) and the one after it, the output position of the first new token, the number of old and of new tokens, 1
-#: where the same edit was remembered when this one was made.
-EDIT_AT, EDIT_AFTER, EDIT_START, EDIT_OLD, EDIT_NEW, EDIT_SEEN_BEFORE, EDIT = range(7)
-#: Edits remembered: edit number i is in row ``i % MAX_EDITS``.
-MAX_EDITS = 16
+#: Edits remembered, edit number i in row ``i % MAX_EDITS``; and columns of ``edits``: the fields of `align.Edits`
+#: from `at` to `seen_before`.
+MAX_EDITS, EDIT = 16, 6
 
 #: Tokens of a page of the arena: predictions begin at multiples of it.
 PAGE = 256

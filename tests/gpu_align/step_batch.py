@@ -95,7 +95,7 @@ def standing_of(drafter: Drafter, slot: int) -> tuple[Any, ...]:
     state = drafter._state.align_state[slot].tolist()
     rows, count = drafter._state.edits[slot].tolist(), state[c.NUM_EDITS]
     rows = [rows[i % c.MAX_EDITS] for i in range(max(0, count - c.MAX_EDITS), count)]
-    edits = [tuple(row[:6]) if row[c.EDIT_AT] != NO_EDIT else None for row in rows]
+    edits = [tuple(row[:6]) if row[0] != NO_EDIT else None for row in rows]
     if state[c.IN_SYNC] > 0:
         return True, state[c.CURSOR], state[c.NUM_IN_SYNC], edits
     row = [*accumulate(~state[c.LCS_ROW] >> j & 1 for j in range(WINDOW))]

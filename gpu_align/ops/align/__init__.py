@@ -21,7 +21,7 @@ MATCH_WEIGHT = 4
 FAR_DEFICIT = 17
 #: The most tokens of either side of an edit, and the most edits that one divergence records.
 MAX_EDIT_LEN, MAX_EDITS_AT_ONCE = 16, 8
-#: `EDIT_AT` of an entry without an edit.
+#: The token at the position of an entry without an edit.
 NO_EDIT = -1
 
 

@@ -1,4 +1,7 @@
-"""Device functions that align a request's output with its prediction: the LCS row, resync, edits."""
+"""Device functions that align a request's output with its prediction: the LCS row, resync, edits.
+
+`reference` has the contract of each that both have.
+"""
 
 import triton
 import triton.language as tl
@@ -35,7 +38,6 @@ def have_keys(prediction, edits, o_position, m_position):
 
 @triton.jit
 def _run_length(prediction, cursor, p_output, done, num_output):
-    """How many of the next `MAX_COMMON` tokens of output and prediction agree."""
     o_i = tl.arange(0, align.MAX_COMMON)
     m_i = o_i < tl.minimum(num_output - done, prediction.length - cursor)
     b_output = tl.load(p_output + done + o_i, mask=m_i, other=0)
@@ -45,7 +47,6 @@ def _run_length(prediction, cursor, p_output, done, num_output):
 
 @triton.jit
 def _invalidate_edits(edits, prediction, cursor, run):
-    """The edits without those whose key the output has just passed unedited, `run` positions from the cursor."""
     b_at = edits.at
     for i in range(0, run, LANES):
         o_i = i + tl.arange(0, LANES)
@@ -164,7 +165,6 @@ def common_end(prediction, alignment, position, p_output, done):
 
 @triton.jit
 def _record_edit(edits, prediction, position, p_output, done, old, new):
-    """The edits with one more."""
     m_key = position + 1 < prediction.length
     if m_key & (old <= align.MAX_EDIT_LEN) & (new <= align.MAX_EDIT_LEN):
         at, after = tl.load(prediction.tokens + position), tl.load(prediction.tokens + position + 1)
@@ -188,7 +188,6 @@ def _record_edit(edits, prediction, position, p_output, done, old, new):
 
 @triton.jit
 def _last_common(prediction, alignment, position, p_output, done):
-    """``(old, new)``: tokens after the last one that what was edited has before and after, or all."""
     o_back = tl.arange(0, align.MAX_EDIT_LEN)
     m_old = o_back < position - alignment.anchor
     m_new = o_back < done - alignment.diverged_at
@@ -203,7 +202,6 @@ def _last_common(prediction, alignment, position, p_output, done):
 
 @triton.jit
 def record_edits(edits, prediction, alignment, position, p_output, done):
-    """The edits with those that made ``output[diverged_at:done]`` of ``prediction[anchor:position]``."""
     num = 0
     while (num < align.MAX_EDITS_AT_ONCE) & ((position > alignment.anchor) | (done > alignment.diverged_at)):
         num += 1

@@ -67,13 +67,11 @@ def _tokens_of(request, table, source):
 
 @triton.jit
 def line_layout(table, token):
-    """A token's effect on a line: `LINE_END`, the number of a run, or 0. The table must not be empty."""
     return tl.load(table.indents + recipes.NUM_RUNS + tl.minimum(tl.maximum(token, 0), table.num_indents - 1))
 
 
 @triton.jit
 def indentation_shift(request, table, choice):
-    """How much further than the text the output is indented, in numbers of runs; 0 where nothing says so."""
     matched = choice.matched
     i = choice.position - matched - 1
     j = request.total - matched - 1

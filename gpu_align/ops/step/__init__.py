@@ -82,11 +82,11 @@ def compile_options(K: int) -> dict[str, int]:
     return {**options, "maxnreg": 120 if K > 128 or version >= (3, 9) else 248}
 
 
-def make_step(backend: str, *bound: Any, **more: Any) -> StepCall:
+def make_step(backend: str, *bound: Any) -> StepCall:
     """The step of a backend, "triton" or "reference"; the other arguments as in `StepLaunch`."""
     if backend == "triton":
-        return StepLaunch(*bound, **more)
+        return StepLaunch(*bound)
     # Imported here: where Numba is installed it takes a while to import, and to compile what it runs.
     from .reference import StepReference
 
-    return StepReference(*bound, **more)
+    return StepReference(*bound)

@@ -20,7 +20,6 @@ from ..index.reference import insert_context, load_bucket
 from ..layout import (
     Alignment,
     ContextIndex,
-    Draft,
     IntArray,
     PredictionIndex,
     Request,
@@ -39,23 +38,13 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 class StepReference:
-    """The step of one `Drafter` on the CPU, called like `StepLaunch`. The loop is compiled here: no step
-    compiles."""
+    """The step of one `Drafter` on the CPU, bound and called like `StepLaunch`. The loop is compiled here:
+    no step compiles."""
 
-    def __init__(
-        self,
-        state: StepState,
-        tables: SurvivalTables,
-        recipes: RecipeTable,
-        out: Draft,
-        settings: StepSettings,
-        token_ids: torch.Tensor,
-        total_len: torch.Tensor,
-    ) -> None:
-        arrays = map(as_arrays, (state, tables, recipes, out))
-        taken = np.zeros(len(state.slot_meta), np.bool_)
-        rows = token_ids.numpy(), total_len.numpy()
-        self._bound = *arrays, settings, allocate_workspace(), taken, *rows
+    def __init__(self, *bound: Any) -> None:
+        *tensors, settings, token_ids, total_len = bound
+        taken, rows = np.zeros(len(token_ids), np.bool_), (token_ids.numpy(), total_len.numpy())
+        self._bound = *map(as_arrays, tensors), settings, allocate_workspace(), taken, *rows
         self._run = step_reference.prepare(*self._bound, np.zeros(1, np.int64), np.zeros(1, np.int32))
         self._rows = token_ids, total_len
 
@@ -74,18 +63,14 @@ def load_request(
     text, rules = state.prediction_tokens[base : base + length], to_int(meta[layout.TEXT_RULES])
     index = PredictionIndex(state.positions[base:], state.offsets[base:], int(meta[layout.PREDICTION_SHIFT]))
     context_index = ContextIndex(state.context_index[slot], settings.context_shift)
+    num_context, own = total * int(meta[layout.USES_CONTEXT]), TextRules(layout.TEXT_CONTEXT, 0, 0)
     return Request(
         tokens,
         total,
         int(tokens[total - 1]) if total > 0 else 0,
         int(meta[layout.OUTPUT_START]),
         SourceText(text, length, index, layout.unpack_rules(rules)),
-        SourceText(
-            tokens,
-            total * int(meta[layout.USES_CONTEXT]),
-            context_index,
-            TextRules(layout.TEXT_CONTEXT, 0, 0),
-        ),
+        SourceText(tokens, num_context, context_index, own),
         to_int(meta[layout.RECIPE_PACKS]),
         meta,
         state.align_state[slot],
