@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
 
-from ..ops.backend import check_int, check_probability, check_type
 from ..ops.choose.survival import length_quarters, read_table
+from ..ops.errors import check_int, check_probability, check_type
 from ..ops.layout import StepSettings, context_index_bits
 from ..ops.match import MAX_MATCH
 

@@ -15,16 +15,14 @@ from ..ops.backend import (
     Backend,
     check_batch,
     check_device,
-    check_int,
     check_integers,
-    check_temperature,
     check_tensor,
     check_token_ids,
-    check_type,
     resolve_backend,
 )
 from ..ops.choose import MAX_DRAFT_TOKENS
 from ..ops.choose.survival import HIGH_TEMPERATURE, SurvivalTables
+from ..ops.errors import check_int, check_temperature, check_type
 from ..ops.index import append
 from ..ops.layout import Draft, TextKind, allocate_draft, allocate_state
 from ..ops.match import MAX_CONTEXT_LEN

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..ops.backend import check_int, check_integers, check_token_ids
+from ..ops.backend import check_integers, check_token_ids
+from ..ops.errors import check_int
 from ..ops.layout import TextKind
 
 TokenIds = npt.NDArray[np.int32]

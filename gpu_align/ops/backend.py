@@ -14,10 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .errors import check_int as check_int
-from .errors import check_probability as check_probability
-from .errors import check_temperature as check_temperature
-from .errors import check_type as check_type
+from .errors import check_int, check_type
 
 Backend = Literal["auto", "triton", "reference"]
 _BACKENDS = get_args(Backend)

@@ -1,4 +1,4 @@
-"""Numbers and rules as kernels see them: ``from ..device import match``, then ``match.MAX_MATCH``; see `rules`.
+"""Numbers and rules as kernels see them, see `rules`.
 
 A kernel must not read a plain module constant, nor an attribute of a module, as Triton does not make these part of
 its cache key, and a changed value would run a stale binary. A ``tl.constexpr`` is part of it: an operation is one.

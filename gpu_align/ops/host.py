@@ -1,8 +1,5 @@
-"""Loops that Numba compiles where it is installed, and numbers and rules as references see them; see `rules`.
-
-``from ..host import match``, then ``match.MAX_MATCH`` and ``match.key_of(...)``. Without Numba the loops are plain
-Python.
-"""
+"""Loops that Numba compiles where it is installed, plain Python elsewhere; numbers and rules as references see
+them, see `rules`."""
 
 from __future__ import annotations
 

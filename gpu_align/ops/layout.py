@@ -1,19 +1,5 @@
 """The state of a drafter on its device, column by column, and the tuples in which the operations see it.
 
-Every tensor is int32 unless it says otherwise. S slots, T context capacity, A tokens of the arena.
-
-=====================  ============================  ======================================================
-tensor                 shape                         holds
-=====================  ============================  ======================================================
-``prediction_tokens``  [A]                           tokens of all predictions, each at its `PREDICTION_BASE`
-``positions``          [A]                           of each prediction the positions 1 … n − 1, by bucket
-``offsets``            [A]                           of each prediction where each bucket begins (CSR)
-``slot_meta``          [S, `SLOT_META`]              what the host says about a slot's request
-``align_state``        [S, `ALIGN_STATE`]            where the output stands in the prediction
-``edits``              [S, `MAX_EDITS`, `EDIT`]      what the output last put in place of what
-``context_index``      [S, buckets, `WAYS`]          latest positions of each token in the request's context
-=====================  ============================  ======================================================
-
 A *position* lies between two tokens: position p of a text follows its first p tokens, ``text[p]`` comes next.
 
 Kernels take numbers from `ops.device`, which holds each as a ``tl.constexpr``.
@@ -172,15 +158,17 @@ def as_arrays(tuple_of_tensors: Any) -> Any:
 
 
 class StepState(NamedTuple):
-    """Everything a drafter keeps on the device; the columns are above."""
+    """All that a drafter keeps on the device, int32; the columns are above. S slots, A tokens of the arena."""
 
-    prediction_tokens: torch.Tensor
-    positions: torch.Tensor
-    offsets: torch.Tensor
-    slot_meta: torch.Tensor
-    align_state: torch.Tensor
-    edits: torch.Tensor
-    context_index: torch.Tensor
+    prediction_tokens: torch.Tensor  # [A]: tokens of all predictions, each at its `PREDICTION_BASE`
+    positions: torch.Tensor  # [A]: of each prediction the positions 1 … n − 1, by bucket
+    offsets: torch.Tensor  # [A]: of each prediction where each bucket begins (CSR)
+    slot_meta: torch.Tensor  # [S, `SLOT_META`]: what the host says about a slot's request
+    align_state: torch.Tensor  # [S, `ALIGN_STATE`]: where the output stands in the prediction
+    edits: torch.Tensor  # [S, `MAX_EDITS`, `EDIT`]: what the output last put in place of what
+    context_index: (
+        torch.Tensor
+    )  # [S, buckets, `WAYS`]: latest positions of each token in the request's context
 
 
 def allocate_state(

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from ..ops import files
-from ..ops.backend import check_type
+from ..ops.errors import check_type
 from ..ops.recipes import MAX_CONTEXT
 from ..ops.recipes.table import SHAPE_ITEMS, Recipes, concatenated
 from .tokenize import Chains, Encode, Observed, Recipe, TokenTexts, fingerprint, shape_of_tokens, tokenize

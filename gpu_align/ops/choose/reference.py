@@ -10,7 +10,9 @@ from ..match import Candidates, Workspace
 from . import Choice
 from .survival import SurvivalTables
 
-_LENGTH_EDGES, _MARGIN_EDGES = (np.array(edges) for edges in (choose.LENGTH_EDGES, choose.MARGIN_EDGES))
+_LENGTH_EDGES, _MARGIN_EDGES = (
+    np.array(edges, np.int64) for edges in (choose.LENGTH_EDGES, choose.MARGIN_EDGES)
+)
 
 
 @njit

@@ -40,7 +40,7 @@ def admit(
             positions[base : base + n - 1] = sorted(range(1, n), key=lambda p: (bucket(tokens[p - 1]), p))
             offsets[base + b] = number of positions in the buckets before b     # 0 <= b <= 2**(32 - shift)
 
-    with ``bucket(token) = (token * HASH mod 2**32) >> shift``.
+    with the bucket of README.md.
 
     Args:
         state: changed in place. No slot is there twice, and texts share no pages. A text has at most half as many

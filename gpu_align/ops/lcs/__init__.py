@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ..backend import Backend, check_int, check_tensor, launch, resolve_backend
+from ..backend import Backend, check_tensor, launch, resolve_backend
+from ..errors import check_int
 from .reference import Batch, lcs_reference
 
 #: Words (of 32 tokens) of a panel, two a lane: what a program holds at once. Wider predictions go through in

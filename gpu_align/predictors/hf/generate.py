@@ -14,7 +14,8 @@ from transformers import StoppingCriteriaList, StopStringCriteria
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.configuration_utils import GenerationMode
 
-from ...ops.backend import check_int, check_token_ids
+from ...ops.backend import check_token_ids
+from ...ops.errors import check_int
 from ..base import TokenPredictor
 from ..loop import PredictorLoop
 from ..predicted_output import PredictedOutputTokenPredictor, encode_prediction
