@@ -1,17 +1,21 @@
-"""Rollouts of a policy that changes: ``python -m benchmarks.real_model.rollouts [--cell T,CHANGE] [--write]``.
+"""Rollouts of a policy that changes: ``python -m benchmarks.real_model.rollouts [--samples] [--write]``.
 
 SmolLM2-135M-Instruct answers 16 prompts eight times each, with noise that is a function of seed and position,
 as vLLM's V2 sampler has it. Then its weights change, and it answers again with the same seeds; the last samples
-are predictions.
+are predictions. `--samples`: earlier samples of the same policy, with other noise.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -22,13 +26,22 @@ from benchmarks.real_model import model
 from benchmarks.real_model.__main__ import replayed, sums
 from benchmarks.real_model.model import CACHE, FOLDER, K
 from benchmarks.serving.machines import H200, SMALL, Roofline
-from gpu_align import predictors
+from gpu_align import DrafterConfig, predictors
 from gpu_align.ops.files import write_at_once
-from gpu_align.tools.simulate.replay import PairResult, Record
+from gpu_align.texts.several import joined
+from gpu_align.tools.simulate.replay import PairResult, Record, follow
 
 #: Temperature and change of the weights, each by so much of its tensor's standard deviation.
-CELLS = [f"{t},{change}" for t in (0.5, 0.7, 1.0) for change in (0.001, 0.002, 0.01)]
+TEMPERATURES = 0.5, 0.7, 1.0
+CELLS = [f"{t},{change}" for t in TEMPERATURES for change in (0.001, 0.002, 0.01)]
 N, MAX_NEW, DEPTH = 8, 64, 64
+#: Samples of a prompt without a common noise, of which `N` are predictions of another one; the prompts whose
+#: samples teach, and those that tell how well.
+SAMPLES = 12
+HALVES = {"learned": slice(0, None, 2), "unseen": slice(1, None, 2)}
+#: Drafts of a bin of confidences; settings of suffix decoding and of ours, compared at equal rejections.
+IN_BIN = 200
+FACTORS, FLOORS = (1, 4), (0.5, 0.35, 0.25, 0.18, 0.12, 0.08, DrafterConfig().min_survival, 0.03)
 PROMPTS = (
     *(f"A box holds {n} pencils. Tom has {n + 1} boxes and gives {n + 7} pencils to Ann. How many are left? "
       "Think step by step." for n in (6, 9, 12, 15)),
@@ -53,14 +66,16 @@ def noise_of(seeds: Sequence[int], position: int, size: int) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def sample(policy: Any, ids: Any, temperature: float, end: int, old: Samples | None) -> dict[str, Any]:
-    """`N` samples of each prompt; beside `old` ones, the positions up to the first other token, in how many of
+def sample(
+    policy: Any, ids: Any, temperature: float, end: int, old: Samples | None, number: int = N
+) -> dict[str, Any]:
+    """So many samples of each prompt; beside `old` ones, the positions up to the first other token, in how many of
     them the old token was drawn, and the sum of the probabilities that it had."""
     mask: torch.Tensor = ids["attention_mask"]
     out = policy(**ids, position_ids=(mask.cumsum(1) - 1).clamp(min=0), use_cache=True, logits_to_keep=1)
-    cache, logits = out.past_key_values, out.logits[:, -1].repeat_interleave(N, 0)
-    cache.batch_repeat_interleave(N)
-    mask = mask.repeat_interleave(N, 0)
+    cache, logits = out.past_key_values, out.logits[:, -1].repeat_interleave(number, 0)
+    cache.batch_repeat_interleave(number)
+    mask = mask.repeat_interleave(number, 0)
     texts: list[list[int]] = [[] for _ in range(len(mask))]
     before = None if old is None else [tokens for group in old for tokens in group]
     follows, found = [before is not None] * len(texts), {"positions": 0, "agree": 0, "coin": 0.0}
@@ -82,7 +97,7 @@ def sample(policy: Any, ids: Any, temperature: float, end: int, old: Samples | N
         places = mask.sum(1, keepdim=True) - 1
         given = {"attention_mask": mask, "position_ids": places, "past_key_values": cache, "use_cache": True}
         logits = policy(drawn[:, None], **given).logits[:, -1]
-    return {"samples": [texts[i : i + N] for i in range(0, len(texts), N)], **found}
+    return {"samples": [texts[i : i + number] for i in range(0, len(texts), number)], **found}
 
 
 def policy_of(change: float) -> Any:
@@ -94,25 +109,94 @@ def policy_of(change: float) -> Any:
     return policy
 
 
-def rollouts(cells: Sequence[str]) -> tuple[list[list[int]], int, dict[str, Any]]:
+def rollouts(cells: Sequence[str], number: int = N) -> tuple[list[list[int]], int, dict[str, Any]]:
     """Prompts, the end token, and the samples of cells and of their unchanged policies; kept in a file."""
     tokenizer = AutoTokenizer.from_pretrained(model.model_folder(), padding_side="left")
     how = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True, "padding": True}
     ids = tokenizer.apply_chat_template([[{"role": "user", "content": text}] for text in PROMPTS], **how)
-    path = CACHE / "rollouts.json"
+    path = CACHE / ("rollouts.json" if number == N else f"rollouts-{number}.json")
     known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     for name in (each for cell in cells for each in (unchanged(cell), cell)):
         if name not in known:
             t, change = map(float, name.split(","))
             old = known[unchanged(name)]["samples"] if change else None
-            known[name] = sample(policy_of(change), ids, t, tokenizer.eos_token_id, old)
+            known[name] = sample(policy_of(change), ids, t, tokenizer.eos_token_id, old, number)
             write_at_once(path, [json.dumps(known).encode()])
     prompts = [row[mask.bool()].tolist() for row, mask in zip(*ids.values(), strict=True)]
     return prompts, tokenizer.eos_token_id, known
 
 
-def unchanged(cell: str) -> str:
-    return f"{cell.partition(',')[0]},0.0"
+def unchanged(cell: str | float) -> str:
+    return f"{str(cell).partition(',')[0]},0.0"
+
+
+def replays_of(
+    prompts: Sequence[list[int]], samples: Samples, half: str, draws: int = 1
+) -> Iterator[tuple[Record, list[list[int]]]]:
+    """Each sample of a half of the prompts with `N` of the other samples of its prompt, so often."""
+    for n, draw in itertools.product(range(len(prompts))[HALVES[half]], range(draws)):
+        for i, output in enumerate(samples[n]):
+            earlier = random.Random(f"{n} {i} {draw}").sample(samples[n][:i] + samples[n][i + 1 :], N)
+            yield Record(f"{n} {i} {draw}", prompts[n], joined(earlier), output, str(FOLDER)), earlier
+
+
+def measure_samples() -> dict[str, Any]:
+    """By temperature: counts of drafters that are given samples with other noise, on prompts that none has learned
+    from, and how far our confidences hold."""
+    prompts, end, known = rollouts([unchanged(t) for t in TEMPERATURES], SAMPLES)
+    found: dict[str, Any] = {}
+    for t in TEMPERATURES:
+        given = [*replays_of(prompts, known[unchanged(t)]["samples"], "unseen")]
+        peers: dict[int, list[PairResult]] = {factor: [] for factor in FACTORS}
+        for (factor, pairs), (record, texts) in itertools.product(peers.items(), given):
+            peer = CachedSuffixDecoding(factor, EarlierResponses(texts, DEPTH))
+            pairs += replayed(peer, [replace(record, prediction=[])], end, t)[0]
+        records = [record for record, _ in given]
+        ours = [
+            predictors.PredictedOutputTokenPredictor(config=DrafterConfig(min_survival=p)) for p in FLOORS
+        ]
+        found[str(t)] = {
+            "gpu_align": [sums(replayed(each, records, end, t)[0]) for each in ours],
+            "suffix decoding": [sums(pairs) for pairs in peers.values()],
+            "confidence": promises(records, end, t),
+        }
+    return {"num_draft_tokens": K, "max_tokens": MAX_NEW, "min_survival": FLOORS, "temperatures": found}
+
+
+def promises(records: Sequence[Record], end: int, t: float) -> list[list[float]]:
+    """Of each `IN_BIN` drafts that were reached, in the order of confidences: their mean, the share accepted."""
+    loop = predictors.PredictorLoop(
+        predictors.PredictedOutputTokenPredictor(), num_draft_tokens=K, strict=True
+    )
+    drafts: list[tuple[float, bool]] = []
+    for record in records:
+        sampling = SimpleNamespace(eos_token_id=end, do_sample=True, temperature=t)
+        loop.start(record.prompt, record.prediction, sampling=sampling)
+        for step in follow(loop, record.output):
+            reached = (step.confidence or ())[: step.accepted + 1]
+            drafts += [(p, k < step.accepted) for k, p in enumerate(reached)]
+    drafts.sort(key=lambda draft: draft[0])  # equal ones stay in the order of the records
+    bins = [drafts[i : i + IN_BIN] for i in range(0, len(drafts) - IN_BIN // 2, IN_BIN)]
+    return [[round(sum(column) / len(each), 4) for column in zip(*each, strict=True)] for each in bins]
+
+
+def samples_block(found: dict[str, Any]) -> str:
+    """A row a temperature: ours, suffix decoding, and our lead at the rejections of each of its settings."""
+    default, rows = found["min_survival"].index(DrafterConfig().min_survival), []
+    for t, each in found["temperatures"].items():
+        ours, peers = each["gpu_align"], each["suffix decoding"]
+        points = sorted((x["rejected"] / x["accepted"], x["output_tokens"] / x["steps"]) for x in ours)
+        lines = np.array(points).T
+        leads = []
+        for x in peers:
+            at = float(np.interp(x["rejected"] / x["accepted"], *lines))
+            leads.append(f"{at * x['steps'] / x['output_tokens'] - 1:+.1%}")
+        gaps = [abs(promised - accepted) for promised, accepted in each["confidence"]]
+        off = f"{sum(gaps) / len(gaps):.3f} ({max(gaps):.3f})"
+        rows.append([t, *map(tables.at, (ours[default], *peers)), " / ".join(leads), off])
+    names = (f"suffix decoding, factor {factor}" for factor in FACTORS)
+    heads = "temperature", "gpu_align", *names, "our lead at equal rejections", "confidence off (most)"
+    return tables.table(heads, rows)
 
 
 def measure(cells: Sequence[str]) -> dict[str, Any]:
@@ -173,15 +257,17 @@ def main() -> None:
     parser.add_argument(
         "--cell", action="append", metavar="T,CHANGE", help="only these, of " + " ".join(CELLS)
     )
+    parser.add_argument("--samples", action="store_true", help="instead: earlier samples with other noise")
     parser.add_argument("--write", action="store_true", help="into benchmarks/results and docs/vllm.md")
     options = parser.parse_args()
     add_to_path()  # suffix decoding
+    name, show = ("samples", samples_block) if options.samples else ("rollouts", block)
     with model.locked():
-        found = measure(options.cell or CELLS)
-    print(block(found))
+        found = measure_samples() if options.samples else measure(options.cell or CELLS)
+    print(show(found))
     if options.write:
-        tables.write_json(tables.RESULTS / "rollouts.json", found, 4)
-        tables.fill_file(tables.DOCS / "vllm.md", {"rollouts": block}, found)
+        tables.write_json(tables.RESULTS / f"{name}.json", found, 4)
+        tables.fill_file(tables.DOCS / "vllm.md", {name: show}, found)
 
 
 if __name__ == "__main__":

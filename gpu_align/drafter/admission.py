@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -10,8 +11,10 @@ import numpy.typing as npt
 import torch
 
 from ..ops import layout
+from ..ops.choose import SAMPLES
+from ..ops.choose.survival import SAMPLED_FROM
 from ..ops.index import BLOCK, admit, enter_contexts
-from ..ops.layout import STAGED_ROW, STAGED_TEXT, StepState, TextKind, pack_rules
+from ..ops.layout import RULES_OF, STAGED_ROW, STAGED_TEXT, StepState, TextKind, TextRules, pack_rules
 from ..ops.recipes import ALL_PACKS
 from .arena import ArenaText
 
@@ -30,6 +33,14 @@ class _Part:
         self.words = torch.empty(num_words, dtype=torch.int32, pin_memory=is_cuda)
         self.array = self.words.numpy()
         self.read = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
+
+
+def rules_of(kind: TextKind, token_ids: npt.NDArray[np.integer], temperature: float) -> TextRules:
+    """The rules of a request's text. A prediction with gaps is several (`texts.several`)."""
+    rules, number = RULES_OF[kind], bisect(SAMPLED_FROM, temperature)
+    is_sampled = number > 0 and kind == TextKind.PREDICTION and token_ids.max(initial=0) >= layout.FIRST_GAP
+    # With a prior the beginning of one sample is no exact prefix.
+    return rules._replace(limits=SAMPLES + number - 1, prior=1) if is_sampled else rules
 
 
 class Admission:
@@ -82,6 +93,7 @@ class Admission:
         is_fresh: bool = False,
         recipe_packs: int = ALL_PACKS,
         kind: TextKind = TextKind.PREDICTION,
+        rules: TextRules | None = None,
         is_hot: bool = False,
         end_tokens: Sequence[int] = (),
         context: npt.NDArray[np.int32] | None = None,
@@ -94,7 +106,7 @@ class Admission:
         ends = (*end_tokens, *_NO_ENDS)[: layout.MAX_END_TOKENS] if end_tokens else _NO_ENDS
         self._rows[slot] = self._staged[slot] = (
             slot, 1, text.base, num_tokens, shift_of(num_tokens), prompt_len, self._uses_context, recipe_packs,
-            pack_rules(layout.RULES_OF[kind]), is_hot, *ends,
+            pack_rules(rules or RULES_OF[kind]), is_hot, *ends,
         )  # fmt: skip
         self._contexts.pop(slot, None)
         if context is not None:
@@ -114,7 +126,7 @@ class Admission:
         """The slot's request has no prediction any more; what is known of its context stays."""
         _, is_new, *meta = self._rows[slot]
         meta[: layout.OUTPUT_START] = 0, 0, shift_of(0)
-        meta[layout.TEXT_RULES] = pack_rules(layout.RULES_OF[TextKind.PREDICTION])
+        meta[layout.TEXT_RULES] = pack_rules(RULES_OF[TextKind.PREDICTION])
         self._rows[slot] = self._staged[slot] = slot, is_new and slot in self._staged, *meta
         self.is_busy = True
 

@@ -29,7 +29,7 @@ from ..ops.match import MAX_CONTEXT_LEN
 from ..ops.recipes.table import Recipes
 from ..ops.step import make_step
 from . import arena
-from .admission import Admission
+from .admission import Admission, rules_of
 from .arena import ArenaStats, ArenaText
 from .config import DrafterConfig
 
@@ -228,8 +228,9 @@ class Drafter:
                 way, the oldest first.
             end_tokens: token ids that end the request: no draft goes on after one. Ids outside the vocabulary are
                 ignored, and of the others those after the eighth.
-            temperature: of its sampling, finite, 0 for greedy. From 0.85 on confidences are lower; drafts do not
-                depend on it.
+            temperature: of its sampling, finite, 0 for greedy. From 0.85 on confidences are lower. From 0.3 on a
+                prediction of `several.joined` is samples of one prompt, drafted from by tables learned on such;
+                else drafts do not depend on it.
 
         Returns:
             Whether the prediction is held. False: there was no room for it, and the request gets drafts from its
@@ -285,7 +286,8 @@ class Drafter:
                 self._memories[slot] = None
         self._admission.occupy(
             slot, text if is_held else arena.NO_TEXT, prompt_len, is_fresh=is_fresh and is_held,
-            recipe_packs=packs, kind=kind, is_hot=bool(temperature >= HIGH_TEMPERATURE),
+            recipe_packs=packs, rules=rules_of(kind, ids if is_held else ids[:0], temperature),
+            is_hot=bool(temperature >= HIGH_TEMPERATURE),
             end_tokens=[end for end in ends if 0 <= end < self.vocab_size], context=written,
         )  # fmt: skip
         return is_held

@@ -12,6 +12,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 AUDIT = f"import runpy\nrunpy.run_path({str(Path(__file__))!r})['SlotAudit'](self)"
 _MOST_SHOWN = 20
 
@@ -64,6 +66,7 @@ class SlotAudit:
         return slot if slot is not None and ours._occupied[slot] else None
 
     def differs(self, ours: Any, slot: int, request: Any, places: dict[Any, int]) -> list[str]:
+        from gpu_align.drafter.admission import rules_of
         from gpu_align.ops import layout as c
         from vllm_integration.wire import request as wire
 
@@ -78,7 +81,8 @@ class SlotAudit:
         if not length:  # it brings none, or there was no room
             return wrong
         held = ours.drafter._state.prediction_tokens[base : base + length].tolist()
-        kind = c.RULES_OF[given.kind]
+        temperature = getattr(request.sampling_params, "temperature", 0.0)
+        kind = rules_of(given.kind, np.array(told, dtype=np.int64), temperature)
         held_kind = c.unpack_rules(meta[c.TEXT_RULES])
         self.kinds["texts of earlier answers" if given.kind else "predictions"] += 1
         if held != told or held_kind != kind:

@@ -18,6 +18,7 @@ from gpu_align.ops.choose import NUM_CLASSES, SURVIVAL_ONE
 from gpu_align.ops.layout import SEEN, WAYS
 from gpu_align.ops.recipes import LINE_END, NUM_RUNS
 from gpu_align.ops.step import StepLaunch
+from gpu_align.texts.several import joined
 from gpu_align.texts.skeletons import kind_of
 from tests.gpu_align.engine import BACKENDS, device_of, edited, flat_curves, poison, snapshot, use_curves
 from tests.gpu_align.step_oracle import Oracle
@@ -174,7 +175,7 @@ class StepBatch:
             quarters=int(4 * config.length_factor), vocab_size=self.vocab_size, capacity=self.capacity,
             min_match=config.min_match, use_context=config.use_context, kind=request.kind,
             end_tokens=[token for token in request.end_tokens if 0 <= token < self.vocab_size][:8],
-            is_hot=request.temperature >= 0.85,
+            temperature=request.temperature,
         )  # fmt: skip
 
     def add(self, slot: int, request: Running) -> None:
@@ -369,11 +370,15 @@ class StepBatch:
             for gap, k in enumerate(at, c.FIRST_GAP):
                 prediction[k] = gap
             kind = kind_of(prediction)
+        elif kind == TextKind.PREDICTION and prediction and rng.random() < 0.4:  # several samples
+            size, words = len(prediction) // 3 + 1, min(alphabet, self.vocab_size)
+            prediction = joined([edited(rng, prediction, words, size) for _ in range(rng.choice([2, 5]))])
+            prediction = prediction[: self.longest]
         known = self.known.packs
         packs = [None, None, known, known[::-1], known[:1], known[1:], []][len(tokens) % 7]
         # Ids outside of the vocabulary, and more than a slot keeps.
         ends = rng.sample(range(-2, alphabet + 20), rng.choice([0, 0, 1, 3, 12]))
-        temperature = rng.choice([0, 0.7, 1.0])
+        temperature = rng.choice([0, 0.3, 0.7, 1.0])
         return Running(prediction, len(prompt), tokens, done, kind, packs, ends, temperature)
 
     def turn_over(self) -> None:
@@ -411,11 +416,12 @@ class StepBatch:
         return self.step(slots, sampled)
 
     def standing(self) -> dict[str, int]:
-        """Of the requests that are there now: how many are in sync, diverged, have edits."""
+        """Of the requests that are there now: how many are in sync, diverged, have edits, bring samples."""
         oracles = [r.oracle for r in self.running.values() if r.prediction]
         in_sync = sum(oracle.in_sync for oracle in oracles)
         edits = sum(any(e is not None for e in oracle.edits) for oracle in oracles)
-        return {"in sync": in_sync, "diverged": len(oracles) - in_sync, "edits": edits}
+        sampled = sum(oracle.is_sampled for oracle in oracles)
+        return {"in sync": in_sync, "diverged": len(oracles) - in_sync, "edits": edits, "samples": sampled}
 
 
 def random_curves(seed, K):

@@ -73,17 +73,21 @@ class Oracle:
     """One request. `step` takes all its tokens so far and says what is drafted."""
 
     def __init__(self, prediction, prompt_len, tables, *, K, quarters, vocab_size, capacity, min_match=1,
-                 use_context=True, kind=0, end_tokens=(), is_hot=False):  # fmt: skip
+                 use_context=True, kind=0, end_tokens=(), temperature=0):  # fmt: skip
         self.text, self.prompt_len, self.tables = list(prediction), prompt_len, tables
         self.K, self.quarters, self.vocab_size, self.capacity = K, quarters, vocab_size, capacity
         self.min_match, self.use_context = min_match, use_context
         #: Of a memory 32 tokens count as not in sync beforehand, and its beginning is no
         #: beginning of an output.
         self.memory = kind > 0
-        #: Related answers have limits of their own, in the second third of the table; a skeleton in the last.
-        self.limits = max(kind - 1, 0)
-        #: Tokens that end the request; at a high temperature confidences are in the second half of the table.
-        self.end_tokens, self.is_hot = set(end_tokens), is_hot
+        #: Related answers have limits of their own, in the second block of the table; a skeleton in the third;
+        #: several samples at a temperature in the others, and there they are of other classes.
+        self.is_sampled = kind == 0 and temperature >= 0.3 and max(self.text, default=0) >= 2**31 - 2**16
+        heat = (temperature >= 0.6) + (temperature >= 0.85)
+        self.limits = 3 + heat if self.is_sampled else max(kind - 1, 0)
+        #: Tokens that end the request; at a high temperature confidences are in the second block of the table,
+        #: those of samples in the last three.
+        self.end_tokens, self.block = set(end_tokens), 2 + heat if self.is_sampled else heat // 2
         self.text_bits = index_bits(-(-max(len(self.text), 1) // PAGE) * PAGE)
         self.context_index_bits = context_index_bits(capacity)
         self.seen = 0
@@ -261,11 +265,22 @@ class Oracle:
                 continue
             strength = c.matched + c.common
             margin = strength - (runner_up if t == leader else reach)
+            by_margin = sum(margin >= edge for edge in MARGIN_EDGES)
+            by_adherence = adherence
+            if self.is_sampled:
+                # How many expect another token after as long a match; how many go on alike for 8 tokens, up to 2.
+                others = [(o, self.ahead(o, tokens)) for o in found if o is not None]
+                mine = self.ahead(c, tokens)
+                by_margin = sum(o.matched + o.common >= strength and to[0] != t for o, to in others)
+                by_adherence = min(sum(to == mine for _, to in others) - 1, 2)
             length = sum(strength >= edge for edge in LENGTH_EDGES)
-            classes.append(
-                ((length * 10 + sum(margin >= edge for edge in MARGIN_EDGES)) * 5 + c.place) * 3 + adherence
-            )
+            classes.append(((length * 10 + by_margin) * 5 + c.place) * 3 + by_adherence)
         return classes
+
+    def ahead(self, c: Candidate, tokens: list[int]) -> list[int]:
+        """The next 8 tokens of a candidate; after the end of its text its last one again."""
+        text = tokens if c.own else self.text
+        return [text[min(c.position + i, len(text) - 1)] for i in range(8)]
 
     def compose(self, position: int, num: int, tokens: list[int]) -> list[int]:
         """`num` tokens of the prediction from `position` on, with what was edited before edited again."""
@@ -319,11 +334,11 @@ class Oracle:
             if c is None or c.room <= 0:
                 continue
             num = self.K if c.matched >= MAX_MATCH else min(self.quarters * (c.matched + 1) // 4, self.K)
-            row = class_id + self.limits * len(self.tables.confidence) // 2
+            row = class_id + self.limits * len(self.tables.confidence) // 5
             num = min(num, int(self.tables.max_draft_len[row]))
             value = int(self.tables.expected_accepted[row, num])
             at_start = self.in_sync and cursor == self.num_in_sync == num_output <= MAX_MATCH
-            if i == 4 and at_start and not self.memory:
+            if i == 4 and at_start and not self.memory and not self.is_sampled:
                 num, value = self.K, 2**31 - 1  # all of the output is the beginning of the prediction
             if value > best_value:
                 best, best_value, best_num = i, value, num
@@ -331,7 +346,7 @@ class Oracle:
             return [], -1, 0
         c = found[best]
         assert c is not None
-        class_id = classes[best] + self.is_hot * len(self.tables.confidence) // 2
+        class_id = classes[best] + self.block * len(self.tables.confidence) // 5
         source = 2 if c.own else 4 if self.memory else 1
         if c.own:
             span = len(tokens) - c.position  # a match as long says that the output repeats itself

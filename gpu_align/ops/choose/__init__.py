@@ -17,6 +17,9 @@ ALIGNMENT_CLOSE, ALIGNMENT_FAR, ALIGNMENT_CONTEXT, NUM_ALIGNMENTS = range(2, 6)
 CLOSE_DEFICIT = 16
 #: Adherence: how much of the output was in sync, from `ADHERENCE_LOST` up.
 ADHERENCE_LOST, NUM_ADHERENCES = 0, 3
+#: `TextRules.limits` from here on: the text is several samples of one prompt. There the dissent takes the place of
+#: the margin, and the agreement on the next `AHEAD` tokens that of the adherence.
+SAMPLES, AHEAD = 3, 8
 NUM_CLASSES = NUM_LENGTHS * NUM_MARGINS * NUM_ALIGNMENTS * NUM_ADHERENCES
 #: Probabilities are integers over this, so that kernel and reference add them up to the same bits.
 SURVIVAL_ONE = 1 << 16
@@ -75,6 +78,12 @@ def alignment_bucket(ahead: int, deficit: int) -> int:
 def adherence_of(num_in_sync: int, num_output: int) -> int:
     """Which of the shares 1/8 and 1/2 of the output were in sync with the prediction: 0, 1 or 2 of them."""
     return int32(num_in_sync * 8 >= num_output) + int32(num_in_sync * 2 >= num_output)
+
+
+@rule
+def ahead_of(ahead: int, token: int) -> int:
+    """A hash of tokens and of one more, 0 to 2**31 - 1."""
+    return (ahead * 16777619 + token) & 0x7FFFFFFF
 
 
 @rule

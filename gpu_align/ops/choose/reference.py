@@ -40,21 +40,44 @@ def margins(found: Candidates, adherence: int, margin: IntArray) -> IntArray:
 
 
 @njit
+def votes(request: Request, found: Candidates, space: Workspace) -> None:
+    """Write dissent and agreement of each candidate to `margin` and `class_id`."""
+    ahead, dissent, agreement = space.key, space.margin, space.class_id
+    for lane in range(match.NUM_CANDIDATES):
+        text = request.tokens if found.source[lane] == layout.TEXT_CONTEXT else request.prediction.tokens
+        ahead[lane], dissent[lane], agreement[lane] = found.token[lane], 0, -1
+        for i in range(1, choose.AHEAD if found.position[lane] >= 0 else 1):
+            ahead[lane] = choose.ahead_of(ahead[lane], text[min(found.position[lane] + i, len(text) - 1)])
+    for lane in range(match.NUM_CANDIDATES):
+        for i in range(match.NUM_CANDIDATES):
+            if found.position[i] >= 0:
+                is_other = found.token[i] != found.token[lane] and found.strength[i] >= found.strength[lane]
+                dissent[lane] += int(is_other)
+                agreement[lane] = min(
+                    agreement[lane] + int(ahead[i] == ahead[lane]), choose.NUM_ADHERENCES - 1
+                )
+
+
+@njit
 def classes(
-    found: Candidates, alignment: Alignment, num_output: int, margin: IntArray, class_id: IntArray
-) -> IntArray:
-    """Class of every candidate, in `class_id`; -1 without one. num_output: with the adherence prior."""
+    request: Request, found: Candidates, alignment: Alignment, num_output: int, space: Workspace
+) -> None:
+    """Write the class of every candidate to `class_id`; -1 without one. num_output: with the adherence prior."""
     adherence = choose.adherence_of(alignment.num_in_sync, num_output)
-    margin = margins(found, adherence, margin)
+    margin, class_id = margins(found, adherence, space.margin), space.class_id
+    is_sampled = request.prediction.rules.limits >= choose.SAMPLES
+    if is_sampled:
+        votes(request, found, space)
     for lane in range(match.NUM_CANDIDATES):
         position, bucket = found.position[lane], choose.ALIGNMENT_CONTEXT
         if found.source[lane] != layout.TEXT_CONTEXT:
             bucket = choose.alignment_bucket(position - alignment.cursor, found.deficit[lane])
         length = np.searchsorted(_LENGTH_EDGES, found.strength[lane], side="right")
-        margin_bucket = np.searchsorted(_MARGIN_EDGES, margin[lane], side="right")
-        packed = choose.pack_class(length, margin_bucket, bucket, adherence)
+        by_margin, by_adherence = np.searchsorted(_MARGIN_EDGES, margin[lane], side="right"), adherence
+        if is_sampled:
+            by_margin, by_adherence = margin[lane], class_id[lane]
+        packed = choose.pack_class(length, by_margin, bucket, by_adherence)
         class_id[lane] = packed if position >= 0 else -1
-    return class_id
 
 
 @njit
@@ -85,18 +108,20 @@ def choose_candidate(
     """
     rules = request.prediction.rules
     num_output = max(request.total - request.output_start, 0) + rules.prior
-    class_id = classes(found, alignment, num_output, space.margin, space.class_id)
+    classes(request, found, alignment, num_output, space)
     is_exact = choose.is_exact_prefix(alignment, num_output)
     best, best_num, best_expected = 0, 0, 0
     for lane in range(match.NUM_CANDIDATES):
         if found.position[lane] >= 0:
-            table_row = class_id[lane] + rules.limits * choose.NUM_CLASSES
+            table_row = space.class_id[lane] + rules.limits * choose.NUM_CLASSES
             num, expected = worth(found.matched[lane], table_row, tables, length_quarters)
             if is_exact and lane == match.AT_CURSOR:
                 num, expected = tables.expected_accepted.shape[1] - 1, choose.EXACT_PREFIX
             if expected > best_expected:
                 best, best_num, best_expected = lane, num, expected
+    is_hot = request.meta[layout.IS_HOT]
+    block = rules.limits - 1 if rules.limits >= choose.SAMPLES else is_hot
     return Choice(
         best, to_int(found.source[best]), to_int(found.position[best]), to_int(found.matched[best]),
-        to_int(class_id[best] + request.meta[layout.IS_HOT] * choose.NUM_CLASSES), best_num, best_expected,
+        to_int(space.class_id[best] + block * choose.NUM_CLASSES), best_num, best_expected,
     )  # fmt: skip

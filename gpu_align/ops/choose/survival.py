@@ -45,6 +45,9 @@ MIN_SURVIVAL_BESIDE_SKELETON = 0.5
 #: confidence is this much of what it is below, plus this, where that is less.
 HIGH_TEMPERATURE, HIGH_SLOPE, HIGH_SHIFT = 0.85, 0.6, -0.5
 SHIPPED = Path(__file__).with_name("survival.json")
+#: The temperatures from which on there are tables of several samples of one prompt, and the file of their odds.
+SAMPLED_FROM = (0.3, 0.6, HIGH_TEMPERATURE)
+SAMPLED = Path(__file__).with_name("samples.json")
 #: The number changes where a reader of the old one could not read the new one.
 FORMAT = "gpu-align-survival/2"
 
@@ -59,14 +62,14 @@ def survival_units(probability: float) -> int:
 class SurvivalTables(NamedTuple):
     """The tables of one drafter, on its device, for its K and its thresholds."""
 
-    #: [3 * NUM_CLASSES] int32, 0 to K: drafts after which the survival is below the threshold, for each value of
+    #: [6 * NUM_CLASSES] int32, 0 to K: drafts after which the survival is below the threshold, for each value of
     #: `TextRules.limits`.
     max_draft_len: torch.Tensor
-    #: [3 * NUM_CLASSES, K + 1] int32 in units of 1/`SURVIVAL_ONE`: how many of the first ``min(n, max_draft_len)``
+    #: [6 * NUM_CLASSES, K + 1] int32 in units of 1/`SURVIVAL_ONE`: how many of the first ``min(n, max_draft_len)``
     #: drafts are accepted. A kernel loads this beside `max_draft_len`, not after it.
     expected_accepted: torch.Tensor
-    #: [2 * NUM_CLASSES, K] float32: P(draft k is accepted | the ones before it are), 0 < p <= 1; the second half
-    #: is that at `HIGH_TEMPERATURE` and above.
+    #: [5 * NUM_CLASSES, K] float32: P(draft k is accepted | the ones before it are), 0 < p <= 1; then that at
+    #: `HIGH_TEMPERATURE` and above; then those of samples, for each of `SAMPLED_FROM`.
     confidence: torch.Tensor
 
     @classmethod
@@ -108,31 +111,50 @@ class SurvivalTables(NamedTuple):
         """
         _, _, alignment, adherence = unpack_class(np.arange(NUM_CLASSES))
         is_context, is_followed = alignment == ALIGNMENT_CONTEXT, adherence != ADHERENCE_LOST
-        threshold = np.full(NUM_CLASSES, survival_units(min_survival))
+        plain = np.full(NUM_CLASSES, survival_units(min_survival))
+        threshold = plain.copy()
         threshold[~is_context & ~is_followed] = survival_units(max(min_survival, min_survival_lost))
         related = np.minimum(threshold, survival_units(max(min_survival, MIN_SURVIVAL_RELATED)))
         # A skeleton that is followed goes before the context and recipes: its drafts count as accepted, and no
         # draft as the limit, which a recipe has to reach. Otherwise the answer is prose, or a long value.
         least = survival_units(MIN_SURVIVAL_BESIDE_SKELETON)
         beside = np.maximum(related, least * (is_context & is_followed))
-        is_sure = np.concatenate([[False] * 2 * NUM_CLASSES, ~is_context & is_followed])
-        floor = np.concatenate([[0] * 2 * NUM_CLASSES, (least - 1) * is_followed])[:, None]
+        none = np.zeros(NUM_CLASSES, dtype=int)  # of limits without exceptions
+        is_sure = np.concatenate([none, none, ~is_context & is_followed, none, none, none]).astype(bool)
+        floor = np.concatenate([none, none, (least - 1) * is_followed, none, none, none])[:, None]
         confidence = survival / np.insert(survival[:, :-1], 0, SURVIVAL_ONE, axis=1)
         middle = (np.arange(NUM_BINS) + 0.5) / NUM_BINS
         confidence = np.clip(confidence + np.interp(confidence, middle, calibration), 1e-4, 1)
         below_one = np.minimum(confidence, 0.9999)
         odds = (below_one / (1 - below_one)) ** HIGH_SLOPE * np.exp(HIGH_SHIFT)
         hot = np.minimum(confidence, odds / (1 + odds))
-        thirds = np.tile(survival, (3, 1))
-        is_drafted = thirds >= np.concatenate([threshold, related, beside])[:, None]
-        worth = np.where(is_sure[:, None], SURVIVAL_ONE, thirds)
+        sampled_survival, sampled = sample_curves(survival.shape[1])
+        every = np.concatenate([survival, survival, survival, sampled_survival])
+        is_drafted = every >= np.concatenate([threshold, related, beside, plain, plain, plain])[:, None]
+        worth = np.where(is_sure[:, None], SURVIVAL_ONE, every)
         expected = np.maximum((worth * is_drafted).cumsum(axis=1), floor)
         arrays = (
             is_drafted.sum(axis=1).astype(np.int32),
             np.concatenate([floor, expected], axis=1).astype(np.int32),
-            np.concatenate([confidence, hot]).astype(np.float32),
+            np.concatenate([confidence, hot, sampled]).astype(np.float32),
         )
         return cls(*(torch.from_numpy(array).to(device) for array in arrays))
+
+
+def sample_curves(num_draft_tokens: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Survival in units of 1/`SURVIVAL_ONE` and confidence of drafts from samples, [3 * NUM_CLASSES, K] both."""
+    _, model = read_json(SAMPLED)
+    length, dissent, alignment, agreement = unpack_class(np.arange(NUM_CLASSES))
+    odds = (
+        np.array(model["length"])[1 * (alignment == ALIGNMENT_CONTEXT), length]
+        + np.array(model["dissent"])[dissent]
+    )
+    odds += np.array(model["alignment"])[alignment] + np.array(model["agreement"])[agreement]
+    depth = np.searchsorted(model["depth_edges"], np.arange(1, num_draft_tokens + 1), side="right")
+    odds = (odds[:, None] + np.array(model["depth"])[:, None, depth]).reshape(-1, num_draft_tokens)
+    survival = np.rint((1 / (1 + np.exp(-odds))).cumprod(axis=1) * SURVIVAL_ONE).astype(np.int64)
+    slope, shift = np.array(model["confidence"]).repeat(NUM_CLASSES, axis=0).T[:, :, None]
+    return np.maximum(survival, 1), np.clip(1 / (1 + np.exp(-slope * odds - shift)), 1e-4, 1)
 
 
 @lru_cache(maxsize=4)

@@ -7,10 +7,22 @@ import pytest
 import torch
 
 from gpu_align import Recipes, TextKind
-from gpu_align.ops.choose import ADHERENCE_LOST, ALIGNMENT_CONTEXT, NUM_CLASSES, SURVIVAL_ONE, unpack_class
+from gpu_align.drafter.admission import rules_of
+from gpu_align.ops.choose import (
+    ADHERENCE_LOST,
+    ALIGNMENT_CONTEXT,
+    NUM_ADHERENCES,
+    NUM_ALIGNMENTS,
+    NUM_CLASSES,
+    NUM_LENGTHS,
+    NUM_MARGINS,
+    SURVIVAL_ONE,
+    unpack_class,
+)  # fmt: skip
 from gpu_align.ops.choose.survival import KNOTS, SHIPPED, SurvivalTables, fit_curves, read_survival
 from gpu_align.ops.files import content_hash
 from gpu_align.ops.layout import FIRST_GAP, RULES_OF
+from gpu_align.texts.several import joined
 from tests.gpu_align.engine import BACKENDS, Engine
 
 #: Candidates in a prediction that the output hardly adheres to.
@@ -57,6 +69,38 @@ def test_limits_of_a_text(kind, drafts, sure):
     assert ((first == int(curves[0, 0])) | (first == SURVIVAL_ONE)).all()
 
 
+@pytest.mark.parametrize(
+    ("kind", "texts", "temperature", "limits"),
+    [
+        *(
+            (TextKind.PREDICTION, ([1, 2], [3]), *each)
+            for each in ((0, 0), (0.29, 0), (0.3, 3), (0.85, 5), (9, 5))
+        ),
+        (TextKind.PREDICTION, ([1, 2],), 0.7, 0),
+        (TextKind.PREDICTION, (), 0.7, 0),
+        (TextKind.MEMORY, ([1, 2], [3]), 0.7, 0),
+        (TextKind.RELATED_MEMORY, ([1, 2], [3]), 0.7, 1),
+    ],
+)
+def test_several_predictions_are_samples_from_a_temperature_on(kind, texts, temperature, limits):
+    text = np.array(joined(texts), np.int32)
+    assert rules_of(kind, text, temperature) == RULES_OF[kind]._replace(
+        limits=limits, prior=1 if limits > 2 else RULES_OF[kind].prior
+    )
+
+
+def test_samples_that_agree_are_drafted_further():
+    """More of a sample is drafted the longer it matches, the fewer dissent, the more agree, the cooler it is."""
+    tables = SurvivalTables.load(32, "cpu", None, 0.05, 0.6)
+    shape = (6, NUM_LENGTHS, NUM_MARGINS, NUM_ALIGNMENTS, NUM_ADHERENCES, 33)
+    first = tables.expected_accepted.reshape(shape)[3:, ..., 1]
+    lengths = first[:, 1:, :, :ALIGNMENT_CONTEXT]
+    assert (lengths.diff(dim=1) >= 0).all()
+    assert (first.diff(dim=2) <= 0).all()
+    assert (first.diff(dim=4) >= 0).all()
+    assert (first.diff(dim=0) <= 0).all()
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_beside_a_skeleton_that_is_followed_a_recipe_has_to_be_likely(backend):
     skeleton, related = TextKind.SKELETON, TextKind.RELATED_MEMORY
@@ -71,7 +115,8 @@ def test_beside_a_skeleton_that_is_followed_a_recipe_has_to_be_likely(backend):
 @pytest.mark.parametrize("K", [1, 65])
 def test_the_shipped_table_fits_any_number_of_drafts(K):
     tables = SurvivalTables.load(K, "cpu", None, 0.05, 0.6)
-    assert tables.expected_accepted.shape == (3 * NUM_CLASSES, K + 1)
+    assert tables.expected_accepted.shape == (6 * NUM_CLASSES, K + 1)
+    assert tables.confidence.shape == (5 * NUM_CLASSES, K)
     assert (tables.max_draft_len >= 0).all()
     assert (tables.max_draft_len <= K).all()
     assert (tables.expected_accepted[:, 1:] >= tables.expected_accepted[:, :-1]).all()

@@ -13,7 +13,8 @@ import pytest
 from gpu_align import DrafterConfig, Source
 from gpu_align.ops.choose import NUM_CLASSES, SURVIVAL_ONE
 from gpu_align.ops.recipes import LINE_END, NUM_RUNS
-from tests.gpu_align.engine import BACKENDS, INTERPRETED, distinct, drafted, flat_curves
+from gpu_align.texts.several import joined
+from tests.gpu_align.engine import BACKENDS, INTERPRETED, distinct, drafted, edited, flat_curves
 from tests.gpu_align.step_batch import Known, Running, StepBatch, StepRow, random_curves
 
 Tokens = list[int]
@@ -50,7 +51,7 @@ def test_random_batches(backends: list[str], pytestconfig: pytest.Config) -> Non
                 seen[row.source] += 1
             else:
                 seen += row
-    kinds = {"nothing", "prediction", "context", "memory", "in sync", "diverged", "edits"}
+    kinds = {"nothing", "prediction", "context", "memory", "in sync", "diverged", "edits", "samples"}
     assert set(seen) == kinds | ({"recipe"} if len(backends) > 1 else set())
 
 
@@ -321,6 +322,29 @@ def test_the_longest_match_takes_all_drafts() -> None:
     for request in batch.running.values():
         request.done = len(request.tokens)
     assert step(batch, batch.running) == {0: [], 1: text[64:80]}
+
+
+def test_samples_are_drafted_from_by_tables_of_their_own() -> None:
+    """Several predictions, from a temperature of 0.3 on; below, and for one prediction, drafts are as ever."""
+    rng, heats = random.Random(4), (0.0, 0.29, 0.3, 0.6, 0.85, 1.5)
+    text = [rng.randrange(12) for _ in range(40)]
+    samples = [edited(rng, text, 12, 40) for _ in range(6)]
+    given = [(joined(samples[1:]), heat) for heat in heats] + [(samples[1], heat) for heat in (0.0, 0.7)]
+    batch = StepBatch(rng, max_slots=len(given), capacity=64)
+    for slot, (prediction, temperature) in enumerate(given):
+        tokens = [*text[:4], *samples[0]]
+        batch.add(slot, Running(prediction, 4, tokens, 4, temperature=temperature))
+    drafts: list[list[Any]] = [[] for _ in given]
+    for done in range(5, 44, 5 if INTERPRETED else 1):
+        for request in batch.running.values():
+            request.done = done
+            request.splits.append(done)
+        rows = batch.step(range(len(given)), [1] * len(given))
+        check(rows)
+        for slot, row in enumerate(rows):
+            drafts[slot].append(row.expected)
+    assert drafts[0] == drafts[1] != drafts[2] != drafts[3] != drafts[4] == drafts[5]
+    assert drafts[6] == drafts[7]
 
 
 def test_prefill_in_chunks_and_a_long_prompt() -> None:
