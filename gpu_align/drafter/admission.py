@@ -36,9 +36,9 @@ class _Part:
 
 
 def rules_of(kind: TextKind, token_ids: npt.NDArray[np.integer], temperature: float) -> TextRules:
-    """The rules of a request's text. A prediction with gaps is several (`texts.several`)."""
+    """The rules of a request's text. A prediction with joints is several (`texts.several`)."""
     rules, number = RULES_OF[kind], bisect(SAMPLED_FROM, temperature)
-    is_sampled = number > 0 and kind == TextKind.PREDICTION and token_ids.max(initial=0) >= layout.FIRST_GAP
+    is_sampled = number > 0 and kind == TextKind.PREDICTION and token_ids.max(initial=0) >= layout.FIRST_JOINT
     # With a prior the beginning of one sample is no exact prefix.
     return rules._replace(limits=SAMPLES + number - 1, prior=1) if is_sampled else rules
 

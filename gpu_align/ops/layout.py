@@ -56,6 +56,8 @@ NOWHERE = 2**31 - 1
 #: no output token matches one, and a draft ends before it. No two of a text are equal, so that an edit is not
 #: replayed at another gap.
 FIRST_GAP = 2**31 - 2**16
+#: Those from here on stand between whole texts (`texts.several`), the others in a skeleton.
+FIRST_JOINT = 2**31 - 2**8
 
 
 class Source(IntEnum):

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ..ops.layout import FIRST_GAP
+from ..ops.layout import FIRST_GAP, FIRST_JOINT
 
 TokenIds = npt.NDArray[np.int32]
 #: Most texts of a prediction.
 MAX_TEXTS = 256
-#: The first gap between two; the others have the ids below. Those of skeletons begin at the other end.
+#: The first gap between two; the others have the ids below.
 _LAST_GAP = 2**31 - 1
 
 
@@ -42,7 +42,7 @@ def _with_gaps(texts: Iterable[Iterable[int]]) -> list[int]:
 
 def parted(token_ids: TokenIds) -> list[TokenIds]:
     """The texts that `joined` has put together; other gaps stay in them."""
-    gaps = np.flatnonzero(token_ids > _LAST_GAP + 1 - MAX_TEXTS)
+    gaps = np.flatnonzero(token_ids >= FIRST_JOINT)
     return [part[index > 0 :] for index, part in enumerate(np.split(token_ids, gaps))]
 
 

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from .. import match
 from ..layout import Alignment
-from ..rules import int32, rule, where
+from ..rules import int32, int64, rule, where
 
 #: Matched length -> bucket: the first length of each bucket; bucket 0 is "nothing matched".
 LENGTH_EDGES = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, 49, 64)
@@ -83,7 +83,7 @@ def adherence_of(num_in_sync: int, num_output: int) -> int:
 @rule
 def ahead_of(ahead: int, token: int) -> int:
     """A hash of tokens and of one more, 0 to 2**31 - 1."""
-    return (ahead * 16777619 + token) & 0x7FFFFFFF
+    return int32((int64(ahead) * 16777619 + token) & 0x7FFFFFFF)
 
 
 @rule

@@ -89,6 +89,11 @@ def test_several_predictions_are_samples_from_a_temperature_on(kind, texts, temp
     )
 
 
+def test_a_skeleton_after_a_prediction_is_no_other_sample():
+    text = np.array([1, 2, FIRST_GAP, 3, FIRST_GAP + 1], np.int32)
+    assert rules_of(TextKind.PREDICTION, text, 0.7) == RULES_OF[TextKind.PREDICTION]
+
+
 def test_samples_that_agree_are_drafted_further():
     """More of a sample is drafted the longer it matches, the fewer dissent, the more agree, the cooler it is."""
     tables = SurvivalTables.load(32, "cpu", None, 0.05, 0.6)

@@ -279,10 +279,11 @@ builder = interpreter.interpreter_builder
 builder.options = replace(builder.options, debug=True, sanitize_overflow=True)
 import torch, numpy as np
 from gpu_align import Drafter, Recipes
+from gpu_align.texts.several import joined
 recipes = Recipes.from_lists([([1, 2], [3, 4], [0.5, 0.5])], shape_of=np.arange(-8, 42, dtype=np.int32).clip(-2))
 sizes = dict(max_slots=1, max_context_len=16, max_prediction_len=16, num_draft_tokens=4, vocab_size=50)
 drafter = Drafter(**sizes, device="cpu", backend="triton", recipes=recipes)
-drafter.add(0, [1, 2, 3, 9, 10, 11, 12], 0)
+drafter.add(0, joined([[1, 2, 3, 9, 10, 11, 12], [9, 10, 11, 12]]), 0, temperature=0.7)
 total = torch.tensor([6], dtype=torch.int32)
 drafter.total_len.copy_(total)
 drafter.token_ids[0, :6] = torch.tensor([1, 2, 30, 3, 4, 9])
