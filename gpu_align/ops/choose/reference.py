@@ -10,9 +10,11 @@ from ..match import Candidates, Workspace
 from . import Choice
 from .survival import SurvivalTables
 
-_LENGTH_EDGES, _MARGIN_EDGES = (
-    np.array(edges, np.int64) for edges in (choose.LENGTH_EDGES, choose.MARGIN_EDGES)
-)
+#: Above every strength.
+_MOST = 2 * match.MAX_MATCH
+#: The bucket of each strength, and of each margin + `_MOST`: how many edges it has reached.
+LENGTH_BUCKET = np.searchsorted(choose.LENGTH_EDGES, np.arange(_MOST + 1), side="right")
+MARGIN_BUCKET = np.searchsorted(choose.MARGIN_EDGES, np.arange(-_MOST, _MOST + 1), side="right")
 
 
 @njit
@@ -72,10 +74,10 @@ def classes(
         position, bucket = found.position[lane], choose.ALIGNMENT_CONTEXT
         if found.source[lane] != layout.TEXT_CONTEXT:
             bucket = choose.alignment_bucket(position - alignment.cursor, found.deficit[lane])
-        length = np.searchsorted(_LENGTH_EDGES, found.strength[lane], side="right")
-        by_margin, by_adherence = np.searchsorted(_MARGIN_EDGES, margin[lane], side="right"), adherence
+        by_margin, by_adherence = MARGIN_BUCKET[margin[lane] + _MOST], adherence
         if is_sampled:
             by_margin, by_adherence = margin[lane], class_id[lane]
+        length = LENGTH_BUCKET[found.strength[lane]]
         packed = choose.pack_class(length, by_margin, bucket, by_adherence)
         class_id[lane] = packed if position >= 0 else -1
 
