@@ -1,9 +1,9 @@
 """Learn drafts from samples: ``python -m benchmarks.learn.samples [OUT.json]``.
 
 Each sample of a prompt is replayed, with `N` of the others as its prediction. At every position every candidate is
-compared with what came next. That a draft is accepted has log odds, which are a sum: of a part
-by the text and the length of the match, by the dissent, by where it is, by the agreement, and by the temperature
-and how many drafts are before it. Of those that the drafter chooses fewer are accepted; the confidences say so.
+compared with what came next. The log odds that a draft is accepted are a sum of parts: by text and length of the
+match, by dissent, by where it is, by agreement, and by the temperature and how many drafts are before it. Of those
+that the drafter chooses fewer are accepted; the confidences say so.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from gpu_align import DrafterConfig
 from gpu_align.drafter.admission import rules_of
 from gpu_align.ops import choose
 from gpu_align.ops.choose import survival
+from gpu_align.ops.files import write_at_once
 from gpu_align.ops.layout import FIRST_GAP, TEXT_RULES, TextKind, pack_rules, unpack_rules
 from gpu_align.tools.simulate.records import Record
 from gpu_align.tools.tune.fit import CandidateReplay
@@ -145,13 +147,14 @@ def scaled(promised: Array, accepted: npt.NDArray[np.bool_]) -> list[float]:
 
 
 def write(path: Path, parts: dict[str, Array], confidence: Sequence[Sequence[float]]) -> None:
+    """Write a file of odds, and let replays from here on use it."""
     model = {name: np.round(odds, 3).tolist() for name, odds in parts.items()}
     about = {"made_by": "python -m benchmarks.learn.samples", "depth_edges": DEPTH_EDGES}
     rows = [
         f' "{key}": {json.dumps(value)}'
         for key, value in (about | model | {"confidence": confidence}).items()
     ]
-    path.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
+    write_at_once(path, [b"{\n", ",\n".join(rows).encode(), b"\n}\n"])
     survival.SAMPLED = path
 
 
@@ -166,10 +169,12 @@ def main() -> None:
         [record for record, _ in replays_of(prompts, known[unchanged(t)]["samples"], "learned", DRAWS)]
         for t in TEMPERATURES
     ]
-    write(out, {name: np.zeros(shape) for name, shape in PARTS.items()}, [[1.0, 0.0]] * len(TEMPERATURES))
-    parts = fit([observe(Replay(each, t)) for each, t in zip(records, TEMPERATURES, strict=True)])
-    write(out, parts, [[1.0, 0.0]] * len(TEMPERATURES))
-    confidence = [scaled(*chosen(Replay(each, t))) for each, t in zip(records, TEMPERATURES, strict=True)]
+    as_promised = [[1.0, 0.0]] * len(TEMPERATURES)
+    with TemporaryDirectory() as folder:  # what is learned from has files of its own
+        write(Path(folder) / "none", {name: np.zeros(shape) for name, shape in PARTS.items()}, as_promised)
+        parts = fit([observe(Replay(each, t)) for each, t in zip(records, TEMPERATURES, strict=True)])
+        write(Path(folder) / "odds", parts, as_promised)
+        confidence = [scaled(*chosen(Replay(each, t))) for each, t in zip(records, TEMPERATURES, strict=True)]
     write(out, parts, confidence)
     print(f"wrote {out}; confidence {confidence}")
 
