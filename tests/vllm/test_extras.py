@@ -271,7 +271,7 @@ def test_parts_that_fail_at_the_start_cost_themselves_alone(runner: str, bench: 
 
 #: Groups of extras that an engine installs, those of one runner apart; and what has to be asked for.
 MISSING = {
-    "": ("usage", "step_log", "memory", "dump", "parameters", "recipes", "times"),
+    "": ("usage", "step_log", "memory", "dump", "parameters", "samples", "recipes", "times"),
     "V1": ("usage_v1", "seeds"),
     "V2": ("graphs", "draws"),
 }
