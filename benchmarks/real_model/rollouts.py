@@ -217,7 +217,7 @@ def measure(cells: Sequence[str]) -> dict[str, Any]:
             drafters = (
                 (ours, same),
                 (CachedSuffixDecoding(4, EarlierResponses(old[n], DEPTH)), []),
-                (ours, others[0]),
+                (ours, joined(others)),
                 (CachedSuffixDecoding(4, EarlierResponses(others, DEPTH)), []),
                 (ours, []),
             )
