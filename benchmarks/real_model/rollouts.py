@@ -53,7 +53,14 @@ PROMPTS = (
       ("healthy breakfast foods", "hobbies for winter", "places to see in Rome", "ways to save energy")),
 )  # fmt: skip
 #: Drafters, verified by the own draw and by a coin.
-ROWS = "own draw", "suffix decoding, own draw", "coin", "suffix decoding, coin", "no prediction"
+ROWS = (
+    "own draw",
+    "then the others, own draw",
+    "suffix decoding, own draw",
+    "coin",
+    "suffix decoding, coin",
+    "no prediction",
+)
 Samples = list[list[list[int]]]
 
 
@@ -216,6 +223,7 @@ def measure(cells: Sequence[str]) -> dict[str, Any]:
             whole += new == same
             drafters = (
                 (ours, same),
+                (ours, joined([same, *others])),
                 (CachedSuffixDecoding(4, EarlierResponses(old[n], DEPTH)), []),
                 (ours, joined(others)),
                 (CachedSuffixDecoding(4, EarlierResponses(others, DEPTH)), []),

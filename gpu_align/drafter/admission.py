@@ -92,8 +92,7 @@ class Admission:
         *,
         is_fresh: bool = False,
         recipe_packs: int = ALL_PACKS,
-        kind: TextKind = TextKind.PREDICTION,
-        rules: TextRules | None = None,
+        rules: TextRules,
         is_hot: bool = False,
         end_tokens: Sequence[int] = (),
         context: npt.NDArray[np.int32] | None = None,
@@ -106,7 +105,7 @@ class Admission:
         ends = (*end_tokens, *_NO_ENDS)[: layout.MAX_END_TOKENS] if end_tokens else _NO_ENDS
         self._rows[slot] = self._staged[slot] = (
             slot, 1, text.base, num_tokens, shift_of(num_tokens), prompt_len, self._uses_context, recipe_packs,
-            pack_rules(rules or RULES_OF[kind]), is_hot, *ends,
+            pack_rules(rules), is_hot, *ends,
         )  # fmt: skip
         self._contexts.pop(slot, None)
         if context is not None:

@@ -22,7 +22,7 @@ from ..ops.recipes import ALL_PACKS
 from ..ops.recipes.reference import find_recipe
 from ..ops.recipes.table import Recipes, RecipeTable
 from ..ops.step.reference import choose_draft, load_request, load_state, update_state
-from .admission import Admission
+from .admission import Admission, rules_of
 from .arena import PredictionArena
 from .config import DrafterConfig
 
@@ -62,6 +62,7 @@ class StepView:
         tables: SurvivalTables | None = None,
         recipe_packs: int = ALL_PACKS,
         kind: TextKind = TextKind.PREDICTION,
+        temperature: float = 0.0,
     ) -> None:
         config = config if config is not None else DrafterConfig()
         if tables is None:
@@ -79,10 +80,13 @@ class StepView:
             config.use_context,
         )  # fmt: skip
         for slot, (prediction, prompt_len) in enumerate(zip(predictions, prompt_lens, strict=True)):
-            text = arena.find(np.array(prediction, dtype=np.int32))
+            text = arena.find(ids := np.array(prediction, dtype=np.int32))
             is_fresh = not text.is_held
             arena.take(text)
-            admission.occupy(slot, text, prompt_len, is_fresh=is_fresh, recipe_packs=recipe_packs, kind=kind)
+            admission.occupy(
+                slot, text, prompt_len, is_fresh=is_fresh, recipe_packs=recipe_packs,
+                rules=rules_of(kind, ids, temperature),
+            )  # fmt: skip
         admission.flush()
         self.state = as_arrays(state)
         self.token_ids = rows.numpy()
@@ -175,7 +179,7 @@ class Explainer:
     """Recomputes one request's drafts with the references of a `Drafter`'s operations: ``explainer.at(tokens)``.
 
     prompt_len: tokens of ``tokens`` that are prompt. recipe_packs: bit i: the request uses recipe pack i.
-    kind: of the prediction.
+    kind: of the prediction. temperature: of the sampling, as in `Drafter.add`.
     """
 
     def __init__(
@@ -189,6 +193,7 @@ class Explainer:
         max_context_len: int,
         recipe_packs: int = ALL_PACKS,
         kind: TextKind = TextKind.PREDICTION,
+        temperature: float = 0.0,
     ) -> None:
         config = config if config is not None else DrafterConfig()
         self._prompt_len = prompt_len
@@ -198,8 +203,11 @@ class Explainer:
         table = as_arrays(self._recipes.table(*of_K))
         self._view = StepView(
             [prediction], [prompt_len], max_context_len, num_draft_tokens, config, table,
-            recipe_packs=recipe_packs, kind=kind,
+            recipe_packs=recipe_packs, kind=kind, temperature=temperature,
         )  # fmt: skip
+        limits = layout.unpack_rules(int(self._view.state.slot_meta[0, layout.TEXT_RULES])).limits
+        #: Rows of confidences; of samples, whose classes have other parts, those after both of the others.
+        self._block = limits - 1 if limits >= choose.SAMPLES else 0
 
     def at(self, tokens: Sequence[int]) -> Explanation:
         """The drafter's view after `tokens`, prompt and output; only what is new in them is processed."""
@@ -241,7 +249,8 @@ class Explainer:
         source = "context" if found.source[0, lane] == layout.TEXT_CONTEXT else self._text
         why = "; ".join(self._why(view, lane, num_output, edits))
         # The limits of a class do not apply to an exact prefix: how many, by the confidences.
-        expected = round(float(np.cumprod(self._view.tables.confidence[class_id, :num]).sum()), 2)
+        confidence = self._view.tables.confidence[class_id + self._block * choose.NUM_CLASSES, :num]
+        expected = round(float(np.cumprod(confidence).sum()), 2)
         position, matched = int(found.position[0, lane]), int(found.matched[0, lane])
         return Explained(source, position, matched, expected, why)
 
@@ -255,7 +264,8 @@ class Explainer:
                 yield f"they repeat themselves with period {int(view.remaining[0, lane])}"
             return
         in_sync, num_in_sync = self._view.state.align_state[0, [layout.IN_SYNC, layout.NUM_IN_SYNC]]
-        if in_sync and position == cursor == num_in_sync == num_output and self._text == "prediction":
+        is_prefix = in_sync and position == cursor == num_in_sync == num_output
+        if is_prefix and self._text == "prediction" and not self._block:
             yield "the output so far is the beginning of the prediction"
             return
         ahead = position - cursor
@@ -267,7 +277,7 @@ class Explainer:
         # While the output is in sync with the prediction, the alignment knows no more than the distance.
         if bucket in _WORSE and not in_sync:
             yield _WORSE[bucket]
-        if adherence == choose.ADHERENCE_LOST:
+        if adherence == choose.ADHERENCE_LOST and not self._block:
             yield f"the output follows little of the {self._text}"
         if edits:
             yield f"{edits} edit{'s' if edits > 1 else ''} as before"

@@ -11,7 +11,7 @@ from ..ops.layout import FIRST_GAP, FIRST_JOINT
 
 TokenIds = npt.NDArray[np.int32]
 #: Most texts of a prediction.
-MAX_TEXTS = 256
+MAX_TEXTS = 2**31 - FIRST_JOINT
 #: The first gap between two; the others have the ids below.
 _LAST_GAP = 2**31 - 1
 

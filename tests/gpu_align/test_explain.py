@@ -8,6 +8,8 @@ import pytest
 
 from gpu_align import DrafterConfig
 from gpu_align.drafter.explain import Explainer
+from gpu_align.ops.layout import FIRST_GAP
+from gpu_align.texts.several import joined
 from tests.gpu_align.engine import Engine, edited
 from tests.gpu_align.step_batch import standing_of
 
@@ -16,18 +18,22 @@ SOURCES = {1: "prediction", 2: "context"}
 
 
 @pytest.mark.parametrize("config", [None, DrafterConfig(use_context=False, min_survival_lost=0, min_match=2)])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("seed", range(6))
 def test_it_tells_the_source_and_the_place_of_what_the_drafter_drafts(
-    seed: int, config: DrafterConfig | None
+    seed: int, temperature: float, config: DrafterConfig | None
 ) -> None:
+    """With a temperature of two texts, which are samples then."""
     draw = random.Random(seed)
     alphabet = 4 if seed % 2 else 40  # many repetitions, or few
     prompt = [draw.randrange(alphabet) for _ in range(20)]
     prediction = [draw.randrange(alphabet) for _ in range(60)]
     output = edited(draw, prediction, alphabet, 60)
     engine = Engine("reference", max_slots=1, T=WIDTH, N=64, K=K, vocab=VOCABULARY, config=config)
-    engine.add(0, prediction, prompt)
-    explainer = Explainer(prediction, len(prompt), K, config, max_context_len=WIDTH)
+    if temperature:
+        prediction = joined([prediction[:30], prediction[30:]])
+    engine.add(0, prediction, prompt, temperature=temperature)
+    explainer = Explainer(prediction, len(prompt), K, config, max_context_len=WIDTH, temperature=temperature)
     seen, others = set(), 0
     done = 0
     while done <= len(output):
@@ -35,7 +41,8 @@ def test_it_tells_the_source_and_the_place_of_what_the_drafter_drafts(
         [(drafted, length, _, source)] = engine.propose([0])
         explanation = explainer.at(tokens)
         if not length:
-            assert explanation.chosen is None
+            chosen = explanation.chosen
+            assert chosen is None or prediction[chosen.position] >= FIRST_GAP  # nothing, or at a gap
         else:
             chosen = explanation.chosen
             assert chosen is not None
@@ -49,6 +56,7 @@ def test_it_tells_the_source_and_the_place_of_what_the_drafter_drafts(
             copied = drafted[:length] == place[:length]
             assert copied or "as before" in chosen.why
             assert 0 < chosen.expected <= K
+            assert "the beginning of" not in chosen.why or not temperature
             assert chosen not in explanation.others
             others += len(explanation.others)
             seen.add(chosen.why)

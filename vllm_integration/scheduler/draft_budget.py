@@ -91,7 +91,7 @@ class DraftedRequests:
         return len(self._rows)
 
     def rows_of(self, req_ids: Sequence[str]) -> Ints:
-        """[N] the rows of requests, 0 for those that have none; to be read alone."""
+        """[N] the rows of requests, 0 for those that have none; read-only."""
         req_ids = list(req_ids)
         for known, rows in self._known:
             if known == req_ids:

@@ -232,7 +232,6 @@ parameters vllm.sampling_params:SamplingParams
 # Requests with a seed and as many predictions as samples.
 samples vllm.v1.engine.parallel_sampling:ParentRequest
   wrap _get_child_sampling_params(self,index) each sample has its own prediction
-  field sampling_params the seed, and how many samples
 
 v2_start vllm.v1.worker.gpu.model_runner
   wrap init_speculator(vllm_config,device,req_states) put our speculator in its place ⇒ custom_class

@@ -120,6 +120,7 @@ class RequestDrafter:
             max_context_len=self.max_context_len,
             recipe_packs=ALL_PACKS if self.recipes is None else self.recipes.pack_bits(content.recipes),
             kind=content.kind,
+            temperature=content.temperature,
         )
 
     def start_over(self) -> None:

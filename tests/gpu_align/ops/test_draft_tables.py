@@ -104,6 +104,7 @@ def test_samples_that_agree_are_drafted_further():
     assert (first.diff(dim=2) <= 0).all()
     assert (first.diff(dim=4) >= 0).all()
     assert (first.diff(dim=0) <= 0).all()
+    assert all((first.diff(dim=dim) != 0).any() for dim in (0, 1, 2, 4))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
