@@ -4,8 +4,9 @@ Kernels are compiled as their launchers call them, for each target of `BANKS`, a
 on the tests' cases. Drafts **and all that is stored** have to be what reference and oracle say; races, accesses
 outside of a tensor or unaligned, and shared memory that is read before it is written are findings.
 
-``--write`` puts the rows of the installed Triton into the pages, beside those of other versions: for another one,
-``pip install --target DIR triton==3.6.0`` and PYTHONPATH=DIR. Exit code 1: something was found.
+``--write`` puts the rows of the installed Triton into the pages, beside those of other versions that ran the same
+kernels: for another one, ``pip install --target DIR triton==3.6.0`` and PYTHONPATH=DIR. Exit code 1: something was
+found.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import typer
 
 from benchmarks import tables
 from benchmarks.compiled import static_check
-from benchmarks.compiled.launches import Launch, in_place_of_triton
+from benchmarks.compiled.launches import OPS, Launch, in_place_of_triton
 from benchmarks.compiled.racing import Findings, RacingMachine, where
 from benchmarks.compiled.sass import Program, disassemble
 from benchmarks.compiled.sass_warp import BANKS
@@ -247,7 +248,8 @@ def entered(program: Program) -> set[int]:
 def main(
     quick: Annotated[bool, typer.Option("--quick", help="few cases, sm_90")] = False,
     write: Annotated[bool, typer.Option("--write", help="put the rows into results and pages")] = False,
-    seconds: Annotated[float, typer.Option(help="for each target")] = 450.0,
+    target: Annotated[list[str] | None, typer.Option(help="one of several, instead of all")] = None,
+    seconds: Annotated[float, typer.Option(help="of the processor, for each target")] = 1500.0,
 ) -> None:
     """Execute the machine code of every kernel beside its reference, in random order, and look for races."""
     static_check.uninterpreted()
@@ -260,16 +262,13 @@ def main(
         CASES["lcs"] = [*CASES["lcs"][:2], lambda rng: lcs_of(rng, 8, 600, 8)]
         CASES["index"][:3] = [lambda rng, bits=bits: indices(rng, bits, is_small=True) for bits in (0, 7)]
     version, is_wrong = triton.__version__, False
-    stored = tables.read("machine_code")
-    for target in ["sm_90"] if quick else BANKS:
-        emulator = Emulator(target)
+    for name in ["sm_90"] if quick else target or BANKS:
+        emulator = Emulator(name)
         wrong = run_cases(emulator, range(1 if quick else 1_000_000), seconds)
         rows = rows_of(emulator, wrong)
-        of = stored["triton"].setdefault(version, {}).setdefault(target, {})
-        of |= {kernel: {"kernel": kernel, **row} for kernel, row in rows.items()}
         if write:
-            tables.write_json(tables.RESULTS / "machine_code.json", stored, depth=4)
-        typer.echo(f"triton {version}, {target}\n\n{markdown(rows)}\n")
+            store(version, name, rows)
+        typer.echo(f"triton {version}, {name}\n\n{markdown(rows)}\n")
         for case, text in wrong.items():
             typer.echo(f"{case}: {text}", err=True)
         races, unreached = Counter[tuple[str, str, str]](), Counter[str]()
@@ -287,6 +286,20 @@ def main(
         subprocess.run([sys.executable, tables.DOCS / "_scripts" / "fill_numbers.py"], check=True)
     if is_wrong:
         raise typer.Exit(1)
+
+
+def store(version: str, target: str, rows: dict[str, dict[str, int]]) -> None:
+    """Put the rows beside those of other targets and versions, as far as these are of the same kernels."""
+    stored, sources = (
+        tables.read("machine_code"),
+        b"".join(p.read_bytes() for p in sorted(OPS.glob("*/kernel.py"))),
+    )
+    if stored.get("kernels") != (kernels := f"{crc32(sources):08x}"):
+        stored = {"made_by": stored["made_by"], "kernels": kernels, "triton": {}}
+    stored["triton"].setdefault(version, {})[target] = {
+        kernel: {"kernel": kernel, **row} for kernel, row in rows.items()
+    }
+    tables.write_json(tables.RESULTS / "machine_code.json", stored, depth=4)
 
 
 def markdown(rows: dict[str, dict[str, int]]) -> str:
