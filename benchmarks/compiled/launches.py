@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.compiled.sass_warp import Memory, constant_bank
+from benchmarks.compiled.sass_memory import Memory, constant_bank
 
 OPS = Path(__file__).parents[2] / "gpu_align" / "ops"
 #: Target → Triton's backend, architecture, lanes of a warp.

@@ -17,8 +17,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from itertools import product
 from typing import Annotated, Any, NamedTuple
 from unittest import mock
 from zlib import crc32
@@ -29,9 +27,9 @@ import typer
 from benchmarks import tables
 from benchmarks.compiled import static_check
 from benchmarks.compiled.launches import OPS, Launch, in_place_of_triton
-from benchmarks.compiled.racing import Findings, RacingMachine, where
+from benchmarks.compiled.racing import Findings, Machine, where
 from benchmarks.compiled.sass import Program, disassemble
-from benchmarks.compiled.sass_warp import BANKS
+from benchmarks.compiled.sass_memory import BANKS
 
 #: Cases that differ, and races, after which a run ends.
 MOST_WRONG = 20
@@ -68,7 +66,7 @@ class Emulator:
         if 0 in launch.grid:
             return
         with launch.in_memory(self.target) as (memory, constants):
-            machine = RacingMachine(
+            machine = Machine(
                 code.program, memory, constants, made.num_warps, shared_start=BANKS[self.target][1],
                 shared_size=made.shared, findings=code.findings, seed=self.rng.randrange(2**32),
             )  # fmt: skip
@@ -157,20 +155,6 @@ CASES: dict[str, list[Callable[[random.Random], None]]] = {
     + [long_contexts],
     "index": [*(lambda rng, bits=bits: indices(rng, bits) for bits in (0, 7, 11)), written],
 }
-
-
-def compile_cases(target: str, name: str) -> dict[str, int]:
-    """Compile what a kind of cases launches, for a GPU that need not be there. Returns a row's fields."""
-    found: set[str] = set()
-
-    def take(launch: Launch) -> None:
-        found.add(launch.compiled.hash)
-
-    with in_place_of_triton(target, take):
-        for case, turn in product(CASES[name], range(2)):
-            with suppress(AssertionError, IndexError, RuntimeError):  # nothing is computed: all is wrong
-                case(random.Random(f"{name} {turn}"))
-    return {"compiled": len(found)}
 
 
 def run_natively(name: str, i: int, seconds: float) -> dict[str, int]:
@@ -299,7 +283,7 @@ def store(version: str, target: str, rows: dict[str, dict[str, int]]) -> None:
     stored["triton"].setdefault(version, {})[target] = {
         kernel: {"kernel": kernel, **row} for kernel, row in rows.items()
     }
-    tables.write_json(tables.RESULTS / "machine_code.json", stored, depth=4)
+    tables.write_json(tables.RESULTS / "machine_code.json", stored)
 
 
 def markdown(rows: dict[str, dict[str, int]]) -> str:

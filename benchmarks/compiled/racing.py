@@ -20,19 +20,13 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.compiled.sass import ALL, OPERATIONS, Array, Instruction, Program
-from benchmarks.compiled.sass_warp import (
-    CONTROL_FLOW,
-    ENDED,
-    LOAD_STORE,
-    Machine,
-    Memory,
-    Warp,
-    is_global,
-    matrix,
-    width_of,
-)
+from benchmarks.compiled.sass import ALL, OPERATIONS, Array, Instruction, Program, Registers
+from benchmarks.compiled.sass_memory import LOAD_STORE, Memory, is_global, matrix, width_of
 
+CONTROL_FLOW = {"BRA", "EXIT", "BSSY", "BSYNC", "BREAK", "WARPSYNC", "CALL", "RET", "YIELD"}
+SHARED = 1 << 18
+#: In place of an instruction's index: the warp is at its end.
+ENDED = -1
 #: Threads of the largest program: thread numbers of program i begin at i times as many.
 THREADS = 1024
 NEVER = 0
@@ -76,20 +70,28 @@ def where(ins: Instruction) -> str:
     return " ".join([ins.name, *own[:1]])
 
 
-class RacingWarp(Warp):
-    """A warp that pauses in front of each access to memory and at each barrier: `run` yields which."""
+class Warp(Registers):
+    """A warp that pauses in front of each access to memory and at each barrier: `run` yields which.
 
-    machine: RacingMachine
+    Lanes follow their own branches as on a GPU: BSSY names the lanes that BSYNC brings together again. mask: those
+    that run the next instruction; paths: other lanes, and where.
+    """
 
-    def __init__(self, machine: RacingMachine, i_warp: int, i_program: int, i_y: int) -> None:
-        super().__init__(machine, i_warp)
-        for axis, i in (("X", i_program), ("Y", i_y)):
-            self.special[f"SR_CTAID.{axis}"] = np.array([i], np.uint32)
+    def __init__(self, machine: Machine, i_warp: int, i_program: int, i_y: int) -> None:
+        numbers = {"SR_CTAID.X": i_program, "SR_CTAID.Y": i_y, "SR_CgaCtaId": 0}
+        special = {"SR_TID.X": (ALL + 32 * i_warp).astype(np.uint32), "SR_LANEID": ALL.astype(np.uint32)}
+        special |= {name: np.array([number], np.uint32) for name, number in numbers.items()}
+        super().__init__(machine.constants, special)
         garbage = np.random.default_rng(machine.rng.randrange(2**32))
         self.r[:255] = garbage.integers(0, 2**32, (255, 32), np.uint32)
         self.ur[:255] = garbage.integers(0, 2**32, (255, 1), np.uint32)
         self.p[:7], self.up[:7] = garbage.random((7, 32)) < 0.5, garbage.random((7, 1)) < 0.5
-        self.i_warp, self.turn, self.pc, self.left = i_warp, 0, 0, MOST_BRANCHES
+        self.machine, self.i_warp, self.turn, self.pc, self.left = machine, i_warp, 0, 0, MOST_BRANCHES
+        self.mask, self.exited = np.ones(32, bool), np.zeros(32, bool)
+        self.paths: list[tuple[int, Array]] = []
+        self.barriers: dict[str, Array] = {}
+        self.meeting: dict[str, int] = {}
+        self.arrived: dict[str, tuple[int, Array]] = {}
 
     def run(self) -> Iterator[str]:
         code, labels = self.machine.program.code, self.machine.program.labels
@@ -124,15 +126,126 @@ class RacingWarp(Warp):
                 pc = self._resume(self._branch(ins, mask, pc, labels))
                 is_whole = bool((self.mask | self.exited).all())
 
+    def addresses(self, ins: Instruction) -> Array:
+        """Of a load or store, [32] int64."""
+        o = next(o for o in ins.operands if o.kind == "M")
+        address = np.zeros(1, np.uint64)
+        is_wide = "desc" in o.text or ".64" in o.text  # sm_80 writes [R2.64+UR4], sm_90 desc[UR4][R2.64]
+        for register, suffix, immediate in o.terms:
+            if register is None:
+                address = address + np.uint64(immediate & (1 << 64) - 1)
+            elif is_wide and (suffix == "64" or register.kind == "UR"):
+                address = address + self.wide(register)
+            else:
+                scale = int(suffix[1:]) if suffix.startswith("X") else 1
+                address = address + self.value(register).astype(np.uint64) * np.uint64(scale)
+        if not is_wide:
+            address = address & np.uint64(0xFFFFFFFF)
+        address = address.view(np.int64)
+        return address if len(address) == 32 else np.broadcast_to(address, (32,))
+
+    def transfer(self, ins: Instruction, mask: Array, addresses: Array) -> None:
+        """Load or store the lanes of `mask`."""
+        name, width = ins.name, width_of(ins)
+        if name == "LDSM":
+            self.r[ins.operands[0].number] = self.machine.shared.view(np.uint32)[matrix(ins, addresses) // 4]
+            return
+        in_global = is_global(ins)
+        block = self.machine.memory.bytes if in_global else self.machine.shared
+        offsets = addresses - (Memory.BASE if in_global else 0)
+        used: Array = offsets[mask]
+        if in_global:
+            self.machine.memory.check(used, width, ins.text)
+        if (used % width).any():
+            raise IndexError(f"{ins.text}: an address that is not a multiple of {width}")
+        if name.startswith("RED"):
+            if not {"MAX", "MIN"} & {*ins.modifiers}:
+                raise NotImplementedError(ins.text)
+            how = np.maximum if "MAX" in ins.modifiers else np.minimum
+            view = block.view(np.int32 if "S32" in ins.modifiers else np.uint32)
+            values = np.broadcast_to(self.value(ins.operands[-1]), (32,)).view(view.dtype)
+            how.at(view, used // 4, values[mask])
+            return
+        data = ins.operands[0] if name.startswith("LD") else ins.operands[1]
+        kind = {1: np.uint8, 2: np.uint16}.get(width, np.uint32)
+        if signed := next((s for s in ("S8", "S16") if s in ins.modifiers), None):
+            kind = np.int8 if signed == "S8" else np.int16
+        view, size = block.view(kind), min(width, 4)
+        at = np.where(mask, offsets, 0) // size
+        for i in range(max(width // 4, 1)):
+            if name.startswith("LD"):
+                self.write(data, view[at + i].astype(np.int64).view(np.uint64).astype(np.uint32), mask, i)
+            else:
+                view[at[mask] + i] = self.r[min(data.number + i, 255)][mask].astype(kind)
+
+    def _resume(self, pc: int) -> int:
+        """The next instruction: `pc`, or that of other lanes if none is left here."""
+        if self.mask.any():
+            return pc
+        if self.paths:
+            pc, self.mask = self.paths.pop()
+            return pc
+        for name, (after, mask) in self.arrived.items():
+            missing = self.barriers[name] & ~mask & ~self.exited
+            if not missing.any() and mask.any():
+                del self.arrived[name]
+                self.mask = mask
+                return after
+        if not self.exited.all():
+            raise RuntimeError("lanes that wait for each other")
+        return ENDED
+
     def _branch(self, ins: Instruction, mask: Array, pc: int, labels: dict[str, int]) -> int:
-        before = len(self.paths)
-        target = super()._branch(ins, mask, pc, labels)
-        if len(self.paths) > before and self.machine.rng.random() < 0.5:
-            after, rest = self.paths.pop()  # the side that is not taken goes first
-            self.paths.append((target, self.mask))
-            self.mask = rest
-            return after
-        return target
+        """The next instruction of the lanes of `self.mask`; those that go elsewhere are set aside."""
+        name = ins.name
+        if name == "BRA" and {"DIV", "CONV"} & {*ins.modifiers}:
+            is_whole = bool((self.mask | self.exited).all())
+            if "CONV" in ins.modifiers and is_whole:
+                return labels[ins.operands[-1].text]
+            if "DIV" in ins.modifiers and not is_whole:
+                raise NotImplementedError(f"{ins.text} of a part of a warp")
+        elif name in ("BRA", "CALL", "RET"):
+            if name == "BRA" and len(ins.operands) > 1:
+                mask = mask & self.predicate(ins.operands[0])
+            # A call keeps its return address itself, in a register, as an offset from the kernel's beginning.
+            if name == "RET":
+                [address] = np.unique(np.broadcast_to(self.wide(ins.operands[0]), (32,))[mask])
+                target = next(i for i, o in enumerate(self.machine.program.code) if o.address == address)
+            else:
+                target = labels[ins.operands[-1].text]
+            if mask.any():
+                if (rest := self.mask & ~mask).any():
+                    sides = (target, mask), (pc + 1, rest)
+                    (target, mask), later = sides[::-1] if self.machine.rng.random() < 0.5 else sides
+                    self.paths.append(later)
+                self.mask = mask
+                return target
+        elif name == "EXIT":
+            self.exited = self.exited | mask
+            self.mask = self.mask & ~mask
+        elif name == "BSSY":
+            self.barriers[ins.operands[0].text] = self.mask.copy()
+            self.meeting[ins.operands[0].text] = labels[ins.operands[1].text]
+        elif name == "BREAK":
+            text = ins.operands[0].text
+            self.barriers[text] = self.barriers[text] & ~mask
+        elif name in ("BSYNC", "WARPSYNC"):
+            key = ins.operands[0].text if name == "BSYNC" else f"{pc}"
+            wanted = self.barriers[key] if name == "BSYNC" else np.ones(32, bool)
+            if name == "WARPSYNC" and "ALL" not in ins.modifiers:  # the lanes that it names
+                [bits] = np.unique(self.value(ins.operands[0]))
+                wanted = (int(bits) >> ALL & 1).astype(bool)
+            wanted = wanted & ~self.exited
+            self.barriers[key] = wanted
+            _, here = self.arrived.pop(key, (0, np.zeros(32, bool)))
+            here = here | mask
+            after = self.meeting.get(key, pc + 1)
+            if not (wanted & ~here).any():
+                self.mask = here
+                return after
+            self.arrived[key] = after, here
+            self.mask = self.mask & ~here
+        return pc + 1
 
     def _access(self, ins: Instruction, mask: Array) -> None:
         name, machine, addresses = ins.name, self.machine, self.addresses(ins)
@@ -223,11 +336,12 @@ class RacingWarp(Warp):
             self.machine.found(what, int(pc), self.pc, int((earlier[bad] == pc).sum()))
 
 
-class RacingMachine(Machine):
-    """The programs of one launch.
+class Machine:
+    """The programs of one launch, on a GPU of their own.
 
     Args:
-        program, memory, constants, num_warps: as of a `Machine`.
+        memory: changed in place.
+        constants: bank 0, with arguments.
         shared_start, shared_size: where shared memory begins, and its bytes.
         seed: of all that is random.
     """
@@ -236,7 +350,8 @@ class RacingMachine(Machine):
         self, program: Program, memory: Memory, constants: bytes, num_warps: int, *, shared_start: int,
         shared_size: int, findings: Findings, seed: int,
     ) -> None:  # fmt: skip
-        super().__init__(program, memory, constants, num_warps)
+        self.program, self.memory, self.constants, self.num_warps = program, memory, constants, num_warps
+        self.shared = np.zeros(SHARED, np.uint8)
         self.shared_start, self.shared_size, self.findings = shared_start, shared_size, findings
         self.rng = random.Random(seed)
         #: By instruction; None of those that change the course of a warp, or its memory.
@@ -260,7 +375,7 @@ class RacingMachine(Machine):
     def _run_program(self, x: int, y: int) -> None:
         self.in_shared = Accesses(len(self.shared))
         self.shared[:] = np.frombuffer(self.rng.randbytes(len(self.shared)), np.uint8)
-        running = {i: RacingWarp(self, i, x, y).run() for i in range(self.num_warps)}
+        running = {i: Warp(self, i, x, y).run() for i in range(self.num_warps)}
         waiting: set[int] = set()
         while running:
             ready = [i for i in running if i not in waiting]

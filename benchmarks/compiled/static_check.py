@@ -7,14 +7,13 @@ a kernel spills; every difference is named.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
-from pathlib import Path
+from itertools import product
 from typing import Annotated, Any
 
 import numpy as np
@@ -25,8 +24,6 @@ from benchmarks import tables
 from benchmarks.compiled.launches import TARGETS, Launch, in_place_of_triton
 from gpu_align import Drafter, Recipes
 from gpu_align.ops.lcs import lcs_length, lcs_prefix_row
-
-TABLE = tables.RESULTS / "static.json"
 
 #: {kernel and constants: {target: {field: value}}}
 Table = dict[str, dict[str, dict[str, Any]]]
@@ -94,11 +91,10 @@ def read(compiled: Any) -> dict[str, Any]:
     return {"registers": registers, "stack": stack, "shared": compiled.metadata.shared}
 
 
-def differences(expected: Table, found: Table) -> list[str]:
-    """A line for each row that differs, or that only one has."""
-    lines = []
-    rows = [(label, target) for table in (expected, found) for label, row in table.items() for target in row]
-    for label, target in dict.fromkeys(rows):
+def differences(expected: Table, found: Table, is_part: bool) -> list[str]:
+    """A line for each row that differs, or that only one has. is_part: further rows of `expected` are none."""
+    lines, targets = [], next(iter(found.values()))
+    for label, target in product(found if is_part else {**expected, **found}, targets):
         a, b = (table.get(label, {}).get(target, {}) for table in (expected, found))
         if a != b:
             lines.append(f"{label}, {target}: {a or 'no row'} in the table, {b or 'no row'} now")
@@ -116,36 +112,6 @@ def _cell(row: dict[str, Any]) -> str:
     """Registers, shared memory."""
     spilt = f", {row['stack']} B stack" if row["stack"] else ""
     return f"{row['registers']}, {row['shared']} B{spilt}"
-
-
-def settle(
-    table: Table,
-    path: Path,
-    renew: bool,
-    wrong: Sequence[str] = (),
-    is_part: bool = False,
-) -> None:
-    """Put what was found into the committed file, beside other versions of Triton, or name what differs from it
-    or is `wrong`; then exit code 1. is_part: rows that the file has besides are no difference."""
-    import triton
-
-    stored = json.loads(path.read_text(encoding="utf-8"))
-    if renew:
-        stored["triton"] = dict(sorted({**stored["triton"], triton.__version__: table}.items()))
-        tables.write_json(path, stored, depth=4)
-    expected: Table | None = stored["triton"].get(triton.__version__)
-    typer.echo(f"\ntriton {triton.__version__}{'' if expected else ', which has no table to compare with'}")
-    targets = next(iter(table.values()))
-    wanted = {
-        label: {target: row for target, row in rows.items() if target in targets}
-        for label, rows in (expected or table).items()
-        if label in table or not is_part
-    }
-    lines = [*wrong, *differences(wanted, table)]
-    for line in lines:
-        typer.echo(line, err=True)
-    if lines:
-        raise typer.Exit(1)
 
 
 def uninterpreted() -> None:
@@ -174,7 +140,19 @@ def main(
         for target, row in rows.items()
         if row["stack"]
     ]
-    settle(table, TABLE, renew, spills, is_part=bool(only))
+    import triton
+
+    stored = tables.read("static")
+    if renew:
+        stored["triton"][triton.__version__] = table
+        tables.write_json(tables.RESULTS / "static.json", stored)
+    expected: Table | None = stored["triton"].get(triton.__version__)
+    typer.echo(f"\ntriton {triton.__version__}{'' if expected else ', which has no table to compare with'}")
+    wrong = spills + (differences(expected, table, bool(only)) if expected else [])
+    for line in wrong:
+        typer.echo(line, err=True)
+    if wrong:
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,11 @@ from __future__ import annotations
 import argparse
 import datetime
 import faulthandler
-import importlib
 import importlib.metadata
 import importlib.util
 import json
 import os
+import pkgutil
 import re
 import shutil
 import signal
@@ -44,19 +44,6 @@ MAX_RESTARTS = 8
 Row = tuple[str, Callable[[], dict[str, Any]]]
 #: device ("cuda", "cpu"), whether sizes are tiny, and the folder of the results → the rows of a stage.
 Rows = Callable[[str, bool, Path], Iterator[Row]]
-
-
-def compile_rows(device: str, is_dry: bool, out: Path) -> Iterator[Row]:
-    """Compile what `cases` launches; needs no GPU. ``GPU_CHECK_TARGET`` names another target than sm_90."""
-    import torch
-
-    from benchmarks.compiled import machine_code
-
-    target = os.environ.get("GPU_CHECK_TARGET", "sm_90")
-    if torch.cuda.is_available():
-        target = "sm_{}{}".format(*torch.cuda.get_device_capability())
-    for name in ["index"] if is_dry else machine_code.CASES:
-        yield f"{target}: {name}", partial(machine_code.compile_cases, target, name)
 
 
 def cases_rows(device: str, is_dry: bool, out: Path) -> Iterator[Row]:
@@ -106,7 +93,7 @@ def sanitizer_rows(device: str, is_dry: bool, out: Path) -> Iterator[Row]:
 
 
 def sanitize(tool: str, name: str, is_dry: bool) -> dict[str, Any]:
-    """Run `sanitized` under the tool; in a dry run one by itself.
+    """Run a case under the tool; in a dry run one by itself.
 
     PyTorch's allocator cuts its tensors out of large blocks, where an overrun ends in another tensor and shows
     nowhere: here each tensor has an allocation of its own.
@@ -118,9 +105,9 @@ def sanitize(tool: str, name: str, is_dry: bool) -> dict[str, Any]:
         raise SkipTest("not installed: compute-sanitizer")
     quiet = ["--report-api-errors", "no"] if tool == "memcheck" else []
     prefix = [] if is_dry else [program, "--tool", tool, *quiet, "--error-exitcode", "99"]
-    code = f"from benchmarks.gpu.__main__ import sanitized; sanitized({name!r})"
+    run = "run_natively({!r}, {}, 0)".format(*SANITIZED[name])
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    call = [*prefix, sys.executable, "-c", code]
+    call = [*prefix, sys.executable, "-c", f"from benchmarks.compiled import machine_code as m; m.{run}"]
     done = subprocess.run(call, env=environment, capture_output=True, text=True)
     lines = (done.stdout + done.stderr).strip().splitlines() or ["it printed nothing"]
     if done.returncode not in (0, 99) and "Traceback" not in done.stderr:
@@ -129,45 +116,26 @@ def sanitize(tool: str, name: str, is_dry: bool) -> dict[str, Any]:
     return {"remark": lines[-1]}
 
 
-def sanitized(name: str) -> None:
-    """The program under a sanitizer: random cases, each compared with the reference."""
-    import random
-
-    from benchmarks.compiled.machine_code import CASES
-
-    kind, i = SANITIZED[name]
-    for turn in range(2):
-        CASES[kind][i](random.Random(f"{turn}"))
-
-
-def rows_of(module: str, function: str = "rows") -> Rows:
-    """Those of a module of this folder, which is imported where they run."""
-    return lambda *args: getattr(importlib.import_module(f"benchmarks.gpu.{module}"), function)(*args)
-
-
-def edits_of(model: str) -> Rows:
-    return lambda *args: edits.rows(model, *args)
-
-
 class Stage(NamedTuple):
-    """One stage: `rows`, or the arguments of pytest in `tests`, in a dry run `dry_tests`."""
+    """One stage: `rows`, or the name of a function that is imported where they run; or the arguments of pytest in
+    `tests`, in a dry run `dry_tests`."""
 
     name: str
     seconds: float
-    rows: Rows | None = None
+    rows: Rows | str = ""
     tests: tuple[str, ...] = ()
     dry_tests: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
 
 
 _ALIGN, _SPECULATOR = "tests/gpu_align", "tests/vllm_integration/test_vllm_speculator.py"
-#: The limits together are `BUDGET`; the last one gets what the others leave. `compile` needs no GPU.
+#: The limits together are `BUDGET`; the last one gets what the others leave.
 STAGES = (
-    *(Stage(model, seconds, edits_of(model), needs=("vllm",)) for model, seconds in edits.SECONDS.items()),
+    *(Stage(name, time, partial(edits.rows, name), needs=("vllm",)) for name, time in edits.SECONDS.items()),
     Stage("cases", 170, cases_rows),
-    Stage("steps", 40, rows_of("steps")),
-    Stage("serve", 90, rows_of("serve"), needs=("vllm",)),
-    Stage("ngram", 30, rows_of("steps", "ngram_rows")),
+    Stage("steps", 40, "steps.rows"),
+    Stage("serve", 90, "serve.rows", needs=("vllm",)),
+    Stage("ngram", 30, "steps.ngram_rows"),
     Stage("speculator", 30, tests=(_SPECULATOR,), dry_tests=(_SPECULATOR, "-k", "launches_nothing"),
           needs=("vllm",)),
     Stage("warm_up", 50, tests=(f"{_ALIGN}/test_warm_up.py",),  # where nothing was compiled before
@@ -183,7 +151,6 @@ STAGES = (
           dry_tests=("benchmarks/alignment", "--benchmark-only", "-k", "1-64-8 or 1-17")),
     Stage("sanitizer", 300, sanitizer_rows),
 )  # fmt: skip
-COMPILE = Stage("compile", 300, compile_rows)
 
 
 def append(path: Path, **fields: Any) -> None:
@@ -255,9 +222,7 @@ def _run_process(stage: Stage, path: Path, seconds: float, is_dry: bool) -> int 
     log = None
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
     environment["GPU_STAGE_SECONDS"] = f"{seconds:.0f}"
-    if stage.name == "compile":
-        environment["TRITON_INTERPRET"] = "0"
-    elif is_dry:
+    if is_dry:
         environment["TRITON_INTERPRET"] = "1"
     if stage.tests:
         tests = stage.dry_tests if is_dry else stage.tests
@@ -307,7 +272,7 @@ def keep(path: Path, stage: str, machine: dict[str, Any], rows: Iterable[dict[st
     results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     made_by = f"python -m benchmarks.gpu {stage} --json {path}"
     results[stage] = {"command": made_by, "machine": machine, "rows": [*rows]}
-    write_json(path, results, depth=3)
+    write_json(path, results)
 
 
 def report(results: dict[str, dict[str, dict[str, Any]]]) -> bool:
@@ -325,9 +290,9 @@ def report(results: dict[str, dict[str, dict[str, Any]]]) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    names = {stage.name: stage for stage in (*STAGES, COMPILE)}
+    names = {stage.name: stage for stage in STAGES}
     parser = command("benchmarks.gpu", __doc__)
-    said = f"of {', '.join(names)}; none: all but the last"
+    said = f"of {', '.join(names)}; none: all"
     parser.add_argument("stages", nargs="*", metavar="STAGE", help=said)
     said = "folder of the results"
     parser.add_argument("--out", type=Path, default=ROOT / ".cache" / "gpu_check", help=said)
@@ -340,8 +305,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"stages: expected of {', '.join(names)}, found {', '.join(unknown)}")
     chosen = [names[name] for name in options.stages] or [*STAGES]
     if options.rows:
-        assert chosen[0].rows is not None
-        rows = chosen[0].rows("cpu" if options.dry_run else "cuda", options.dry_run, options.rows.parent)
+        rows = chosen[0].rows
+        rows = pkgutil.resolve_name(f"benchmarks.gpu.{rows}") if isinstance(rows, str) else rows
+        rows = rows("cpu" if options.dry_run else "cuda", options.dry_run, options.rows.parent)
         run_rows(rows, options.rows, limit=(5 if options.dry_run else 1) * ROW_SECONDS)
         return 0
     end = time.monotonic() + BUDGET
@@ -357,7 +323,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         left, reason = end - time.monotonic(), ""
         if missing := [name for name in stage.needs if importlib.util.find_spec(name) is None]:
             reason = f"not installed: {', '.join(missing)}"
-        elif machine["gpu"] == "none" and not options.dry_run and stage.name != "compile":
+        elif machine["gpu"] == "none" and not options.dry_run:
             reason = "no GPU; --dry-run tries the stages without one"
         elif left < 5:
             reason = "no time left"

@@ -22,16 +22,9 @@ from unittest import SkipTest
 import numpy as np
 import torch
 
+from benchmarks.alignment import workload
 from benchmarks.alignment.device_time import Clock, record
-from benchmarks.alignment.workload import (
-    NUM_DRAFT_TOKENS,
-    VOCAB_SIZE,
-    Steps,
-    Texts,
-    draw_texts,
-    make_recipes,
-    spread,
-)
+from benchmarks.alignment.workload import NUM_DRAFT_TOKENS, VOCAB_SIZE, Steps, Texts, spread
 from gpu_align import Drafter
 from gpu_align.ops.align import GLOBAL_EVERY
 
@@ -94,7 +87,7 @@ AGAIN = (
 
 def texts_of(case: Case, batch: int, num_text: int) -> Texts:
     """The texts of so many requests of this case."""
-    predictions, others = draw_texts(batch, num_text)
+    predictions, others = workload.draw_texts(batch, num_text)
     half = num_text // 2 // GLOBAL_EVERY * GLOBAL_EVERY + case.phase
     outputs, done, prompt_len = predictions, half, 0
     if case.text == "lost":
@@ -118,7 +111,7 @@ class StepBatch(Steps):
 
     def __init__(self, case: Case, batch: int, num_text: int, device: str) -> None:
         self.case, self.device = case, device
-        texts, recipes = texts_of(case, batch, num_text), make_recipes() if case.recipes else None
+        texts, recipes = texts_of(case, batch, num_text), workload.make_recipes() if case.recipes else None
         #: What `total_len` holds, known without asking the device.
         self.written = texts.done
         super().__init__(texts, device, recipes=recipes)

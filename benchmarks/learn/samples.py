@@ -148,13 +148,9 @@ def scaled(promised: Array, accepted: npt.NDArray[np.bool_]) -> list[float]:
 
 def write(path: Path, parts: dict[str, Array], confidence: Sequence[Sequence[float]]) -> None:
     """Write a file of odds, and let replays from here on use it."""
-    model = {name: np.round(odds, 3).tolist() for name, odds in parts.items()}
     about = {"made_by": "python -m benchmarks.learn.samples", "depth_edges": DEPTH_EDGES}
-    rows = [
-        f' "{key}": {json.dumps(value)}'
-        for key, value in (about | model | {"confidence": confidence}).items()
-    ]
-    write_at_once(path, [b"{\n", ",\n".join(rows).encode(), b"\n}\n"])
+    odds = {name: np.round(each, 3).tolist() for name, each in parts.items()}
+    write_at_once(path, [json.dumps(about | odds | {"confidence": confidence}, indent=1).encode()])
     survival.SAMPLED = path
 
 

@@ -20,7 +20,7 @@ from benchmarks.quality.runs import JOBS, make_corpora, pool, read_entries
 from benchmarks.tables import command
 from gpu_align.drafter.config import DrafterConfig
 from gpu_align.ops.choose import NUM_CLASSES
-from gpu_align.ops.choose.survival import SHIPPED, fit_curves, read_table
+from gpu_align.ops.choose.survival import SHIPPED, fit_curves
 from gpu_align.tools.simulate.replay import Record
 from gpu_align.tools.tune import fit
 from gpu_align.tools.tune.fit import NUM_DRAFT_TOKENS, ReplayCounts, at_knots, calibrate, observe
@@ -95,7 +95,7 @@ def learn_table(records: Sequence[Record], config: DrafterConfig, jobs: int = 1)
 
 
 def recalibrated(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A table of `learn_table` or `read_table` with the calibration that one replay asks for: of the records of
+    """A table of `learn_table` with the calibration that one replay asks for: of the records of
     `training_records`, and of the ten kinds of text."""
     of_kinds = [e.record for e in read_entries("kinds-tune") if e.kind == e.text or e.kind in MADE]
     records, curves = _in_order([*training_records(), *of_kinds]), np.array(table["survival"])
@@ -107,12 +107,9 @@ def recalibrated(table: Mapping[str, Any]) -> dict[str, Any]:
 def main() -> None:
     parser = command("benchmarks.learn.survival", __doc__)
     parser.add_argument("out", nargs="?", type=Path, default=SHIPPED, help="default: the shipped table")
-    said = "keep this table's curves, and calibrate it anew"
-    parser.add_argument("--calibrate", type=Path, metavar="TABLE", help=said)
     args = parser.parse_args()
     make_corpora("tune", "kinds-tune")
-    known = args.calibrate and read_table(args.calibrate)
-    table = recalibrated(known or learn_table(training_records(), DrafterConfig(), JOBS))
+    table = recalibrated(learn_table(training_records(), DrafterConfig(), JOBS))
     write_table(table, args.out)
     print(f"wrote {args.out}; calibration {table['calibration']}")
 

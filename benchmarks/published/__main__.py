@@ -20,6 +20,7 @@ import numpy as np
 from benchmarks import tables
 from benchmarks.pictures import GREY, pyplot, save
 from benchmarks.quality.build_suffix_peer import make_ready
+from benchmarks.quality.runs import Counts
 from gpu_align.predictors.base import PredictorOptions, count_accepted
 from gpu_align.tools.policies import OpenAI
 from gpu_align.tools.simulate.replay import (
@@ -41,8 +42,6 @@ LOOKAHEAD = 16
 RESUME_AFTER = {"here: a threshold of 35": 35, "here: 32, as published": 32}
 #: The token that an edit inserts; no letter has its id.
 OTHER = len(ascii_lowercase)
-#: Accepted, rejected.
-Counts = tuple[int, int]
 #: OpenAI's tasks: letters to write, what the draft has at a position, and the published counts.
 TASKS = (
     ("short, correct", SHORT, "correct", 0, (5, 0)),
@@ -74,7 +73,7 @@ def output_of(letters: Sequence[int], kind: str, at: int) -> list[int]:
     }[kind]
 
 
-def usage_of(draft: Sequence[int], output: Sequence[int], resume_after: int = 32) -> Counts:
+def usage_of(draft: Sequence[int], output: Sequence[int], resume_after: int = 32) -> tuple[int, int]:
     """Accepted and rejected, the draft verified from the first token on.
 
     Draft tokens after the last token of the output count as rejected, because they were verified as well.
@@ -108,25 +107,9 @@ def openai() -> dict[str, Any]:
 #: Cascade's: draft tokens a step, as the fork's server was started with; drafters of the table.
 K = 32
 DRAFTERS = {"openai": "OpenAI's", "static_text": "static text", "gpu_align": "`gpu_align`"}
-#: Made files of the curve, lines of each, and percentages of them that the prediction has wrong.
-FILES, LINES, LEVELS = 4, 90, tuple(range(0, 101, 10))
+#: Outputs of the curve for each percentage of the prediction's lines that they do not have.
+FILES, LEVELS = 4, tuple(range(0, 101, 10))
 LAYOUTS = {"scattered": "changed lines scattered", "block": "changed lines in one block"}
-#: Lines of a made function; the names in braces are drawn anew for every line.
-MADE = (
-    "{a} = {verb}_{b}({c}, {n})",
-    "{a} = {b}.{verb}({c})",
-    "{a} = [{b} for {b} in {c} if {b}.{d}]",
-    '{a}["{b}"] = {c}.get("{d}", {n})',
-    "{a}.append({verb}_{b}({c}))",
-    "{a} += {b} * {n} - {c}",
-    "if {a} > {n}: {b} = {c}",
-    'logger.info("{verb} %s of %s", {a}, {b})',
-    'assert {a} is not None, "no {b}"',
-    "{a}, {b} = {c}.split({d})",
-    "for {a} in {b}: {verb}_{c}({a}, {d})",
-    'self.{a} = {b} or {c}["{d}"]',
-)
-LINES_A_FUNCTION = 9
 
 
 class Edit(NamedTuple):
@@ -163,27 +146,14 @@ def equal_lines(prediction: str, output: str) -> float:
     return float(np.isin(lines, prediction.splitlines()).mean())
 
 
-def made_line(rng: random.Random, number: int, words: list[str], verbs: list[str]) -> str:
-    def name() -> str:
-        return "_".join(rng.sample(words, rng.choice((1, 1, 2))))
-
-    if number % LINES_A_FUNCTION == 0:
-        return f"def {rng.choice(verbs)}_{name()}(self, {name()}, {name()}={rng.randrange(100)}):"
-    names = dict(zip("abcd", (name() for _ in range(4)), strict=True))
-    line = rng.choice(MADE).format(**names, verb=rng.choice(verbs), n=rng.randrange(1, 1000))
-    return f"    {line}"
-
-
 def made_pair(layout: str, level: int, number: int) -> tuple[str, str]:
-    """A made file, and the same with so many per cent of its lines written anew."""
-    words, verbs = text_of("words").split(), text_of("verbs").split()
-    rng = random.Random(f"file {number}")
-    lines = [made_line(rng, n, words, verbs) for n in range(LINES)]
-    rng, count = random.Random(f"{layout} {level} {number}"), round(level / 100 * LINES)
-    start = rng.randint(0, LINES - count) if layout == "block" else 0
-    chosen = range(start, start + count) if layout == "block" else rng.sample(range(LINES), count)
-    output = [made_line(rng, n, words, verbs) if n in set(chosen) else line for n, line in enumerate(lines)]
-    return "\n".join([*lines, ""]), "\n".join([*output, ""])
+    """The report, and the same with lines of the game in the place of so many per cent of its lines."""
+    lines, others = (text_of(name).splitlines() for name in ("report", "snake_multiplayer"))
+    rng, count = random.Random(f"{layout} {level} {number}"), round(level / 100 * len(lines))
+    start = rng.randint(0, len(lines) - count)
+    chosen = range(start, start + count) if layout == "block" else rng.sample(range(len(lines)), count)
+    new = dict(zip(chosen, rng.sample(others, count), strict=True))
+    return "\n".join([*lines, ""]), "\n".join([*(new.get(n, line) for n, line in enumerate(lines)), ""])
 
 
 def record_of(prediction: str, output: str) -> Record:
@@ -192,9 +162,7 @@ def record_of(prediction: str, output: str) -> Record:
 
 
 def counts_of(policy: Any, records: Iterable[Record]) -> dict[str, int]:
-    """Steps, accepted and rejected of these records together."""
-    found = [replay(policy, record, K) for record in records]
-    return {name: sum(getattr(pair, name) for pair in found) for name in ("steps", "accepted", "rejected")}
+    return Counts.of(replay(policy, record, K) for record in records).as_json()
 
 
 def cascade() -> dict[str, Any]:
@@ -237,7 +205,9 @@ def letters_table(results: dict[str, Any]) -> str:
             cells.append(f"**{pair}**" if same else pair)
         rows.append([task["name"], "/".join(map(str, task["published"])), *cells])
     rows.append(["tasks that agree", "", *(f"{count} of {len(rows)}" for count in agree.values())])
-    return tables.table(["accepted/rejected", "published", *RESUME_AFTER], rows)
+    most = max(results["openai"]["rejected"])
+    said = f"One divergence rejects at most {most} tokens at each of the {LONG} positions, as published."
+    return f"{tables.table(['accepted/rejected', 'published', *RESUME_AFTER], rows)}\n\n{said}"
 
 
 def edits_table(results: dict[str, Any]) -> str:
@@ -270,19 +240,6 @@ COLOURS = {
     "suffix_decoding_4_deep": ("suffix decoding, factor 4", "#c9534a"),
     "gpu_align": ("gpu-align", "#d98324"),
 }
-
-
-def draw_rejected(found: dict[str, Any]) -> Any:
-    """Rejected tokens by the position of the replaced token."""
-    figure, panel = pyplot().subplots(figsize=(8, 3.2), layout="constrained")
-    panel.bar(range(LONG), found["rejected"], color=COLOURS["openai"][1], width=0.8)
-    panel.axhline(LOOKAHEAD, color=GREY, linestyle="--", linewidth=1, label="never above, as published")
-    at = [(task["at"], task["published"][1]) for task in found["tasks"] if task["name"].endswith("replaced")]
-    panel.plot(*at[-1], "D", color="#ffffff", markeredgecolor="#3a3f47", label="published")
-    panel.legend(loc="upper left", frameon=False, ncols=2)
-    panel.set(xlabel="position of the replaced token in the draft", ylabel="rejected")
-    panel.set(ylim=(0, LOOKAHEAD + 4), yticks=range(0, LOOKAHEAD + 1, 4))
-    return figure
 
 
 def draw_accuracy(curve: dict[str, Any]) -> Any:
@@ -324,9 +281,7 @@ def main() -> None:
     if options.write:
         tables.write_json(tables.RESULTS / "published.json", results)
         tables.fill_file(tables.DOCS / "published.md", BLOCKS, results)
-        images = tables.DOCS / "img"
-        save(draw_rejected(results["openai"]), images / "published-bifurcations.svg")
-        save(draw_accuracy(results["cascade"]["curve"]), images / "published-accuracy.svg")
+        save(draw_accuracy(results["cascade"]["curve"]), tables.DOCS / "img" / "published-accuracy.svg")
 
 
 main()

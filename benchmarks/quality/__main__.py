@@ -13,24 +13,10 @@ from typing import Any
 
 from benchmarks import tables
 from benchmarks.corpus.kinds import KINDS, MODEL, QUALITIES
-from benchmarks.quality import build_suffix_peer, cases, checks, plot
-from benchmarks.quality.checks import K, leads
-from benchmarks.quality.runs import (
-    CACHED,
-    CLAIRVOYANT,
-    WITHOUT_RECIPES,
-    Counts,
-    Entry,
-    Knowledge,
-    Run,
-    knowledge,
-    make_corpora,
-    our_settings,
-    quality_command,
-    read_entries,
-    run_all,
-    total,
-)
+from benchmarks.quality import build_suffix_peer, cases, checks, plot, runs
+from benchmarks.quality.checks import K
+from benchmarks.quality.replays import deciles
+from benchmarks.quality.runs import CACHED, CLAIRVOYANT, WITHOUT_RECIPES, Counts, Entry, Knowledge, Run
 from gpu_align.tools.simulate.policies import OURS
 from gpu_align.tools.simulate.replay import PairResult, load_tokenizer, runnable_policy_names
 
@@ -43,13 +29,13 @@ CASES = ("perfect", "one_line", "unrelated_case", "nothing")
 
 def planned_runs() -> list[Run]:
     """Every drafter with every setting at every K."""
-    runs = []
+    planned = []
     for k in SIZES:
-        settings = (*our_settings(k), dict(WITHOUT_RECIPES))
-        runs += [Run(OURS, k, tuple(setting.items())) for setting in settings]
+        settings = (*runs.our_settings(k), dict(WITHOUT_RECIPES))
+        planned += [Run(OURS, k, tuple(setting.items())) for setting in settings]
         names = [*runnable_policy_names(with_recipes=True), *CACHED, CLAIRVOYANT]
-        runs += [Run(name, k) for name in names if name != OURS and (k == K or name not in ONLY_AT_64)]
-    return list(dict.fromkeys(runs))
+        planned += [Run(name, k) for name in names if name != OURS and (k == K or name not in ONLY_AT_64)]
+    return list(dict.fromkeys(planned))
 
 
 def with_cases(entries: Sequence[Entry]) -> list[Entry]:
@@ -73,19 +59,19 @@ def replays(run: Run, entry: Entry) -> bool:
 
 
 def main() -> None:
-    options = quality_command("benchmarks.quality", __doc__, "quality").parse_args()
+    options = runs.quality_command("benchmarks.quality", __doc__, "quality").parse_args()
     build_suffix_peer.make_ready()
-    make_corpora("test", "tune", "kinds-test")
-    entries = with_cases(read_entries("test")[:: options.one_in])
-    known = knowledge(sorted({e.tokens for e in entries}))
-    results = run_all(planned_runs(), entries, replays, known)
-    rows = measure_kinds(read_entries("kinds-test")[:: options.one_in], known)
+    runs.make_corpora("test", "tune", "kinds-test")
+    entries = with_cases(runs.read_entries("test")[:: options.one_in])
+    known = runs.knowledge(sorted({e.tokens for e in entries}))
+    results = runs.run_all(planned_runs(), entries, replays, known)
+    rows = measure_kinds(runs.read_entries("kinds-test")[:: options.one_in], known)
     found = as_json(results, entries, rows)
     for check in found["checks"]:
         print(check["name"], check["value"], check["wanted"], tables.verdict(check["passed"]), sep=", ")
     tables.write_json(options.json, found)
     if options.one_in == 1:
-        plot.draw_stored(found, tables.DOCS / "img")
+        plot.draw_stored(found)
     holding = sum(check["passed"] for check in found["checks"])
     print(f"{holding} of {len(found['checks'])} checks hold")
 
@@ -96,21 +82,21 @@ def as_json(
     rows: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The numbers of the documentation: integers, so that ratios are computed where they are shown."""
-    test = {run: total(found, entries, lambda e: e.kind not in CASES) for run, found in results.items()}
-    five = {run: total(found, entries, lambda e: e.in_five) for run, found in results.items()}
+    test = {run: runs.total(found, entries, lambda e: e.kind not in CASES) for run, found in results.items()}
+    five = {run: runs.total(found, entries, lambda e: e.in_five) for run, found in results.items()}
 
     def pairs_of(run: Run, kind: str) -> list[PairResult]:
         return [pair for index, pair in sorted(results[run].items()) if entries[index].kind == kind]
 
     ours = Run(OURS, K)
     unrelated, nothing = (Counts.of(pairs_of(ours, kind)) for kind in ("unrelated_case", "nothing"))
+    reliability = deciles(test[ours].by_tenth)
     rows_of_checks = [
         *checks.peer_checks(test),
-        *checks.five_checks(five),
         checks.perfect_check(pairs_of(ours, "perfect")),
         *checks.one_line_checks(pairs_of(ours, "one_line"), pairs_of(Run(CLAIRVOYANT, K), "one_line")),
         *checks.unrelated_checks(unrelated, nothing),
-        checks.reliability_check(test[ours].reliability),
+        checks.reliability_check(reliability),
     ]
     return {
         "made_by": "python -m benchmarks.quality --json benchmarks/results/quality.json",
@@ -124,10 +110,7 @@ def as_json(
             }
             for run in test
         ],
-        "reliability": [
-            {name: None if value != value else round(value, 4) for name, value in decile._asdict().items()}
-            for decile in test[ours].reliability.deciles()
-        ],
+        "reliability": reliability,
         "checks": [check._asdict() for check in rows_of_checks],
         "rows": rows,
     }
@@ -150,15 +133,15 @@ SHOWN = (OURS, NAMED_PEER, "suffix_decoding_deep", "prompt_lookup", "openai", CL
 def measure_kinds(entries: Sequence[Entry], known: Mapping[str, Knowledge]) -> dict[str, Any]:
     """The numbers of the documentation, by label: counts at the default, and the leads over every peer."""
     peers = [name for name in runnable_policy_names() if name != OURS and name not in LEFT_OUT]
-    runs = [Run(OURS, K, tuple(setting.items())) for setting in our_settings(K)]
-    runs += [Run(name, K) for name in (*peers, *CACHED, CLAIRVOYANT)]
-    results, found = run_all(runs, entries, known=known), {}
+    planned = [Run(OURS, K, tuple(setting.items())) for setting in runs.our_settings(K)]
+    planned += [Run(name, K) for name in (*peers, *CACHED, CLAIRVOYANT)]
+    results, found = runs.run_all(planned, entries, known=known), {}
     for label in LABELS:
 
         def is_of(entry: Entry, label: str = label) -> bool:
             return entry.kind == (entry.text if label == ORIGINAL else label)
 
-        sums = {run: total(pairs, entries, is_of) for run, pairs in results.items()}
+        sums = {run: runs.total(pairs, entries, is_of) for run, pairs in results.items()}
         if not sums[Run(OURS, K)].steps:
             continue  # of a quick look
         found[label] = {
@@ -172,7 +155,7 @@ def measure_kinds(entries: Sequence[Entry], known: Mapping[str, Knowledge]) -> d
                 }
                 # The smallest first, after those that ours has no setting for.
                 for lead in sorted(
-                    leads(sums, K), key=lambda lead: (lead.ratio is not None, lead.ratio or 0.0)
+                    checks.leads(sums, K), key=lambda lead: (lead.ratio is not None, lead.ratio or 0.0)
                 )
             ],
         }

@@ -22,6 +22,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +30,9 @@ import torch
 
 from benchmarks import tables
 from benchmarks.learn import survival
-from benchmarks.quality import cases
+from benchmarks.quality import cases, runs
 from benchmarks.quality.checks import K, curve, height, point
-from benchmarks.quality.runs import (
-    JOBS,
-    Counts,
-    Entry,
-    Run,
-    knowledge,
-    make_corpora,
-    quality_command,
-    read_entries,
-    run_records,
-)
+from benchmarks.quality.runs import JOBS, Counts, Entry, Run
 from gpu_align import DrafterConfig
 from gpu_align.tools.simulate.policies import OURS
 from gpu_align.tools.simulate.replay import SWEEP
@@ -130,18 +121,16 @@ def changed(file: str, pattern: str, new: str) -> str:
     return text
 
 
-#: Records over which tokens a step are compared.
-GROUPS = ("test", "five")
 #: What was measured without one mechanism, as the JSON file has it.
 Row = dict[str, Any]
 
 
-def change(row: Row, baseline: Row, group: str) -> float | None:
+def change(row: Row, baseline: Row) -> float | None:
     """By what part tokens a step change at the rejections per accepted draft of the baseline's default.
 
     None where no setting without the mechanism rejects as little.
     """
-    found = [[point(Counts(**each[group])) for each in r["settings"]] for r in (row, baseline)]
+    found = [[point(Counts(**each["test"])) for each in r["settings"]] for r in (row, baseline)]
     reached, present = (height(curve(points), found[1][0].rejected_per_accepted) for points in found)
     return None if reached is None or present is None else round(reached / present - 1, 5)
 
@@ -155,11 +144,8 @@ print(json.dumps(ablation.measured(json.load(sys.stdin))))
 
 
 def measure(name: str, job: Mapping[str, Any]) -> Row:
-    """Measure the drafter without this in a process of its own; a table that was learned already is taken."""
+    """Measure the drafter without this in a process of its own."""
     missing = MECHANISMS[name]
-    # What is learned is the same where only drafting differs.
-    learned = name if missing.change or missing.config else BASELINE
-    table = Path(job["folder"]) / f"{re.sub('[^a-z0-9]+', '-', learned.lower())}.json"
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "row.py")
         script.write_text(_PROCESS, encoding="utf-8")
@@ -168,7 +154,7 @@ def measure(name: str, job: Mapping[str, Any]) -> Row:
             file = Path(folder, "gpu_align", "ops", missing.change[0])
             file.write_text(changed(*missing.change), encoding="utf-8")
         done = subprocess.run(
-            [sys.executable, script], input=json.dumps({**job, "mechanism": name, "table": str(table)}),
+            [sys.executable, script], input=json.dumps({**job, "mechanism": name, "folder": folder}),
             stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "PYTHONPATH": str(tables.ROOT)},
         )  # fmt: skip
     return {"mechanism": name, "instead": missing.instead, **json.loads(done.stdout)}
@@ -177,28 +163,25 @@ def measure(name: str, job: Mapping[str, Any]) -> Row:
 def measured(job: Mapping[str, Any]) -> Row:
     """In that process: learn a survival table without the mechanism, and replay the corpus with it."""
     torch.set_num_threads(1)
-    missing, table = MECHANISMS[job["mechanism"]], Path(job["table"])
-    if not table.is_file():
-        records = survival.training_records()[:: job["one_in"]]
-        survival.write_table(survival.learn_table(records, DrafterConfig(**missing.config)), table)
+    missing, table = MECHANISMS[job["mechanism"]], Path(job["folder"], "survival.json")
+    records = survival.training_records()[:: job["one_in"]]
+    survival.write_table(survival.learn_table(records, DrafterConfig(**missing.config)), table)
     config = {**missing.config, "survival_table": str(table)}
-    known = pickle.loads(Path(job["folder"], "known").read_bytes()) if missing.recipes else {}
-    entries = read_entries("test")[:: job["one_in"]]
+    known = pickle.loads(Path(job["known"]).read_bytes()) if missing.recipes else {}
+    entries = runs.read_entries("test")[:: job["one_in"]]
 
     def replayed(setting: Mapping[str, Any], entries: Sequence[Entry]) -> list[Any]:
+        by_tokens: dict[str, list[Any]] = {}
+        for entry in entries:
+            by_tokens.setdefault(entry.tokens, []).append(entry.record)
         run = Run(OURS, K, tuple(setting.items()))
-        found = {}
-        for tokens in {entry.tokens for entry in entries}:
-            records = [entry.record for entry in entries if entry.tokens == tokens]
-            found[tokens] = iter(run_records(run, records, known.get(tokens)))
-        return [next(found[entry.tokens]) for entry in entries]
+        parts = (runs.run_records(run, those, known.get(tokens)) for tokens, those in by_tokens.items())
+        return [*chain.from_iterable(parts)]
 
-    rows = []
-    for setting in job["settings"]:
-        test = replayed({**setting, **config}, entries)
-        five = [pair for entry, pair in zip(entries, test, strict=True) if entry.in_five]
-        pairs = {"test": test, "five": five}
-        rows.append({"setting": setting, **{name: Counts.of(pairs[name]).as_json() for name in GROUPS}})
+    rows = [
+        {"setting": setting, "test": Counts.of(replayed({**setting, **config}, entries)).as_json()}
+        for setting in job["settings"]
+    ]
     perfect = replayed(config, cases.perfect([entry for entry in entries if entry.is_real]))
     least = sum(pair.steps == cases.least_steps(pair.output_tokens, K) for pair in perfect)
     unrelated = replayed(config, cases.unrelated(cases.hopeless(entries)))
@@ -210,8 +193,7 @@ def measured(job: Mapping[str, Any]) -> Row:
 
 
 def main() -> None:
-    parser = quality_command("benchmarks.quality.ablation", __doc__, "ablation")
-    parser.add_argument("--only", nargs="*", metavar="NAME", help="measure these alone")
+    parser = runs.quality_command("benchmarks.quality.ablation", __doc__, "ablation")
     said = "only see that the library has every line and function that is replaced"
     parser.add_argument("--check", action="store_true", help=said)
     options = parser.parse_args()
@@ -219,23 +201,18 @@ def main() -> None:
         for missing in MECHANISMS.values():
             compile(changed(*missing.change) if missing.change else "", missing.instead, "exec")
         return
-    names = [name for name in MECHANISMS if name == BASELINE or options.only is None or name in options.only]
-    make_corpora("test", "tune")
-    with tempfile.TemporaryDirectory() as folder:
-        # The default and the settings around it: a curve is read at the default's rejections.
-        around = [s for s in SWEEP if 2 <= s["length_factor"] <= 12 and s["min_survival"] <= 0.2]
-        job = {"folder": folder, "one_in": options.one_in, "settings": [{}, *around]}
-        # The shipped recipes in the tokens of the records; earlier outputs are known to other drafters.
-        tokens = sorted({entry.tokens for entry in read_entries("test")[:: options.one_in]})
-        known = {name: each._replace(earlier=()) for name, each in knowledge(tokens).items()}
-        Path(folder, "known").write_bytes(pickle.dumps(known))
-        # The baseline's table is that of all rows that learn the same.
-        rows = [measure(BASELINE, job)]
-        with ThreadPoolExecutor(JOBS) as pool:
-            rows += pool.map(lambda name: measure(name, job), names[1:])
+    runs.make_corpora("test", "tune")
+    # The default and the settings around it: a curve is read at the default's rejections.
+    around = [s for s in SWEEP if 2 <= s["length_factor"] <= 12 and s["min_survival"] <= 0.2]
+    tokens = sorted({entry.tokens for entry in runs.read_entries("test")[:: options.one_in]})
+    with tempfile.NamedTemporaryFile() as known, ThreadPoolExecutor(JOBS) as pool:
+        known.write(pickle.dumps(runs.knowledge(tokens)))
+        known.flush()
+        job = {"known": known.name, "one_in": options.one_in, "settings": [{}, *around]}
+        rows = [*pool.map(lambda name: measure(name, job), MECHANISMS)]
     for row in rows:
-        row["change"] = {group: change(row, rows[0], group) for group in GROUPS}
-        print(row["mechanism"], *(f"{group} {row['change'][group]}" for group in GROUPS), sep=", ")
+        row["change"] = change(row, rows[0])
+        print(row["mechanism"], row["change"], sep=", ")
     made_by = "python -m benchmarks.quality.ablation --json benchmarks/results/ablation.json"
     tables.write_json(options.json, {"made_by": made_by, "one_in": options.one_in, "rows": rows})
 

@@ -1,6 +1,6 @@
-"""The pictures of draft quality: the trade-off at each K, and the reliability diagram.
+"""The picture of draft quality: the trade-off at each K.
 
-``python -m benchmarks.quality.plot`` draws both from benchmarks/results/quality.json, without a replay.
+``python -m benchmarks.quality.plot`` draws it from benchmarks/results/quality.json, without a replay.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from benchmarks.pictures import GREY, pyplot, save
 from benchmarks.quality.checks import Point, our_curve, point
@@ -92,39 +90,20 @@ def _draw_curves(panel: Any, counts: Mapping[Run, Counts], num_draft_tokens: int
     panel.set_xlim(_TICKS[0] * 0.8, None)
 
 
-def draw_reliability(deciles: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Observed acceptance over promised, a dot a decile, as large as its share of the drafts."""
-    figure, panel = pyplot().subplots(figsize=(4.6, 4.6))
-    panel.fill_between([0, 1], [-0.05, 0.95], [0.05, 1.05], color=GREY, alpha=0.2, linewidth=0)
-    panel.plot([0, 1], [0, 1], color=GREY, linewidth=0.8)
-    points = [(d["confidence"], d["accepted"]) for d in deciles if d["drafts"]]
-    drafts = np.array([d["drafts"] for d in deciles if d["drafts"]])
-    shares = drafts / drafts.sum()
-    panel.scatter(*zip(*points, strict=True), color=_OURS, alpha=0.85, zorder=3, s=12 + 400 * shares)
-    for at, share in zip(points, shares, strict=True):
-        label = {"xytext": (8, -4), "textcoords": "offset points", "fontsize": 8, "color": GREY}
-        panel.annotate(f"{share:.1%}", at, **label)
-    panel.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="confidence, mean of a decile", ylabel="share accepted")
-    panel.set_title("does confidence mean what it says?", fontsize=11)
-    figure.tight_layout()
-    save(figure, path, dpi=150)
-
-
 def _xy(points: Sequence[Point]) -> tuple[list[float], list[float]]:
     """Nothing is at 0 on a logarithmic axis: what rejects less than the axis shows stands at its left end."""
     rejected, tokens = zip(*points, strict=True)
     return [max(each, _TICKS[0]) for each in rejected], list(tokens)
 
 
-def draw_stored(numbers: Mapping[str, Any], folder: Path) -> None:
-    """``quality.svg`` and ``reliability.svg``, from the numbers of the documentation."""
+def draw_stored(numbers: Mapping[str, Any], path: Path = DOCS / "img" / "quality.svg") -> None:
+    """From the numbers of the documentation."""
     counts = {
         Run(run["policy"], run["num_draft_tokens"], tuple(run["setting"].items())): Counts(**run["test"])
         for run in numbers["runs"]
     }
-    draw_trade_off(counts, folder / "quality.svg")
-    draw_reliability(numbers["reliability"], folder / "reliability.svg")
+    draw_trade_off(counts, path)
 
 
 if __name__ == "__main__":
-    draw_stored(read("quality"), DOCS / "img")
+    draw_stored(read("quality"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,65 +19,35 @@ from gpu_align.tools.simulate.policies import sizes_for
 from gpu_align.tools.simulate.replay import PairResult, Record, VerifiedStep
 
 
-class Decile(NamedTuple):
-    """The draft tokens whose confidence is in ``[low, low + 0.1)``, the last tenth closed.
-
-    How many, their mean confidence, and the share of them that was accepted; NaN where there are none.
-    """
-
-    low: float
-    drafts: int
-    confidence: float
-    accepted: float
-
-
-@dataclass
-class Reliability:
-    """Verified draft tokens, up to the first wrong one of each draft, by tenths of their confidence.
-
-    Attributes:
-        counts: [3, 10], tokens, the sum of their confidences, and those of them that were accepted. A confidence
-            is that of a token *given the ones before it*.
-    """
-
-    counts: NDArray[np.float64] = field(default_factory=lambda: np.zeros((3, 10)))
-
-    def add(self, confidence: Sequence[float], num_accepted: int) -> None:
-        """Count one draft: `confidence` of its verified tokens, of which the first `num_accepted` were right."""
-        values = np.asarray(confidence, np.float64)
-        # In this form the check refuses NaN, too.
-        if not ((values >= 0) & (values <= 1)).all():
-            raise ValueError(f"confidence: expected 0 <= p <= 1, found {values.tolist()}")
-        tenths = np.minimum((values * 10).astype(np.int64), 9)
-        weights = np.ones(len(values)), values, np.arange(len(values)) < num_accepted
-        self.counts += [np.bincount(tenths, weight, 10) for weight in weights]
-
-    def take(self, other: Reliability) -> None:
-        """Count what `other` has counted, too."""
-        self.counts += other.counts
-
-    def deciles(self) -> list[Decile]:
-        with np.errstate(invalid="ignore"):
-            shares = (self.counts[1:] / self.counts[0]).T.tolist()
-        return [Decile(i / 10, int(self.counts[0, i]), *pair) for i, pair in enumerate(shares)]
-
-    def worst_gap(self, least_share: float = 0.01) -> float:
-        """The largest ``|accepted - confidence|`` of the deciles with at least this share of the tokens, or 0."""
-        large = (d for d in self.deciles() if d.drafts and d.drafts >= least_share * self.counts[0].sum())
-        return max((abs(d.accepted - d.confidence) for d in large), default=0.0)
+def deciles(counts: NDArray[np.float64]) -> list[dict[str, Any]]:
+    """Of `OurPair.by_tenth`: how many draft tokens, their mean confidence, and the share that was accepted."""
+    found: list[dict[str, Any]] = []
+    for i, (drafts, *sums) in enumerate(counts.T.tolist()):
+        confidence, accepted = (round(each / drafts, 4) if drafts else None for each in sums)
+        found.append({"low": i / 10, "drafts": int(drafts), "confidence": confidence, "accepted": accepted})
+    return found
 
 
 @dataclass
 class OurPair(PairResult):
-    """Counts of our drafter on one record, and its confidences beside the accepted drafts."""
+    """Counts of our drafter on one record.
 
-    reliability: Reliability = field(default_factory=Reliability, repr=False)
+    Attributes:
+        by_tenth: [3, 10], verified draft tokens, up to the first wrong one of each draft, by tenths of their
+            confidence, the sum of the confidences, and those of them that were accepted. A confidence is that of a
+            token *given the ones before it*.
+    """
+
+    by_tenth: NDArray[np.float64] = field(default_factory=lambda: np.zeros((3, 10)), repr=False)
 
     def count(self, step: VerifiedStep) -> None:
         super().count(step)
         if step.confidence is not None:
             # The tokens after the first wrong one were not put to the test.
-            self.reliability.add(step.confidence[: min(step.accepted + 1, len(step.draft))], step.accepted)
+            values = np.asarray(step.confidence[: min(step.accepted + 1, len(step.draft))], np.float64)
+            tenths = np.minimum((values * 10).astype(np.int64), 9)
+            weights = np.ones(len(values)), values, np.arange(len(values)) < step.accepted
+            self.by_tenth += [np.bincount(tenths, weight, 10) for weight in weights]
 
 
 def replay_batched(

@@ -15,14 +15,16 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from benchmarks.corpus import build as corpus
 from benchmarks.corpus.build import KIND_SETS, Entry
 from benchmarks.corpus.files import SETS
 from benchmarks.corpus.mix import encoder_of
 from benchmarks.quality import build_suffix_peer
-from benchmarks.quality.replays import OurPair, Reliability, bound, replay_batched
+from benchmarks.quality.replays import OurPair, bound, replay_batched
 from benchmarks.tables import command
 from gpu_align import DrafterConfig, RecipePack, Recipes, Source
 from gpu_align.predictors import TokenPredictor
@@ -175,7 +177,7 @@ class Counts:
     accepted: int = 0
     rejected: int = 0
     rejected_from_prediction: int = 0
-    reliability: Reliability = field(default_factory=Reliability, repr=False)
+    by_tenth: NDArray[np.float64] = field(default_factory=lambda: np.zeros((3, 10)), repr=False)
 
     @classmethod
     def of(cls, pairs: Iterable[PairResult]) -> Counts:
@@ -186,7 +188,7 @@ class Counts:
                 setattr(counts, name, getattr(counts, name) + getattr(pair, name))
             counts.rejected_from_prediction += pair.rejected_from.get(Source.PREDICTION, 0)
             if isinstance(pair, OurPair):
-                counts.reliability.take(pair.reliability)
+                counts.by_tenth += pair.by_tenth
         return counts
 
     @property

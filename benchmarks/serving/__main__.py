@@ -17,20 +17,8 @@ import typer
 
 import gpu_align
 from benchmarks import tables
-from benchmarks.serving.loops import (
-    BATCHES,
-    CLOSED_BATCHES,
-    CLOSED_LEAST,
-    DRAFTER_US,
-    HALF,
-    MIXES,
-    OPEN_BATCHES,
-    RULES,
-    SHOWN_RULE,
-    arrivals,
-    closed,
-    speedups,
-)
+from benchmarks.serving import loops
+from benchmarks.serving.loops import BATCHES, CLOSED_BATCHES, HALF, MIXES, OPEN_BATCHES, RULES, SHOWN_RULE
 from benchmarks.serving.machines import H200, SETUPS, SHOWN, SMALL, Roofline
 from benchmarks.serving.traces import K, load_trace, make_traces
 
@@ -54,8 +42,8 @@ def losses(results: dict[str, Any]) -> list[str]:
     is rejected, and for each gain that is less than `LEAST`, or than `CLOSED_LEAST` of a closed batch."""
     found, table = [], results["rules"]
     for batch, mix in product(CLOSED_BATCHES, (MIXES[0], HALF)):
-        if (value := results["closed"][str(batch)][mix]) < CLOSED_LEAST:
-            found.append(f"a closed batch of {batch}, {mix}: {value:.3f}, less than {CLOSED_LEAST}")
+        if (value := results["closed"][str(batch)][mix]) < loops.CLOSED_LEAST:
+            found.append(f"a closed batch of {batch}, {mix}: {value:.3f}, less than {loops.CLOSED_LEAST}")
     for name, mix in product((name for name in table if name.startswith("plugin")), MIXES[1:]):
         for batch, value in zip(BATCHES, table[name][mix]["worst"], strict=True):
             if value < (least := IN_LARGE if batch >= 64 else NEVER_BELOW):
@@ -149,20 +137,20 @@ def main(
     if not keep_traces:
         make_traces()
     trace, mixes = load_trace("edit"), (*MIXES, HALF)
-    table = {rule: {mix: speedups(rule, mix) for mix in mixes} for rule in RULES}
+    table = {rule: {mix: loops.speedups(rule, mix) for mix in mixes} for rule in RULES}
     results = {
         "made_by": "python -m benchmarks.serving",
         "versions": {"gpu_align": gpu_align.__version__, "python": platform.python_version()},
         "records": len(trace.start) - 1,
         "positions": len(trace.length),
         "num_draft_tokens": K,
-        "drafter_us": DRAFTER_US,
+        "drafter_us": loops.DRAFTER_US,
         "batches": list(BATCHES),
         "fits": {cost.name: [cost.fits(b) for b in BATCHES] for cost in SETUPS if cost.name in SHOWN},
         "setups": [cost.name for cost in SETUPS],
         "rules": table,
-        "arrivals": {str(batch): arrivals(batch) for batch in OPEN_BATCHES},
-        "closed": {str(batch): closed(batch) for batch in CLOSED_BATCHES},
+        "arrivals": {str(batch): loops.arrivals(batch) for batch in OPEN_BATCHES},
+        "closed": {str(batch): loops.closed(batch) for batch in CLOSED_BATCHES},
     }
     typer.echo(one_setup(results))
     if write:

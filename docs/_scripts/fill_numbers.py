@@ -228,22 +228,18 @@ def ablation(numbers: dict[str, Any]) -> str:
     rows = []
     for row in stored["rows"]:
         baseline = row["mechanism"] == "everything"
-        changes = [
-            "–" if c is None else _signed(c) for c in (row["change"][group] for group in ("test", "five"))
-        ]
+        effect = "–" if row["change"] is None else _signed(row["change"])
         if baseline:
-            changes = [" at ".join(_ratios(row["settings"][0][group])) for group in ("test", "five")]
+            effect = " at ".join(_ratios(row["settings"][0]["test"]))
         perfect, unrelated = row["perfect"], row["unrelated"]
         share = unrelated["rejected_from_prediction"] / unrelated["output_tokens"]
         least = f"{perfect['least_steps']}/{perfect['records']}"
         cells = [least, f"{share:.3f}"]
-        rows.append(["nothing" if baseline else row["mechanism"], row["instead"], *changes, *cells])
+        rows.append(["nothing" if baseline else row["mechanism"], row["instead"], effect, *cells])
     first = stored["rows"][0]["settings"][0]["test"]
     every = "" if stored["one_in"] == 1 else f" (every {stored['one_in']}th of the corpus, of both splits)"
-    heads = ["without", "instead", "test split", "five packages", "perfect", "unrelated"]
-    return (
-        tables.table(heads, rows, "llrrrr") + f"\n\nTest split: {first['records']} outputs{every}, K = {K}."
-    )
+    heads = ["without", "instead", "test split", "perfect", "unrelated"]
+    return tables.table(heads, rows, "llrrr") + f"\n\nTest split: {first['records']} outputs{every}, K = {K}."
 
 
 def executed(numbers: dict[str, Any]) -> str:
@@ -305,10 +301,9 @@ def agents(numbers: dict[str, Any]) -> str:
 #: Sets of `benchmarks.agents announced` that the page shows, and its columns.
 ANNOUNCED = {
     "calls": "calls of at most 60 tokens, with their tools",
-    "objects, spaced": 'JSON by a schema, `": "`',
-    "objects, compact": 'JSON by a schema, `":"`',
-    "objects, lines": "JSON by a schema, on lines",
-    "files": "a file in a call, the old one as prediction",
+    "objects, spaced": 'their arguments, by a schema, `": "`',
+    "objects, compact": 'by a schema, `":"`',
+    "objects, lines": "by a schema, on lines",
 }
 ANNOUNCED_COLUMNS = {
     "today, gpu_align": "without skeletons",
@@ -323,17 +318,12 @@ def announced(numbers: dict[str, Any]) -> str:
     rows = []
     for name, told in ANNOUNCED.items():
         counts = [tables.read("announced")[name][column] for column in ANNOUNCED_COLUMNS]
-        rows.append([told, f"{counts[0]['tokens']:,}", *map(_speed, counts)])
+        pairs = (tables.at(each).replace(" ", "\u00a0") for each in counts)
+        rows.append([told, f"{counts[0]['output_tokens']:,}", *pairs])
     return tables.table(["", "tokens", *ANNOUNCED_COLUMNS.values()], rows, "lrrrrr") + (
         "\n\nTokens a step @ rejected per accepted, K = 32 (`python -m benchmarks.agents announced`). Calls are "
-        "those that a public benchmark accepts; the objects have values of one or two words by a seed."
+        "those that a public benchmark accepts."
     )
-
-
-def _speed(counts: dict[str, int]) -> str:
-    """Tokens a step @ rejected per accepted."""
-    pair = counts["tokens"] / counts["steps"], counts["rejected"] / counts["accepted"]
-    return "{:.2f}\u00a0@\u00a0{:.2f}".format(*pair)
 
 
 #: Batches of the tables of times, and their heads.

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shlex
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.gpu import edits
 from benchmarks.gpu.__main__ import BUDGET, STAGES, Stage
+from benchmarks.learn import samples
+from benchmarks.quality.build_suffix_peer import add_to_path
+from benchmarks.real_model import rollouts
+from gpu_align.ops.choose import survival
 
 ROOT = Path(__file__).parents[2]
 #: Module, options, and a pattern of what it prints.
@@ -22,7 +27,7 @@ PROGRAMS = {
     "gpu": ("gpu --dry-run ngram suite --out {out}", "suite"),
     "the names that the ablation replaces": ("quality.ablation --check", ""),
     "what a request announces": (
-        "agents announced --schemas {out}/cache.sqlite",
+        "agents announced {out}",
         r"objects, lines +skeleton, gpu_align",
     ),
     # After a change of a kernel: ``python -m benchmarks.compiled.static_check --write``, of all variants.
@@ -34,6 +39,18 @@ PROGRAMS = {
 }
 
 
+def write_bfcl(folder: Path) -> None:
+    """A call in the files of the Berkeley Function Calling Leaderboard."""
+    properties = {key: {"type": "string"} for key in ("first_name", "last_name", "street")}
+    function = {"name": "find", "parameters": {"type": "dict", "properties": properties}}
+    asked = {"id": "0", "question": [[{"role": "user", "content": "Whom?"}]], "function": [function]}
+    accepted = {"id": "0", "ground_truth": [{"find": {key: ["Ada"] for key in properties}}]}
+    (folder / "possible_answer").mkdir()
+    for name in ("live_simple", "simple_python", "multiple", "live_multiple"):
+        (folder / f"BFCL_v4_{name}.json").write_text(json.dumps(asked))
+        (folder / "possible_answer" / f"BFCL_v4_{name}.json").write_text(json.dumps(accepted))
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_runs(name: str, tmp_path: Path) -> None:
     line, printed = PROGRAMS[name]
@@ -43,12 +60,7 @@ def test_a_program_runs(name: str, tmp_path: Path) -> None:
     if line.startswith("compiled"):
         pytest.importorskip("triton.backends.nvidia")
         env["TRITON_INTERPRET"] = "0"
-    string = {"type": "string", "description": "Vermilion"}
-    names = dict.fromkeys(("first_name", "last_name", "street"), string)
-    with sqlite3.connect(tmp_path / "cache.sqlite") as cache:  # as SchemaStore's package has it
-        cache.execute("create table responses (value blob)")
-        schema = json.dumps({"type": "object", "properties": names})
-        cache.execute("insert into responses values (?)", [b"_content" + schema.encode()])
+    write_bfcl(tmp_path)
     module, *options = shlex.split(line.format(out=tmp_path))
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{module}", *options],
@@ -56,6 +68,38 @@ def test_a_program_runs(name: str, tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert re.search(printed, done.stdout), done.stdout[-3000:]
+
+
+@pytest.fixture
+def sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples of two prompts, in place of a model's."""
+    draw, given = random.Random(0), [[1, 2, 3], [4, 5]]
+    known = {
+        rollouts.unchanged(t): {"samples": [[draw.choices(range(9), k=20) for _ in range(12)] for _ in given]}
+        for t in rollouts.TEMPERATURES
+    }
+    for module in (rollouts, samples):
+        monkeypatch.setattr(module, "rollouts", lambda *_: (given, 9, known))
+
+
+def test_odds_are_learned_from_samples(
+    sampled: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shipped, learned = survival.SAMPLED, tmp_path / "samples.json"
+    monkeypatch.setattr(survival, "SAMPLED", shipped)  # `main` replaces it for this process
+    monkeypatch.setattr(sys, "argv", ["samples", str(learned)])
+    samples.main()
+    found, expected = (json.loads(path.read_text()) for path in (learned, shipped))
+    assert {name: np.shape(found[name]) for name in samples.PARTS} == samples.PARTS
+    assert found.keys() == expected.keys()
+
+
+def test_drafters_are_compared_on_samples(sampled: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_to_path()
+    pytest.importorskip("arctic_inference.suffix_decoding")
+    monkeypatch.setattr(rollouts, "IN_BIN", 20)
+    shown = rollouts.samples_block(rollouts.measure_samples()).splitlines()
+    assert [line.partition(" @ ")[0].count("|") for line in shown[2:]] == [2] * len(rollouts.TEMPERATURES)
 
 
 @pytest.mark.parametrize("stage", [stage for stage in STAGES if stage.tests], ids=lambda stage: stage.name)
