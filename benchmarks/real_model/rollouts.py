@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks import tables
 from benchmarks.quality.build_suffix_peer import add_to_path
+from benchmarks.quality.replays import bound
 from benchmarks.quality.runs import CachedSuffixDecoding, EarlierResponses
 from benchmarks.real_model import model
 from benchmarks.real_model.__main__ import replayed, sums
@@ -60,6 +61,7 @@ ROWS = (
     "coin",
     "suffix decoding, coin",
     "no prediction",
+    "at most",
 )
 Samples = list[list[list[int]]]
 
@@ -221,7 +223,7 @@ def measure(cells: Sequence[str]) -> dict[str, Any]:
         for n, i in itertools.product(range(len(prompts)), range(N)):
             new, same, others = counts["samples"][n][i], old[n][i], old[n][:i] + old[n][i + 1 :]
             whole += new == same
-            drafters = (
+            drafters: Sequence[tuple[Any, list[int]]] = (
                 (ours, same),
                 (ours, joined([same, *others])),
                 (CachedSuffixDecoding(4, EarlierResponses(old[n], DEPTH)), []),
@@ -229,9 +231,10 @@ def measure(cells: Sequence[str]) -> dict[str, Any]:
                 (CachedSuffixDecoding(4, EarlierResponses(others, DEPTH)), []),
                 (ours, []),
             )
-            for name, (drafter, given) in zip(ROWS, drafters, strict=True):
-                record = Record(f"{n} {i}", prompts[n], given, new, str(FOLDER))
-                runs[name] += replayed(drafter, [record], end, t)[0]
+            record = Record(f"{n} {i}", prompts[n], joined(old[n]), new, str(FOLDER))
+            runs[ROWS[-1]].append(bound(record, K))
+            for name, (drafter, given) in zip(ROWS[:-1], drafters, strict=True):
+                runs[name] += replayed(drafter, [replace(record, prediction=given)], end, t)[0]
         found[cell] = {
             "tokens": counts["positions"], "agree": counts["agree"], "coin": round(counts["coin"], 2),
             "samples": len(prompts) * N, "whole": whole, "runs": {name: sums(each) for name, each in runs.items()},
