@@ -7,9 +7,8 @@ OpenAI's service as reverse-engineered (https://vamvas.ch/openai-predicted-outpu
 from __future__ import annotations
 
 import json
-import random
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice, product
 from pathlib import Path
 from string import ascii_lowercase
@@ -18,8 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import tables
-from benchmarks.pictures import GREY, pyplot, save
-from benchmarks.quality.build_suffix_peer import make_ready
 from benchmarks.quality.runs import Counts
 from gpu_align.predictors.base import PredictorOptions, count_accepted
 from gpu_align.tools.policies import OpenAI
@@ -28,7 +25,6 @@ from gpu_align.tools.simulate.replay import (
     load_tokenizer,
     make_policies,
     replay,
-    runnable_policy_names,
 )
 
 TEXTS = Path(__file__).parent / "texts"
@@ -107,9 +103,6 @@ def openai() -> dict[str, Any]:
 #: Cascade's: draft tokens a step, as the fork's server was started with; drafters of the table.
 K = 32
 DRAFTERS = {"openai": "OpenAI's", "static_text": "static text", "gpu_align": "`gpu_align`"}
-#: Outputs of the curve for each percentage of the prediction's lines that they do not have.
-FILES, LEVELS = 4, tuple(range(0, 101, 10))
-LAYOUTS = {"scattered": "changed lines scattered", "block": "changed lines in one block"}
 
 
 class Edit(NamedTuple):
@@ -146,30 +139,11 @@ def equal_lines(prediction: str, output: str) -> float:
     return float(np.isin(lines, prediction.splitlines()).mean())
 
 
-def made_pair(layout: str, level: int, number: int) -> tuple[str, str]:
-    """The report, and the same with lines of the game in the place of so many per cent of its lines."""
-    lines, others = (text_of(name).splitlines() for name in ("report", "snake_multiplayer"))
-    rng, count = random.Random(f"{layout} {level} {number}"), round(level / 100 * len(lines))
-    start = rng.randint(0, len(lines) - count)
-    chosen = range(start, start + count) if layout == "block" else rng.sample(range(len(lines)), count)
-    new = dict(zip(chosen, rng.sample(others, count), strict=True))
-    return "\n".join([*lines, ""]), "\n".join([*(new.get(n, line) for n, line in enumerate(lines)), ""])
-
-
-def record_of(prediction: str, output: str) -> Record:
-    encode = load_tokenizer("tekken").encode
-    return Record("", [], encode(prediction), encode(output), "tekken")
-
-
-def counts_of(policy: Any, records: Iterable[Record]) -> dict[str, int]:
-    return Counts.of(replay(policy, record, K) for record in records).as_json()
-
-
 def cascade() -> dict[str, Any]:
-    """The edits by three drafters; steps by the share of wrong lines, for every drafter."""
-    tasks = []
+    """The edits by three drafters."""
+    tasks, encode = [], load_tokenizer("tekken").encode
     for edit in edits():
-        record = record_of(edit.prediction, edit.output)
+        record = Record("", [], encode(edit.prediction), encode(edit.output), "tekken")
         policies = zip(DRAFTERS, make_policies(list(DRAFTERS), [record], K), strict=True)
         tasks.append({
             "task": edit.name,
@@ -177,20 +151,9 @@ def cascade() -> dict[str, Any]:
             "output_tokens": len(record.output),
             "equal_lines": round(equal_lines(edit.prediction, edit.output), 4),
             "published": edit.published,
-            "here": {name: counts_of(policy, [record]) for name, policy in policies},
+            "here": {name: Counts.of([replay(each, record, K)]).as_json() for name, each in policies},
         })  # fmt: skip
-    names = runnable_policy_names()
-    curve: dict[str, Any] = {"changed": LEVELS}
-    for layout in LAYOUTS:
-        records = [[record_of(*made_pair(layout, level, n)) for n in range(FILES)] for level in LEVELS]
-        policies = zip(names, make_policies(names, [r for found in records for r in found], K), strict=True)
-        curve[layout] = {
-            "output_tokens": [sum(len(r.output) for r in found) for found in records],
-            "steps": {
-                name: [counts_of(policy, found)["steps"] for found in records] for name, policy in policies
-            },
-        }
-    return {"tasks": tasks, "curve": curve}
+    return {"tasks": tasks}
 
 
 def letters_table(results: dict[str, Any]) -> str:
@@ -231,49 +194,13 @@ def edits_table(results: dict[str, Any]) -> str:
 
 #: The blocks of docs/published.md that are made here.
 BLOCKS: dict[str, Callable[[dict[str, Any]], str]] = {"letters": letters_table, "edits": edits_table}
-#: Policy → its label and colour in the picture; the others are thin grey lines.
-COLOURS = {
-    "openai": ("OpenAI's rule", "#4c7fd0"),
-    "static_text": ("Cascade's static text", "#3f9b57"),
-    "cursor": ("no realignment", "#b59a2e"),
-    "prompt_lookup": ("prompt lookup", "#9a6fc4"),
-    "suffix_decoding_4_deep": ("suffix decoding, factor 4", "#c9534a"),
-    "gpu_align": ("gpu-align", "#d98324"),
-}
-
-
-def draw_accuracy(curve: dict[str, Any]) -> Any:
-    """Tokens a step over the share of right lines, for every drafter."""
-    figure, panels = pyplot().subplots(1, 2, figsize=(8, 4.6), sharey=True, layout="constrained")
-    right, share = [100 - level for level in curve["changed"]], np.linspace(0, 1, 201)
-    for panel, (layout, title) in zip(panels, LAYOUTS.items(), strict=True):
-        linear = 1 / (1 - share * (1 - 1 / (K + 1)))
-        panel.plot(
-            100 * share, linear, "--", color=GREY, linewidth=1.2, label="time falls linearly", zorder=2
-        )
-        found = curve[layout]
-        order = [*(name for name in found["steps"] if name not in COLOURS), *COLOURS]  # ours is on top
-        for name in filter(found["steps"].__contains__, order):
-            speed = [n / steps for n, steps in zip(found["output_tokens"], found["steps"][name], strict=True)]
-            label, colour = COLOURS.get(name, (None, GREY))
-            style = {"linewidth": 2, "marker": "o", "zorder": 4} if label else {"linewidth": 0.6, "zorder": 1}
-            panel.plot(right, speed, color=colour, label=label, markersize=3, **style)
-        panel.set_title(title, fontsize=10)
-        panel.set(xlabel="lines that the prediction has right, %", yscale="log")
-        panel.set_yticks(ticks := (1, 2, 4, 8, 16, 32), [f"{tick}×" for tick in ticks])
-        panel.minorticks_off()
-    panels[0].set_ylabel("tokens a verification step")
-    handles = panels[0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
-    return figure
 
 
 def main() -> None:
     parser = tables.command("benchmarks.published", __doc__)
-    said = "into benchmarks/results, the page and its pictures"
+    said = "into benchmarks/results and the page"
     parser.add_argument("--write", action="store_true", help=said)
     options = parser.parse_args()
-    make_ready()
     # Tuples become lists, as in the file.
     results = json.loads(json.dumps({"openai": openai(), "cascade": cascade()}))
     for block in BLOCKS.values():
@@ -281,7 +208,6 @@ def main() -> None:
     if options.write:
         tables.write_json(tables.RESULTS / "published.json", results)
         tables.fill_file(tables.DOCS / "published.md", BLOCKS, results)
-        save(draw_accuracy(results["cascade"]["curve"]), tables.DOCS / "img" / "published-accuracy.svg")
 
 
 main()

@@ -66,9 +66,6 @@ MECHANISMS: dict[str, Mechanism] = {
     "global resync": Mechanism(
         "in sync again near the anchor only", (_RESYNC, "GLOBAL_MATCH = 8, 8", f"GLOBAL_MATCH = {_NEVER}, 8")
     ),
-    "global resync at every 8th token": Mechanism(
-        "at every token", (_RESYNC, "GLOBAL_MATCH = 8, 8", "GLOBAL_MATCH = 1, 8")
-    ),
     "local resync": Mechanism(
         "in sync again by the global resync only",
         _returns("align/reference.py", "_local_ends", "0"),
@@ -98,8 +95,6 @@ MECHANISMS: dict[str, Mechanism] = {
         "after a divergence the cursor stays at the anchor",
         ("align/reference.py", r"row = align\.extend_row\(.*\)", "pass"),
     ),
-    "LCS window of 28": Mechanism("of 14 tokens", (_RESYNC, "\nWINDOW = 28", "\nWINDOW = 14")),
-    "cursor window": Mechanism("the cursor alone", (_MATCH, r"AT_CURSOR \+ 2", "AT_CURSOR + 1")),
     "exact prefix": Mechanism(
         "an exact prefix is a match like any other",
         _returns(_CHOOSE, "is_exact_prefix", "False"),

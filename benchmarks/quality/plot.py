@@ -1,6 +1,7 @@
 """The picture of draft quality: the trade-off at each K.
 
-``python -m benchmarks.quality.plot`` draws it from benchmarks/results/quality.json, without a replay.
+``python -m benchmarks.quality.plot`` draws it from benchmarks/results/quality.json, without a replay. It has no
+background, and a grey that stands out from white and from black; the same numbers give the same file.
 """
 
 from __future__ import annotations
@@ -10,12 +11,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pictures import GREY, pyplot, save
 from benchmarks.quality.checks import Point, our_curve, point
 from benchmarks.quality.runs import CLAIRVOYANT, WITHOUT_RECIPES, Counts, Run
 from benchmarks.tables import DOCS, read
 from gpu_align.tools.simulate.policies import OURS
 
+GREY = "#808080"
+_SETTINGS = {
+    "svg.fonttype": "none", "svg.hashsalt": "gpu-align", "font.family": "sans-serif", "axes.grid": True,
+    "grid.alpha": 0.25, "figure.facecolor": "#ffffff00", "axes.facecolor": "#ffffff00",
+    **dict.fromkeys(("axes.titlecolor", "axes.labelcolor", "axes.edgecolor", "grid.color"), GREY),
+    **dict.fromkeys(("xtick.color", "ytick.color", "legend.labelcolor"), GREY),
+}  # fmt: skip
 _RED, _ORANGE, _WINE, _YELLOW, _BLUE, _SKY = "#e0574f", "#e8862e", "#a8507c", "#c9a227", "#3f7fe0", "#45a5d9"
 _GREEN, _PURPLE, _BROWN = "#5a9e3a", "#9b72cf", "#a07a4a"
 _OURS = "#14a098"
@@ -40,10 +47,23 @@ _TICKS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 TITLE = "Test split of the corpus; each mark is a setting, the large one our default"
 
 
-def draw_trade_off(counts: Mapping[Run, Counts], path: Path) -> None:
-    """One panel a K: tokens a step over rejected per accepted (logarithmic), our curve and every peer."""
+def draw_stored(numbers: Mapping[str, Any], path: Path = DOCS / "img" / "quality.svg") -> None:
+    """One panel a K: tokens a step over rejected per accepted (logarithmic), our curve and every peer.
+
+    numbers: those of the documentation.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams.update(_SETTINGS)
+    from matplotlib.pyplot import subplots
+
+    counts = {
+        Run(run["policy"], run["num_draft_tokens"], tuple(run["setting"].items())): Counts(**run["test"])
+        for run in numbers["runs"]
+    }
     sizes = sorted({run.num_draft_tokens for run in counts})
-    figure, panels = pyplot().subplots(
+    figure, panels = subplots(
         1, len(sizes), figsize=(3.1 * len(sizes), 4.9), sharey=True, layout="constrained"
     )
     for panel, k in zip(panels, sizes, strict=True):
@@ -64,7 +84,7 @@ def draw_trade_off(counts: Mapping[Run, Counts], path: Path) -> None:
     handles = panels[-1].get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
     figure.suptitle(TITLE, fontsize=11, color=GREY)
-    save(figure, path, dpi=150)
+    figure.savefig(path, metadata={"Date": None}, dpi=150)
 
 
 def _draw_curves(panel: Any, counts: Mapping[Run, Counts], num_draft_tokens: int) -> None:
@@ -94,15 +114,6 @@ def _xy(points: Sequence[Point]) -> tuple[list[float], list[float]]:
     """Nothing is at 0 on a logarithmic axis: what rejects less than the axis shows stands at its left end."""
     rejected, tokens = zip(*points, strict=True)
     return [max(each, _TICKS[0]) for each in rejected], list(tokens)
-
-
-def draw_stored(numbers: Mapping[str, Any], path: Path = DOCS / "img" / "quality.svg") -> None:
-    """From the numbers of the documentation."""
-    counts = {
-        Run(run["policy"], run["num_draft_tokens"], tuple(run["setting"].items())): Counts(**run["test"])
-        for run in numbers["runs"]
-    }
-    draw_trade_off(counts, path)
 
 
 if __name__ == "__main__":
