@@ -13,6 +13,7 @@ import torch
 
 from gpu_align.ops import host
 from gpu_align.ops.step.reference import StepReference
+from gpu_align.texts.several import joined
 from tests.gpu_align.engine import Engine, edited
 from tests.modules import ROOT, python
 
@@ -33,7 +34,9 @@ def drafts(num_seeds: int) -> list[object]:
         for _ in range(generator.randint(0, 2)):
             output[generator.randrange(len(output))] = generator.choice(HOSTILE)
         engine = Engine("reference", N=300, T=90)
-        engine.add(1, prediction, prompt)
+        if seed % 2:  # several samples
+            prediction = joined([prediction[:100], edited(generator, prediction, alphabet, 60)[:100]])
+        engine.add(1, prediction, prompt, temperature=0.7)
         while output:
             step, output = output[: (num := generator.choice([1, 2, 5, 30]))], output[num:]
             engine.write(1, step)

@@ -49,7 +49,8 @@ def votes(request: Request, found: Candidates, space: Workspace) -> None:
         text = request.tokens if found.source[lane] == layout.TEXT_CONTEXT else request.prediction.tokens
         ahead[lane], dissent[lane], agreement[lane] = found.token[lane], 0, -1
         for i in range(1, choose.AHEAD if found.position[lane] >= 0 else 1):
-            ahead[lane] = choose.ahead_of(ahead[lane], text[min(found.position[lane] + i, len(text) - 1)])
+            token = text[min(found.position[lane] + i, len(text) - 1)]
+            ahead[lane] = choose.ahead_of(ahead[lane], to_int(token))
     for lane in range(match.NUM_CANDIDATES):
         for i in range(match.NUM_CANDIDATES):
             if found.position[i] >= 0:
