@@ -21,9 +21,9 @@ from benchmarks.real_model.model import K
 from benchmarks.real_model.rollouts import SAMPLES, TEMPERATURES, replays_of, rollouts, unchanged
 from benchmarks.tables import command
 from gpu_align import DrafterConfig
+from gpu_align.drafter import survival
 from gpu_align.drafter.admission import rules_of
 from gpu_align.ops import choose
-from gpu_align.ops.choose import survival
 from gpu_align.ops.files import write_at_once
 from gpu_align.ops.layout import FIRST_GAP, TEXT_RULES, TextKind, pack_rules, unpack_rules
 from gpu_align.tools.simulate.records import Record

@@ -19,8 +19,8 @@ from benchmarks.corpus.kinds import MODEL
 from benchmarks.quality.runs import JOBS, make_corpora, pool, read_entries
 from benchmarks.tables import command
 from gpu_align.drafter.config import DrafterConfig
+from gpu_align.drafter.survival import SHIPPED, fit_curves
 from gpu_align.ops.choose import NUM_CLASSES
-from gpu_align.ops.choose.survival import SHIPPED, fit_curves
 from gpu_align.tools.simulate.replay import Record
 from gpu_align.tools.tune import fit
 from gpu_align.tools.tune.fit import NUM_DRAFT_TOKENS, ReplayCounts, at_knots, calibrate, observe

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from gpu_align.drafter.survival import SHIPPED, fit_curves, read_survival
 from gpu_align.ops.align import MATCH_WEIGHT, rank_of
 from gpu_align.ops.choose import (
     ALIGNMENT_CONTEXT,
@@ -23,7 +24,6 @@ from gpu_align.ops.choose import (
     SURVIVAL_ONE,
     pack_class,
 )
-from gpu_align.ops.choose.survival import SHIPPED, fit_curves, read_survival
 from gpu_align.ops.lcs import lcs_prefix_row
 
 GREY = "#757c86"

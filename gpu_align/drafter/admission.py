@@ -12,11 +12,11 @@ import torch
 
 from ..ops import layout
 from ..ops.choose import SAMPLES
-from ..ops.choose.survival import SAMPLED_FROM
 from ..ops.index import BLOCK, admit, enter_contexts
 from ..ops.layout import RULES_OF, STAGED_ROW, STAGED_TEXT, StepState, TextKind, TextRules, pack_rules
 from ..ops.recipes import ALL_PACKS
 from .arena import ArenaText
+from .survival import SAMPLED_FROM
 
 #: Tokens that one round sends, where more than one text is staged; and rounds on a GPU of which none waits: two of
 #: a step while the GPU is still in the step before.

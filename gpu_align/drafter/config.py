@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
 
-from ..ops.choose.survival import length_quarters, read_table
+import torch
+
+from ..ops.choose import SurvivalTables
 from ..ops.errors import check_int, check_probability, check_type
 from ..ops.layout import StepSettings, context_index_bits
 from ..ops.match import MAX_MATCH
+from .survival import SHIPPED, fit_curves, make_tables, read_survival, read_table
 
 
 @dataclass(frozen=True)
@@ -52,12 +55,24 @@ class DrafterConfig:
 
     def step_settings(self, vocab_size: int, max_context_len: int) -> StepSettings:
         """These settings as a step takes them."""
-        quarters, shift = length_quarters(self.length_factor), 32 - context_index_bits(max_context_len)
+        quarters, shift = int(4 * self.length_factor), 32 - context_index_bits(max_context_len)
         return StepSettings(quarters, self.min_match, vocab_size, shift)
+
+    def tables_for(self, num_draft_tokens: int, device: torch.device | str) -> SurvivalTables:
+        """The survival tables of these settings for K, on a device. ValueError: the file is no table."""
+        curves, calibration = read_survival(
+            SHIPPED if self.survival_table is None else Path(self.survival_table)
+        )
+        survival = fit_curves(curves, num_draft_tokens)
+        return make_tables(survival, device, self.min_survival, self.min_survival_lost, calibration)
 
     def __post_init__(self) -> None:
         check_type("length_factor", self.length_factor, Real, "a number")
-        length_quarters(self.length_factor)
+        quarters = 4 * self.length_factor
+        # The upper end keeps its product with a matched length within the kernel's 32 bits.
+        if not (0 <= quarters <= 1 << 22 and quarters == int(quarters)):
+            expected = "a multiple of 0.25 from 0 to 2^20"
+            raise ValueError(f"length_factor: expected {expected}, found {self.length_factor}")
         for name in ("min_survival", "min_survival_lost", "min_survival_recipe"):
             check_probability(name, getattr(self, name))
         check_int("min_match", self.min_match, 1, MAX_MATCH)

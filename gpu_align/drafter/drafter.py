@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable
 from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from ..ops import layout
-from ..ops.backend import (
-    Backend,
-    check_batch,
-    check_device,
-    check_integers,
-    check_tensor,
-    check_token_ids,
-    resolve_backend,
-)
+from ..ops.backend import Backend, check_batch, check_tensor, resolve_backend
 from ..ops.choose import MAX_DRAFT_TOKENS
-from ..ops.choose.survival import HIGH_TEMPERATURE, SurvivalTables
 from ..ops.errors import check_int, check_temperature, check_type
 from ..ops.index import append
 from ..ops.layout import Draft, TextKind, allocate_draft, allocate_state
@@ -31,7 +21,9 @@ from ..ops.step import make_step
 from . import arena
 from .admission import Admission, rules_of
 from .arena import ArenaStats, ArenaText
+from .checks import Integers, check_device, check_integers, check_token_ids
 from .config import DrafterConfig
+from .survival import HIGH_TEMPERATURE
 
 #: What the kernel can count: lanes of a draft, positions as parts of 32-bit keys, and the rest in 32 bits.
 _MOST = {
@@ -168,9 +160,7 @@ class Drafter:
         self._state = allocate_state(max_slots, max_context_len, self._arena.num_tokens, device)
         self.device = device = self._state.prediction_tokens.device  # with its index
         self._is_cuda = device.type == "cuda"
-        self._tables = SurvivalTables.load(
-            num_draft_tokens, device, config.survival_table, config.min_survival, config.min_survival_lost
-        )
+        self._tables = config.tables_for(num_draft_tokens, device)
         recipes = recipes if recipes is not None else Recipes.from_lists([])
         #: Names of the recipe packs that a request may choose from.
         self.recipe_names = recipes.names
@@ -198,14 +188,14 @@ class Drafter:
     def add(
         self,
         slot: int,
-        prediction: Sequence[int] | npt.NDArray[np.integer] | torch.Tensor,
+        prediction: Integers,
         prompt_len: int | None = None,
         *,
-        context: Sequence[int] | npt.NDArray[np.integer] | torch.Tensor | None = None,
+        context: Integers | None = None,
         sharing_key: Hashable = None,
         recipes: Collection[str] | None = None,
         kind: TextKind = TextKind.PREDICTION,
-        end_tokens: Sequence[int] | npt.NDArray[np.integer] | torch.Tensor = (),
+        end_tokens: Integers = (),
         temperature: float = 0.0,
     ) -> bool:
         """Give `slot` to a new request. Whatever the slot knew is forgotten.
@@ -245,16 +235,14 @@ class Drafter:
         slot = self._check_slot(slot)
         written = None
         if context is not None:
-            given = check_token_ids("context", check_integers("context", context), 2**31)
-            if len(given) > (most := self.max_context_len):
-                raise ValueError(f"context: expected at most {most} tokens, found {len(given)}")
-            written = np.array(given, np.int32)
+            written = np.array(
+                check_token_ids("context", context, 2**31, most=self.max_context_len), np.int32
+            )
             prompt_len = len(written) if prompt_len is None else prompt_len
         prompt_len = check_int("prompt_len", prompt_len, 0, self.max_context_len)
-        ids = check_integers("prediction", prediction)
-        if len(ids) > (most := self.max_prediction_len):
-            raise ValueError(f"prediction: expected at most {most} tokens, found {len(ids)}")
-        check_token_ids("prediction", ids, self.vocab_size, layout.FIRST_GAP)
+        ids = check_token_ids(
+            "prediction", prediction, self.vocab_size, layout.FIRST_GAP, self.max_prediction_len
+        )
         if sharing_key is not None:
             try:
                 hash(sharing_key)  # a tuple is a Hashable, whatever is in it

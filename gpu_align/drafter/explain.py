@@ -9,9 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..ops.choose import unpack_class
+from ..ops.choose import SurvivalTables, unpack_class
 from ..ops.choose.reference import worth
-from ..ops.choose.survival import SurvivalTables
 from ..ops.compose.reference import write_draft
 from ..ops.host import Entry, choose, compose, layout
 from ..ops.index.reference import load_bucket
@@ -57,19 +56,14 @@ class StepView:
         prompt_lens: Sequence[int],
         max_context_len: int,
         num_draft_tokens: int,
-        config: DrafterConfig | None,
-        recipes: RecipeTable,
+        config: DrafterConfig,
+        recipes: Recipes,
         tables: SurvivalTables | None = None,
         recipe_packs: int = ALL_PACKS,
         kind: TextKind = TextKind.PREDICTION,
         temperature: float = 0.0,
     ) -> None:
-        config = config if config is not None else DrafterConfig()
-        if tables is None:
-            tables = SurvivalTables.load(
-                num_draft_tokens, "cpu", config.survival_table, config.min_survival, config.min_survival_lost
-            )
-        self.tables = as_arrays(tables)
+        self.tables = as_arrays(tables if tables is not None else config.tables_for(num_draft_tokens, "cpu"))
         # A draft is shown as it is found: no vocabulary ends it, but a gap.
         self._settings = config.step_settings(layout.FIRST_GAP, max_context_len)
         arena = PredictionArena(sum(whole_pages(len(prediction)) for prediction in predictions))
@@ -90,13 +84,13 @@ class StepView:
         admission.flush()
         self.state = as_arrays(state)
         self.token_ids = rows.numpy()
-        self._recipes = recipes
+        table = recipes.table(num_draft_tokens, torch.device("cpu"), config.min_survival_recipe)
+        self._recipes: RecipeTable = as_arrays(table)
 
     def look(self, slots: IntArray, totals: IntArray) -> View:
         """Bring requests up to date, and say what there is to draft from. totals: [R], tokens of each so far."""
-        num_draft_tokens = self.tables.confidence.shape[1]
         widths = {name: [NUM_CANDIDATES] for name in ("class_id", "remaining", "num", "expected")}
-        widths["draft"] = [num_draft_tokens]
+        widths["draft"] = [self.tables.confidence.shape[1]]
         shapes = {name: [len(slots), *widths.get(name, [])] for name in View._fields if name != "candidates"}
         arrays = {name: np.zeros(shape, dtype=np.int64) for name, shape in shapes.items()}
         space = allocate_workspace(len(slots))
@@ -151,6 +145,8 @@ _WORSE = {
     choose.ALIGNMENT_CLOSE: f"at most {choose.CLOSE_DEFICIT} worse by the alignment",
     choose.ALIGNMENT_FAR: f"more than {choose.CLOSE_DEFICIT} worse by the alignment",
 }
+#: What an agreement counts.
+_ALIKE = "0", "1", "2 or more"
 #: Candidates that were not chosen: this many of the best are told.
 _NUM_OTHERS = 3
 
@@ -199,10 +195,8 @@ class Explainer:
         self._prompt_len = prompt_len
         self._text = "prediction" if kind == TextKind.PREDICTION else "memory"
         self._recipes = recipes if recipes is not None else Recipes.from_lists([])
-        of_K = num_draft_tokens, torch.device("cpu"), config.min_survival_recipe
-        table = as_arrays(self._recipes.table(*of_K))
         self._view = StepView(
-            [prediction], [prompt_len], max_context_len, num_draft_tokens, config, table,
+            [prediction], [prompt_len], max_context_len, num_draft_tokens, config, self._recipes,
             recipe_packs=recipe_packs, kind=kind, temperature=temperature,
         )  # fmt: skip
         limits = layout.unpack_rules(int(self._view.state.slot_meta[0, layout.TEXT_RULES])).limits
@@ -243,11 +237,11 @@ class Explainer:
 
     def _describe(self, view: View, lane: int, num: int, num_output: int, edits: int = 0) -> Explained:
         found = view.candidates
-        class_id, remaining = int(view.class_id[0, lane]), int(view.remaining[0, lane])
+        class_id = int(view.class_id[0, lane])
         if not _wraps_around(view, lane):
-            num = min(num, remaining)
+            num = min(num, int(view.remaining[0, lane]))
         source = "context" if found.source[0, lane] == layout.TEXT_CONTEXT else self._text
-        why = "; ".join(self._why(view, lane, num_output, edits))
+        why = "; ".join([*self._why(view, lane, num_output, edits), *self._votes(class_id)])
         # The limits of a class do not apply to an exact prefix: how many, by the confidences.
         confidence = self._view.tables.confidence[class_id + self._block * choose.NUM_CLASSES, :num]
         expected = round(float(np.cumprod(confidence).sum()), 2)
@@ -281,6 +275,12 @@ class Explainer:
             yield f"the output follows little of the {self._text}"
         if edits:
             yield f"{edits} edit{'s' if edits > 1 else ''} as before"
+
+    def _votes(self, class_id: int) -> Iterator[str]:
+        if self._block:
+            _, dissent, _, agreement = unpack_class(class_id)
+            yield f"candidates at least as strong that expect another token: {dissent}"
+            yield f"others that expect the same {choose.AHEAD} tokens: {_ALIKE[agreement]}"
 
 
 def _last(matched: int) -> str:

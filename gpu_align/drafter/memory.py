@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ..ops.backend import check_integers, check_token_ids
 from ..ops.errors import check_int
 from ..ops.layout import TextKind
+from .checks import Integers, check_token_ids
 
 TokenIds = npt.NDArray[np.int32]
-Integers = Sequence[int] | npt.NDArray[np.integer]
 Sketch = npt.NDArray[np.uint32]
 
 #: Tokens of a prompt that count, its last ones; and those that say what is asked: the order of related answers.
@@ -85,7 +84,7 @@ class ResponseMemory:
         After a TypeError or ValueError the memory is as it was.
         """
         hash(tenant)
-        tokens = check_token_ids("token_ids", check_integers("token_ids", token_ids), 2**31).astype(np.int32)
+        tokens = check_token_ids("token_ids", token_ids, 2**31).astype(np.int32)
         about = sketch_of(prompt), _key_of(prompt)
         if not 0 < len(tokens) <= self.max_tokens:
             return False
@@ -141,8 +140,7 @@ def sketch_of(prompt: Integers) -> Sketch:
     Each pair has a hash, whose upper bits are its bin; a bin holds the least of the lower 32 bits of its pairs.
     Two sets have the same value in a bin as often as they have elements in common. Without a pair all are empty.
     """
-    ids = check_integers("prompt", prompt[-PROMPT_TOKENS:])
-    tokens = check_token_ids("prompt", ids, 2**31).astype(np.uint64)
+    tokens = check_token_ids("prompt", prompt[-PROMPT_TOKENS:], 2**31).astype(np.uint64)
     key = (tokens[:-1] * _FIRST ^ tokens[1:] * _SECOND) * _MIX
     key ^= key >> np.uint64(29)
     key *= _FIRST

@@ -188,12 +188,7 @@ def dump(log: StepLog) -> str:
     if log.prediction_lines is not None:
         document["prediction_lines"] = list(map(_row, log.prediction_lines))
     document["steps"] = list(map(_row, log.steps))
-    how: dict[str, Any] = {
-        "sort_keys": False,
-        "default_flow_style": None,
-        "allow_unicode": True,
-        "width": 100,
-    }
+    how: Any = {"sort_keys": False, "default_flow_style": None, "allow_unicode": True, "width": 100}
     return str(yaml.dump(document, Dumper=_dumper(), **how))
 
 

@@ -55,9 +55,7 @@ class _Operation(tl.constexpr):  # type: ignore[misc]
         return self  # Triton keeps it to see whether it has changed
 
 
-@cache
-def _namespace(operation: str) -> _Operation:
-    return _Operation(operation)
+_namespace = cache(_Operation)
 
 
 def __getattr__(name: str) -> Any:

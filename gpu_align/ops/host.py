@@ -7,6 +7,7 @@ import hashlib
 import sys
 import threading
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, cast
@@ -53,18 +54,14 @@ def to_int(value: Any) -> int:
 
 
 _PRIMITIVES = {function.__name__: njit(function) for function in (where, int64, int32)}
-#: Operations that references use, by name.
-_namespaces: dict[str, ModuleType] = {}
 
 
+@cache
 def _namespace(operation: str) -> ModuleType:
     """A module, as Numba takes what is in one for constants, and compiles calls of its functions."""
-    if operation not in _namespaces:
-        module = ModuleType(operation)
-        numbers = numbers_of(operation)
-        vars(module).update(compile_rules(operation, njit, _PRIMITIVES, numbers, _namespace))
-        _namespaces[operation] = module
-    return _namespaces[operation]
+    module = ModuleType(operation)
+    vars(module).update(compile_rules(operation, njit, _PRIMITIVES, numbers_of(operation), _namespace))
+    return module
 
 
 def __getattr__(name: str) -> Any:

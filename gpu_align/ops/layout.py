@@ -168,9 +168,7 @@ class StepState(NamedTuple):
     slot_meta: torch.Tensor  # [S, `SLOT_META`]: what the host says about a slot's request
     align_state: torch.Tensor  # [S, `ALIGN_STATE`]: where the output stands in the prediction
     edits: torch.Tensor  # [S, `MAX_EDITS`, `EDIT`]: what the output last put in place of what
-    context_index: (
-        torch.Tensor
-    )  # [S, buckets, `WAYS`]: latest positions of each token in the request's context
+    context_index: torch.Tensor  # [S, buckets, `WAYS`]: latest positions of each token in a request's context
 
 
 def allocate_state(
@@ -194,14 +192,10 @@ def allocate_state(
 class StepSettings(NamedTuple):
     """The settings of a step: values that are not read from tensors."""
 
-    #: Drafts for each four tokens of matched suffix.
-    length_quarters: int
-    #: Shortest match, 1 to 64.
-    min_match: int
-    #: A draft ends before the first token that is not below it.
-    vocab_size: int
-    #: Of the context's index: the shift of `bucket_of`.
-    context_shift: int
+    length_quarters: int  #: drafts for each four tokens of matched suffix
+    min_match: int  #: shortest match, 1 to 64
+    vocab_size: int  #: a draft ends before the first token that is not below it
+    context_shift: int  #: of the context's index: the shift of `bucket_of`
 
 
 class Draft(NamedTuple):

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..drafter.checks import check_integers
 from ..drafter.config import DrafterConfig
 from ..drafter.drafter import Drafter
-from ..ops.backend import check_integers
 from ..ops.choose import MAX_DRAFT_TOKENS
 from ..ops.layout import FIRST_GAP, Draft
 from ..ops.recipes.table import Recipes

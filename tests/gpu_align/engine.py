@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from gpu_align import Drafter, TextKind
+from gpu_align.drafter.survival import make_tables
 from gpu_align.ops import layout
 from gpu_align.ops.choose import NUM_CLASSES
-from gpu_align.ops.choose.survival import SurvivalTables
 from gpu_align.ops.step import make_step
 
 #: Every test of a step runs on both; kernels are interpreted where there is no GPU.
@@ -47,7 +47,7 @@ def poison(drafter: Drafter) -> None:
 def use_curves(drafter: Drafter, curves: np.ndarray, backend: str) -> None:
     """Another step for a drafter: with these curves, [NUM_CLASSES, K] in units of 1/SURVIVAL_ONE."""
     floors = drafter.config.min_survival, drafter.config.min_survival_lost
-    drafter._tables = SurvivalTables.from_survival(curves.astype(np.int32), drafter.device, *floors)
+    drafter._tables = make_tables(curves.astype(np.int32), drafter.device, *floors)
     drafter._step = make_step(
         backend, drafter._state, drafter._tables, drafter._recipes, drafter._draft, drafter._settings,
         drafter.token_ids, drafter.total_len,

@@ -26,7 +26,7 @@ def test_importing_needs_the_core_dependencies_only():
 from gpu_align import *
 from gpu_align.tools.policies import *
 from gpu_align.predictors import *
-import gpu_align.ops.choose.survival, gpu_align.ops.lcs
+import gpu_align.drafter.survival, gpu_align.ops.lcs
 print(packages() - known)
 """
     assert python(f"import numpy, torch, triton\n{LOADED}{code}") == ("{'gpu_align'}", "")

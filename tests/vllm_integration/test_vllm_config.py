@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from gpu_align import DrafterConfig
+from gpu_align.drafter.survival import KNOTS
 from gpu_align.ops.choose import NUM_CLASSES
-from gpu_align.ops.choose.survival import KNOTS
 from gpu_align.tools.tune.tuning import make_table, write_table
 from tests.vllm_integration.fakes import config
 from vllm_integration.config import engine_config, in_use

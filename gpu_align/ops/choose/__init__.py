@@ -94,3 +94,22 @@ def is_exact_prefix(alignment: Alignment, num_output: int) -> Any:
     """
     is_all = (alignment.cursor == num_output) & (alignment.num_in_sync == num_output)
     return (alignment.in_sync > 0) & is_all & (num_output <= match.MAX_MATCH)
+
+
+def survival_units(probability: float) -> int:
+    """A probability as the tables hold it."""
+    return round(probability * SURVIVAL_ONE)
+
+
+class SurvivalTables(NamedTuple):
+    """Tensors of one drafter, on its device, for its K and its thresholds."""
+
+    #: [6 * NUM_CLASSES] int32, 0 to K: drafts after which the survival is below the threshold, for each value of
+    #: `TextRules.limits`.
+    max_draft_len: Any
+    #: [6 * NUM_CLASSES, K + 1] int32 in units of 1/`SURVIVAL_ONE`: how many of the first ``min(n, max_draft_len)``
+    #: drafts are accepted. A kernel loads this beside `max_draft_len`, not after it.
+    expected_accepted: Any
+    #: [5 * NUM_CLASSES, K] float32: P(draft k is accepted | the ones before it are), 0 < p <= 1; then that of a
+    #: hot request; then those of samples, from the coolest up.
+    confidence: Any

@@ -7,8 +7,7 @@ import numpy as np
 from ..host import choose, layout, match, njit, to_int
 from ..layout import Alignment, IntArray, Request
 from ..match import Candidates, Workspace
-from . import Choice
-from .survival import SurvivalTables
+from . import Choice, SurvivalTables
 
 #: Above every strength.
 _MOST = 2 * match.MAX_MATCH
@@ -56,9 +55,8 @@ def votes(request: Request, found: Candidates, space: Workspace) -> None:
             if found.position[i] >= 0:
                 is_other = found.token[i] != found.token[lane] and found.strength[i] >= found.strength[lane]
                 dissent[lane] += int(is_other)
-                agreement[lane] = min(
-                    agreement[lane] + int(ahead[i] == ahead[lane]), choose.NUM_ADHERENCES - 1
-                )
+                agreement[lane] += int(ahead[i] == ahead[lane])
+        agreement[lane] = min(agreement[lane], choose.NUM_ADHERENCES - 1)
 
 
 @njit

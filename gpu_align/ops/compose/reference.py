@@ -63,9 +63,8 @@ def _compose(
 @njit
 def line_layout(table: RecipeTable, token: int) -> int:
     """A token's effect on a line: `LINE_END`, the number of a run, or 0. The table must not be empty."""
-    return int(
-        table.indents[recipes.NUM_RUNS + min(max(token, 0), len(table.indents) - recipes.NUM_RUNS - 1)]
-    )
+    known = min(max(token, 0), len(table.indents) - recipes.NUM_RUNS - 1)
+    return int(table.indents[recipes.NUM_RUNS + known])
 
 
 @njit

@@ -95,15 +95,7 @@ def append(
     new_tokens: torch.Tensor,
     backend: str = "auto",
 ) -> None:
-    """Write new tokens after those that rows hold.
-
-    ::
-
-        for slot, n, tokens in zip(slots, num_new, new_tokens):
-            total = min(max(total_len[slot], 0), T)
-            n = min(n, N, T - total)                        # never beyond a row or new_tokens
-            if n > 0:
-                token_ids[slot, total : total + n] = tokens[:n];  total_len[slot] = total + n
+    """Write new tokens after those that rows hold, never beyond a row; `reference.append_reference` has the loop.
 
     Args:
         token_ids, total_len: [S, T], [S] int32; written.

@@ -80,10 +80,8 @@ def admit_reference(
                 state.context_index[slot] = -1
         else:
             align_state[layout.SEEN] = min(align_state[layout.SEEN], 0)
-    texts = staged[num_rows * layout.STAGED_ROW :][: num_texts * layout.STAGED_TEXT].reshape(
-        -1, layout.STAGED_TEXT
-    )
-    for base, num_tokens, shift, start in texts.tolist():
+    texts = staged[num_rows * layout.STAGED_ROW :][: num_texts * layout.STAGED_TEXT]
+    for base, num_tokens, shift, start in texts.reshape(-1, layout.STAGED_TEXT).tolist():
         tokens, num_keys = staged[start : start + num_tokens], num_tokens - 1
         state.prediction_tokens[base : base + num_tokens] = tokens
         bucket = ((tokens[:-1].astype(np.int64) * layout.HASH) & 0xFFFFFFFF) >> shift

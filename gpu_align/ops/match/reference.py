@@ -13,11 +13,9 @@ from . import Candidates, Workspace
 
 def allocate_workspace(*batch: int) -> Workspace:
     """The workspace of one request, or of a batch of them."""
-
-    def zeros() -> IntArray:
-        return np.zeros((*batch, match.NUM_CANDIDATES), np.int64)
-
-    return Workspace(Candidates(*(zeros() for _ in Candidates._fields)), zeros(), zeros(), zeros())
+    shape = len(Candidates._fields) + 3, *batch, match.NUM_CANDIDATES
+    *found, key, margin, class_id = np.zeros(shape, np.int64)
+    return Workspace(Candidates(*found), key, margin, class_id)
 
 
 @njit

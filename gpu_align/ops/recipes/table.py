@@ -13,8 +13,7 @@ import numpy.typing as npt
 import torch
 
 from .. import recipes as numbers
-from ..choose import SURVIVAL_ONE
-from ..choose.survival import survival_units
+from ..choose import SURVIVAL_ONE, survival_units
 from ..files import expect
 from ..layout import HASH
 from . import MAX_CONTEXT, MAX_TOKENS, RECIPE_WAYS, SHAPE_STRING
@@ -125,8 +124,6 @@ class Recipes:
             num = len(packs[wrong[0]].names)
             raise ValueError(f"packs: expected one pack each, found {num} in {wrong[0]!r}")
         each = list(packs.values())
-        if not 1 <= len(each) <= _MAX_PACKS:
-            raise ValueError(f"packs: expected 1 to {_MAX_PACKS}, found {len(each)}")
         shapes = [recipes.shape_of for recipes in each if recipes.shape_of is not None]
         indents = [recipes.indents for recipes in each if recipes.indents is not None]
         columns = concatenated(each)
@@ -252,10 +249,8 @@ class RecipeTable(NamedTuple):
 
 def keys_of(context: IntArray, is_shape: npt.NDArray[np.bool_] | bool = False) -> npt.NDArray[np.int64]:
     """[R]: the key of each context, [R, MAX_CONTEXT] with the last token or item first; see README.md."""
-    key, shape = (
-        np.full(len(context), numbers.KEY_SEED, dtype=np.int64),
-        np.zeros(len(context), dtype=np.int64),
-    )
+    shape = np.zeros(len(context), dtype=np.int64)
+    key = shape + numbers.KEY_SEED
     for column in context.T.astype(np.int64):
         is_item = column != -1
         key = np.where(is_item, ((key ^ column) * HASH) & 0x7FFFFFFF, key)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..backend import launch, pointers
-from ..choose.survival import SurvivalTables
+from ..choose import SurvivalTables
 from ..layout import Draft, StepSettings, StepState
 from ..recipes.table import RecipeTable
 

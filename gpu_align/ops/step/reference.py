@@ -11,9 +11,8 @@ import torch
 from ..align import Edits
 from ..align.reference import realign
 from ..backend import check_batch
-from ..choose import Choice
+from ..choose import Choice, SurvivalTables
 from ..choose.reference import choose_candidate
-from ..choose.survival import SurvivalTables
 from ..compose.reference import write_draft
 from ..host import Entry, align, choose, layout, njit, to_int
 from ..index.reference import insert_context, load_bucket

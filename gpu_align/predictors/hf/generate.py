@@ -14,7 +14,7 @@ from transformers import StoppingCriteriaList, StopStringCriteria
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.configuration_utils import GenerationMode
 
-from ...ops.backend import check_token_ids
+from ...drafter.checks import check_token_ids
 from ...ops.errors import check_int
 from ..base import TokenPredictor
 from ..loop import PredictorLoop

@@ -10,14 +10,14 @@ import numpy.typing as npt
 
 from ...drafter.config import DrafterConfig
 from ...drafter.explain import StepView, View
+from ...drafter.survival import KNOTS, make_tables
 from ...ops import choose
-from ...ops.choose import ALIGNMENT_CONTEXT, NUM_CLASSES
-from ...ops.choose.survival import KNOTS, SurvivalTables, survival_units
+from ...ops.choose import ALIGNMENT_CONTEXT, NUM_CLASSES, SurvivalTables, survival_units
 from ...ops.files import NUM_BINS
 from ...ops.host import Entry
-from ...ops.layout import PREDICTION_BASE, TEXT_CONTEXT, StepState, as_arrays
+from ...ops.layout import PREDICTION_BASE, TEXT_CONTEXT, StepState
 from ...ops.match import Candidates
-from ...ops.recipes.table import Recipes, RecipeTable
+from ...ops.recipes.table import Recipes
 from ..simulate.records import Record
 
 Array = npt.NDArray[np.float64]
@@ -37,7 +37,7 @@ class CandidateReplay(StepView):
         self,
         records: Sequence[Record],
         num_draft_tokens: int,
-        config: DrafterConfig | None,
+        config: DrafterConfig,
         max_context_len: int,
         tables: SurvivalTables | None = None,
     ) -> None:
@@ -45,7 +45,7 @@ class CandidateReplay(StepView):
         self.num_output = np.array([len(r.output) for r in records])
         super().__init__(
             [r.prediction for r in records], self.num_prompt.tolist(), max_context_len, num_draft_tokens,
-            config, as_arrays(RecipeTable.build(Recipes.from_lists([]), num_draft_tokens, "cpu")), tables,
+            config, Recipes.from_lists([]), tables,
         )  # fmt: skip
         self._num_draft_tokens = num_draft_tokens
         for row, record in zip(self.token_ids, records, strict=True):
@@ -111,7 +111,7 @@ def observe(
     confidences. progress: told of output tokens as they are replayed.
     """
     thresholds = config.min_survival, config.min_survival_lost
-    tables = SurvivalTables.from_survival(survival, "cpu", *thresholds, calibration)
+    tables = make_tables(survival, "cpu", *thresholds, calibration)
     confidence = tables.confidence.numpy()
     runs = np.zeros((NUM_CLASSES, NUM_DRAFT_TOKENS + 1))
     drafts = np.zeros((2, NUM_BINS))

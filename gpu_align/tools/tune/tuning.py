@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from ...drafter.config import DrafterConfig
 from ...drafter.step_log import StepLog, StepLogError, read_step_log
+from ...drafter.survival import FORMAT, KNOTS, SHIPPED, IntArray, fit_curves, read_survival
 from ...ops.choose import LENGTH_EDGES, MARGIN_EDGES, SURVIVAL_ONE
-from ...ops.choose.survival import FORMAT, KNOTS, SHIPPED, IntArray, fit_curves, read_survival
 from ...ops.files import NUM_BINS, content_hash
 from ..console import Advance
 from ..inputs import RecordError, files_in

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_align import Recipes, TextKind
+from gpu_align import DrafterConfig, Recipes, TextKind
 from gpu_align.drafter.admission import rules_of
+from gpu_align.drafter.survival import KNOTS, SHIPPED, fit_curves, make_tables, read_survival
 from gpu_align.ops.choose import (
     ADHERENCE_LOST,
     ALIGNMENT_CONTEXT,
@@ -19,21 +20,21 @@ from gpu_align.ops.choose import (
     SURVIVAL_ONE,
     unpack_class,
 )  # fmt: skip
-from gpu_align.ops.choose.survival import KNOTS, SHIPPED, SurvivalTables, fit_curves, read_survival
 from gpu_align.ops.files import content_hash
 from gpu_align.ops.layout import FIRST_GAP, RULES_OF
 from gpu_align.texts.several import joined
 from tests.gpu_align.engine import BACKENDS, Engine
 
-#: Candidates in a prediction that the output hardly adheres to.
 _, _, ALIGNMENT, ADHERENCE = unpack_class(np.arange(NUM_CLASSES))
+#: Candidates in a prediction that the output hardly adheres to.
 LOST = (ALIGNMENT != ALIGNMENT_CONTEXT) & (ADHERENCE == ADHERENCE_LOST)
+CONFIG = DrafterConfig(min_survival=0.05, min_survival_lost=0.6)
 
 
 def test_thresholds():
     curves = np.array([[1000, 500, 500, 3]] * NUM_CLASSES, dtype=np.int32)
     for floor, floor_lost, keep, keep_lost in ((500, 501, 3, 1), (501, 0, 1, 1), (0, 2000, 4, 0)):
-        tables = SurvivalTables.from_survival(curves, "cpu", floor / SURVIVAL_ONE, floor_lost / SURVIVAL_ONE)
+        tables = make_tables(curves, "cpu", floor / SURVIVAL_ONE, floor_lost / SURVIVAL_ONE)
         lost = torch.from_numpy(LOST)
         limits = tables.max_draft_len[:NUM_CLASSES]
         assert (limits[lost] == keep_lost).all()
@@ -59,7 +60,7 @@ def test_thresholds():
 )
 def test_limits_of_a_text(kind, drafts, sure):
     curves = np.array([[0.7, 0.29, 0.15, 0.06]] * NUM_CLASSES) * SURVIVAL_ONE
-    tables = SurvivalTables.from_survival(curves.astype(np.int32), "cpu", 0.05, 0.6)
+    tables = make_tables(curves.astype(np.int32), "cpu", 0.05, 0.6)
     row = RULES_OF[kind].limits * NUM_CLASSES
     beside = 3 * ALIGNMENT_CONTEXT
     classes = int(np.flatnonzero(LOST)[0]), beside + ADHERENCE_LOST, beside + ADHERENCE_LOST + 1
@@ -96,7 +97,7 @@ def test_a_skeleton_after_a_prediction_is_no_other_sample():
 
 def test_samples_that_agree_are_drafted_further():
     """More of a sample is drafted the longer it matches, the fewer dissent, the more agree, the cooler it is."""
-    tables = SurvivalTables.load(32, "cpu", None, 0.05, 0.6)
+    tables = CONFIG.tables_for(32, "cpu")
     shape = (6, NUM_LENGTHS, NUM_MARGINS, NUM_ALIGNMENTS, NUM_ADHERENCES, 33)
     first = tables.expected_accepted.reshape(shape)[3:, ..., 1]
     lengths = first[:, 1:, :, :ALIGNMENT_CONTEXT]
@@ -120,7 +121,7 @@ def test_beside_a_skeleton_that_is_followed_a_recipe_has_to_be_likely(backend):
 
 @pytest.mark.parametrize("K", [1, 65])
 def test_the_shipped_table_fits_any_number_of_drafts(K):
-    tables = SurvivalTables.load(K, "cpu", None, 0.05, 0.6)
+    tables = CONFIG.tables_for(K, "cpu")
     assert tables.expected_accepted.shape == (6 * NUM_CLASSES, K + 1)
     assert tables.confidence.shape == (5 * NUM_CLASSES, K)
     assert (tables.max_draft_len >= 0).all()
@@ -174,14 +175,12 @@ def test_confidence_is_calibrated_and_the_choice_is_not():
     offsets = [0.0] * 20
     offsets[9], offsets[10] = -0.1, -0.3  # around 0.475 and 0.525
     offsets[19] = 0.5
-    plain, shifted = (SurvivalTables.from_survival(half, "cpu", 0.05, 0.6, c) for c in ([0.0] * 20, offsets))
+    plain, shifted = (make_tables(half, "cpu", 0.05, 0.6, c) for c in ([0.0] * 20, offsets))
     assert plain.confidence[0].tolist() == [0.5, 1.0]
     # At a high temperature a logit is 0.6 of it, less 0.5; that of 1 counts as that of 0.9999.
     assert plain.confidence[NUM_CLASSES].tolist() == pytest.approx([0.3775, 0.9935], abs=1e-4)
     assert shifted.confidence[0].tolist() == pytest.approx([0.3, 1.0])
     offsets[9] = offsets[10] = -0.9
-    assert SurvivalTables.from_survival(half, "cpu", 0.05, 0.6, offsets).confidence[0, 0] == pytest.approx(
-        1e-4
-    )
+    assert make_tables(half, "cpu", 0.05, 0.6, offsets).confidence[0, 0] == pytest.approx(1e-4)
     for name in ("max_draft_len", "expected_accepted"):
         assert getattr(plain, name).equal(getattr(shifted, name))

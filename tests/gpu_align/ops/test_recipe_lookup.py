@@ -182,7 +182,7 @@ class TestPacks:
 class TestJoin:
     def test_what_is_refused(self):
         one = Recipes.from_lists([((4,), (10,), (0.5,))])
-        with pytest.raises(ValueError, match="packs: expected 1 to 31, found 32"):
+        with pytest.raises(ValueError, match="names: expected 1 to 31 packs, found 32"):
             Recipes.join({str(i): one for i in range(32)})
         with pytest.raises(ValueError, match="packs: expected one pack each, found 2 in 'ab'"):
             Recipes.join({"ab": Recipes.join({"a": one, "b": one})})

@@ -12,8 +12,8 @@ import pytest
 
 from gpu_align import DrafterConfig
 from gpu_align.drafter.step_log import Line, Step, StepLog, dump
+from gpu_align.drafter.survival import SHIPPED, read_survival
 from gpu_align.ops.choose import NUM_CLASSES
-from gpu_align.ops.choose.survival import SHIPPED, read_survival
 from gpu_align.ops.files import content_hash
 from gpu_align.tools.simulate.policies import our_drafter, sizes_for
 from gpu_align.tools.simulate.replay import Record, simulate
