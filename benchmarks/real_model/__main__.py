@@ -12,7 +12,7 @@ import runpy
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -37,7 +37,6 @@ from gpu_align.tools.recipes.report import report
 from gpu_align.tools.simulate import replay as simulate
 from gpu_align.tools.simulate.replay import PairResult, Record, follow, load_tokenizer, replay
 
-COUNTS = ("output_tokens", "steps", "accepted", "rejected")
 #: Drafters by what they know.
 DRAFTERS = {
     "": ("gpu_align", "suffix_decoding_4", "prompt_lookup", "static_text", "openai"),
@@ -95,23 +94,16 @@ def run(options: Any) -> Results:
 
 def replayed(
     policy: predictors.TokenPredictor, records: Sequence[Record], end_token: int, temperature: float = 0.0
-) -> tuple[list[PairResult], int]:
-    """`replay` of each, told end token and temperature; the draft tokens after an end token of their own draft."""
+) -> list[PairResult]:
+    """`replay` of each, told end token and temperature."""
     loop = predictors.PredictorLoop(policy, num_draft_tokens=K, strict=True)
     sampling = SimpleNamespace(eos_token_id=end_token, do_sample=temperature > 0, temperature=temperature)
     results: list[PairResult] = [OurPair.begin(each) for each in records]
-    past_end = 0
     for each, result in zip(records, results, strict=True):
         loop.start(each.prompt, each.prediction, sampling=sampling)
         for step in follow(loop, each.output):
             result.count(step)
-            if end_token in step.draft:
-                past_end += len(step.draft) - 1 - list(step.draft).index(end_token)
-    return results, past_end
-
-
-def sums(pairs: Iterable[PairResult]) -> dict[str, int]:
-    return {name: sum(getattr(pair, name) for pair in pairs) for name in COUNTS}
+    return results
 
 
 def replays(records: Sequence[Record], end_token: int) -> Results:
@@ -120,7 +112,7 @@ def replays(records: Sequence[Record], end_token: int) -> Results:
     runs: dict[str, list[PairResult]] = {}
     for (suffix, names), those in zip(DRAFTERS.items(), (records, alone), strict=True):
         for policy in simulate.make_policies([name for name in names if name in known], those, K):
-            runs[policy.name + suffix] = replayed(policy, those, end_token)[0]
+            runs[policy.name + suffix] = replayed(policy, those, end_token)
     runs |= {name: [bound(each, K, matched) for each in records] for name, matched in BOUNDS.items()}
     return {name: Counts.of(pairs).as_json() for name, pairs in runs.items()}
 

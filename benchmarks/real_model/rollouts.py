@@ -12,7 +12,6 @@ import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,16 +20,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks import tables
 from benchmarks.quality.build_suffix_peer import add_to_path
-from benchmarks.quality.replays import bound
-from benchmarks.quality.runs import CachedSuffixDecoding, EarlierResponses
+from benchmarks.quality.replays import bound, deciles
+from benchmarks.quality.runs import CachedSuffixDecoding, Counts, EarlierResponses
 from benchmarks.real_model import model
-from benchmarks.real_model.__main__ import replayed, sums
+from benchmarks.real_model.__main__ import replayed
 from benchmarks.real_model.model import CACHE, FOLDER, K
 from benchmarks.serving.machines import H200, SMALL, Roofline
 from gpu_align import DrafterConfig, predictors
 from gpu_align.ops.files import write_at_once
 from gpu_align.texts.several import joined
-from gpu_align.tools.simulate.replay import PairResult, Record, follow
+from gpu_align.tools.simulate.replay import PairResult, Record
 
 #: Temperature and change of the weights, each by so much of its tensor's standard deviation.
 TEMPERATURES = 0.5, 0.7, 1.0
@@ -40,8 +39,8 @@ N, MAX_NEW, DEPTH = 8, 64, 64
 #: samples teach, and those that tell how well.
 SAMPLES = 12
 HALVES = {"learned": slice(0, None, 2), "unseen": slice(1, None, 2)}
-#: Drafts of a bin of confidences; settings of suffix decoding and of ours, compared at equal rejections.
-IN_BIN = 200
+#: Fewest drafts of a tenth of confidences; settings of suffix decoding and of ours, compared at equal rejections.
+IN_TENTH = 200
 FACTORS, FLOORS = (1, 4), (0.5, 0.35, 0.25, 0.18, 0.12, 0.08, DrafterConfig().min_survival, 0.03)
 PROMPTS = (
     *(f"A box holds {n} pencils. Tom has {n + 1} boxes and gives {n + 7} pencils to Ann. How many are left? "
@@ -159,34 +158,19 @@ def measure_samples() -> dict[str, Any]:
         peers: dict[int, list[PairResult]] = {factor: [] for factor in FACTORS}
         for (factor, pairs), (record, texts) in itertools.product(peers.items(), given):
             peer = CachedSuffixDecoding(factor, EarlierResponses(texts, DEPTH))
-            pairs += replayed(peer, [replace(record, prediction=[])], end, t)[0]
+            pairs += replayed(peer, [replace(record, prediction=[])], end, t)
         records = [record for record, _ in given]
-        ours = [
+        drafters = (
             predictors.PredictedOutputTokenPredictor(config=DrafterConfig(min_survival=p)) for p in FLOORS
-        ]
+        )
+        ours = [Counts.of(replayed(each, records, end, t)) for each in drafters]
+        tenths = deciles(ours[FLOORS.index(DrafterConfig().min_survival)].by_tenth)
         found[str(t)] = {
-            "gpu_align": [sums(replayed(each, records, end, t)[0]) for each in ours],
-            "suffix decoding": [sums(pairs) for pairs in peers.values()],
-            "confidence": promises(records, end, t),
+            "gpu_align": [each.as_json() for each in ours],
+            "suffix decoding": [Counts.of(pairs).as_json() for pairs in peers.values()],
+            "confidence": [[d["confidence"], d["accepted"]] for d in tenths if d["drafts"] >= IN_TENTH],
         }
     return {"num_draft_tokens": K, "max_tokens": MAX_NEW, "min_survival": FLOORS, "temperatures": found}
-
-
-def promises(records: Sequence[Record], end: int, t: float) -> list[list[float]]:
-    """Of each `IN_BIN` drafts that were reached, in the order of confidences: their mean, the share accepted."""
-    loop = predictors.PredictorLoop(
-        predictors.PredictedOutputTokenPredictor(), num_draft_tokens=K, strict=True
-    )
-    drafts: list[tuple[float, bool]] = []
-    for record in records:
-        sampling = SimpleNamespace(eos_token_id=end, do_sample=True, temperature=t)
-        loop.start(record.prompt, record.prediction, sampling=sampling)
-        for step in follow(loop, record.output):
-            reached = (step.confidence or ())[: step.accepted + 1]
-            drafts += [(p, k < step.accepted) for k, p in enumerate(reached)]
-    drafts.sort(key=lambda draft: draft[0])  # equal ones stay in the order of the records
-    bins = [drafts[i : i + IN_BIN] for i in range(0, len(drafts) - IN_BIN // 2, IN_BIN)]
-    return [[round(sum(column) / len(each), 4) for column in zip(*each, strict=True)] for each in bins]
 
 
 def samples_block(found: dict[str, Any]) -> str:
@@ -204,7 +188,13 @@ def samples_block(found: dict[str, Any]) -> str:
         off = f"{sum(gaps) / len(gaps):.3f} ({max(gaps):.3f})"
         rows.append([t, *map(tables.at, (ours[default], *peers)), " / ".join(leads), off])
     names = (f"suffix decoding, factor {factor}" for factor in FACTORS)
-    heads = "temperature", "gpu_align", *names, "our lead at equal rejections", "confidence off (most)"
+    heads = (
+        "temperature",
+        "gpu_align",
+        *names,
+        "our lead at equal rejections",
+        "tenths of confidence off (most)",
+    )
     return tables.table(heads, rows)
 
 
@@ -234,10 +224,11 @@ def measure(cells: Sequence[str]) -> dict[str, Any]:
             record = Record(f"{n} {i}", prompts[n], joined(old[n]), new, str(FOLDER))
             runs[ROWS[-1]].append(bound(record, K))
             for name, (drafter, given) in zip(ROWS[:-1], drafters, strict=True):
-                runs[name] += replayed(drafter, [replace(record, prediction=given)], end, t)[0]
+                runs[name] += replayed(drafter, [replace(record, prediction=given)], end, t)
         found[cell] = {
             "tokens": counts["positions"], "agree": counts["agree"], "coin": round(counts["coin"], 2),
-            "samples": len(prompts) * N, "whole": whole, "runs": {name: sums(each) for name, each in runs.items()},
+            "samples": len(prompts) * N, "whole": whole,
+            "runs": {name: Counts.of(each).as_json() for name, each in runs.items()},
         }  # fmt: skip
     return {"num_draft_tokens": K, "max_tokens": MAX_NEW, "cells": found}
 

@@ -97,7 +97,7 @@ def test_odds_are_learned_from_samples(
 def test_drafters_are_compared_on_samples(sampled: None, monkeypatch: pytest.MonkeyPatch) -> None:
     add_to_path()
     pytest.importorskip("arctic_inference.suffix_decoding")
-    monkeypatch.setattr(rollouts, "IN_BIN", 20)
+    monkeypatch.setattr(rollouts, "IN_TENTH", 1)
     shown = rollouts.samples_block(rollouts.measure_samples()).splitlines()
     assert [line.partition(" @ ")[0].count("|") for line in shown[2:]] == [2] * len(rollouts.TEMPERATURES)
 
