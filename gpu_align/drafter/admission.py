@@ -14,7 +14,6 @@ from ..ops import layout
 from ..ops.choose import SAMPLES
 from ..ops.index import BLOCK, admit, enter_contexts
 from ..ops.layout import RULES_OF, STAGED_ROW, STAGED_TEXT, StepState, TextKind, TextRules, pack_rules
-from ..ops.recipes import ALL_PACKS
 from .arena import ArenaText
 from .survival import SAMPLED_FROM
 
@@ -62,7 +61,7 @@ class Admission:
         context_shift: int,
         longest: int,
         backend: str,
-        uses_context: bool = True,
+        uses_context: bool,
     ) -> None:
         self._state, self._context_shift, self._backend = state, context_shift, backend
         self._tokens = token_ids, total_len
@@ -90,8 +89,8 @@ class Admission:
         text: ArenaText,
         prompt_len: int,
         *,
-        is_fresh: bool = False,
-        recipe_packs: int = ALL_PACKS,
+        is_fresh: bool,
+        recipe_packs: int,
         rules: TextRules,
         is_hot: bool = False,
         end_tokens: Sequence[int] = (),
