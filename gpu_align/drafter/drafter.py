@@ -153,7 +153,7 @@ class Drafter:
         check_type("recipes", recipes, Recipes | None, "Recipes", advice)
         self.config = config = config if config is not None else DrafterConfig()
 
-        self._arena = arena.PredictionArena(max(max_prediction_tokens, layout.PAGE))
+        self._arena = arena.PredictionArena(max_prediction_tokens)
         self._texts: dict[int, ArenaText] = {}
         #: Slots that draft from earlier answers, the oldest first.
         self._memories: dict[int, None] = {}
@@ -273,7 +273,7 @@ class Drafter:
             if kind != TextKind.PREDICTION:
                 self._memories[slot] = None
         self._admission.occupy(
-            slot, text if is_held else arena.NO_TEXT, prompt_len, is_fresh=is_fresh and is_held,
+            slot, text if is_held else arena.NO_TEXT, prompt_len, is_fresh=is_fresh,
             recipe_packs=packs, rules=rules_of(kind, ids if is_held else ids[:0], temperature),
             is_hot=bool(temperature >= HIGH_TEMPERATURE),
             end_tokens=[end for end in ends if 0 <= end < self.vocab_size], context=written,
