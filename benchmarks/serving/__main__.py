@@ -8,14 +8,12 @@ the plugin's defaults (`vllm_integration.config.settings`) then lose by useless 
 
 from __future__ import annotations
 
-import platform
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-import gpu_align
 from benchmarks import tables
 from benchmarks.serving import loops
 from benchmarks.serving.loops import BATCHES, CLOSED_BATCHES, HALF, MIXES, OPEN_BATCHES, RULES, SHOWN_RULE
@@ -140,14 +138,10 @@ def main(
     table = {rule: {mix: loops.speedups(rule, mix) for mix in mixes} for rule in RULES}
     results = {
         "made_by": "python -m benchmarks.serving",
-        "versions": {"gpu_align": gpu_align.__version__, "python": platform.python_version()},
         "records": len(trace.start) - 1,
         "positions": len(trace.length),
         "num_draft_tokens": K,
-        "drafter_us": loops.DRAFTER_US,
-        "batches": list(BATCHES),
         "fits": {cost.name: [cost.fits(b) for b in BATCHES] for cost in SETUPS if cost.name in SHOWN},
-        "setups": [cost.name for cost in SETUPS],
         "rules": table,
         "arrivals": {str(batch): loops.arrivals(batch) for batch in OPEN_BATCHES},
         "closed": {str(batch): loops.closed(batch) for batch in CLOSED_BATCHES},

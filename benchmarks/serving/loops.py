@@ -23,8 +23,8 @@ BATCHES = (1, 16, 64, 256, 1024)
 DRAFTER_US = 15.0
 #: Noise of the step times that the plugin sees; how many are something else's, and by what factors.
 NOISE, OUTLIERS, FACTORS = 0.05, 0.02, (3.0, 30.0)
-#: Steps in which a rule that learns gets to know the requests of a batch.
-WARM_UP = 300
+#: Steps in which a rule that learns gets to know the requests of a batch; steps of a simulation.
+WARM_UP, MIN_STEPS, MAX_STEPS = 300, 120, 5_000
 
 #: Before a step of B requests: [B] drafts proposed, [B, K] the drafter's estimates in units of 1/`ONE`, 0 beyond
 #: them, and [B] the number of each request, below 0 for one without a prediction → [B] draft slots,
@@ -102,23 +102,30 @@ MIXES = ("edit", "unrelated", "rejected")
 HALF = "half"
 
 
-def simulate(
-    trace: Trace,
-    rule: Rule,
-    batch: int,
-    cost: Roofline,
-    min_steps: int = 120,
-    max_steps: int = 5_000,
-    every: int = 1,
-) -> Steps:
+def step_of(
+    rule: Rule, trace: Trace, row: Ints, end: Ints, number: Ints, cost: Roofline, rng: np.random.Generator,
+    drafter_ms: float = 0.0,
+) -> tuple[Ints, Ints, float]:  # fmt: skip
+    """One step of requests at these rows: what it verifies of each and what is new, [B] both, and milliseconds. A
+    rule that learns (it has a `settle`) sees times with noise, and some are far off."""
+    length = trace.length[row] * (number >= 0)
+    granted = rule(length, trace.survival[row], number)
+    if granted.min() < 0 or granted.max() > K:
+        raise ValueError(f"rule: expected 0 to {K} slots, found {granted}")
+    accepted = np.minimum(granted, np.minimum(length, trace.matched[row]))
+    ms = float(cost.ms(len(row), len(row) + granted.sum())) + drafter_ms
+    getattr(rule, "settle", lambda *_: None)(granted, accepted, ms * seen_as(rng))
+    return granted, np.minimum(accepted + 1, end - row), ms
+
+
+def simulate(trace: Trace, rule: Rule, batch: int, cost: Roofline, every: int = 1) -> Steps:
     """Let `batch` requests decode side by side under `rule`, from places that are spread evenly over the trace,
     until as many tokens are produced as it has rows. After a record's last row the next one begins, another
     request.
 
-    A rule that learns (it has a `settle`) first gets `WARM_UP` steps that are not counted. Then every request is
-    back at its first place: the requests of a running batch are not new, and the rule knows them. Only the order
-    of the places is random, and depends on `batch` alone. every: which places have a prediction. The times that it
-    learns from have noise, and some are far off.
+    A rule that learns first gets `WARM_UP` steps that are not counted. Then every request is back at its first
+    place: the requests of a running batch are not new, and the rule knows them. Only the order of the places is
+    random, and depends on `batch` alone. every: which places have a prediction.
     """
     num_rows = len(trace.length)
     end = np.repeat(trace.start[1:], np.diff(trace.start))
@@ -126,22 +133,12 @@ def simulate(
     row = ((np.arange(batch) + rng.random(batch)) * num_rows / batch).astype(np.int64)[rng.permutation(batch)]
     request = np.where(np.arange(batch) % every, -1 - np.arange(batch), np.arange(batch))
     first = row
-    settle = getattr(rule, "settle", None)
-    warm_up = WARM_UP if settle else 0
+    warm_up = WARM_UP if hasattr(rule, "settle") else 0
     verified: list[int] = []
     produced: list[int] = []
     times: list[float] = []
-    total = 0
-    while warm_up or len(verified) < min_steps or (total < num_rows and len(verified) < max_steps):
-        length = trace.length[row] * (request >= 0)
-        granted = rule(length, trace.survival[row], request)
-        if granted.min() < 0 or granted.max() > K:
-            raise ValueError(f"rule: expected 0 to {K} slots, found {granted}")
-        accepted = np.minimum(granted, np.minimum(length, trace.matched[row]))
-        new = np.minimum(accepted + 1, end[row] - row)
-        ms = float(cost.ms(batch, batch + granted.sum())) + DRAFTER_US / 1e3
-        if settle is not None:
-            settle(granted, accepted, ms * seen_as(rng))
+    while warm_up or len(verified) < MIN_STEPS or (sum(produced) < num_rows and len(verified) < MAX_STEPS):
+        granted, new, ms = step_of(rule, trace, row, end[row], request, cost, rng, DRAFTER_US / 1e3)
         request = request + np.where(request < 0, -batch, batch) * (row + new == end[row])
         row = (row + new) % num_rows
         if warm_up:
@@ -151,7 +148,6 @@ def simulate(
         verified.append(batch + int(granted.sum()))
         produced.append(int(new.sum()))
         times.append(ms)
-        total += produced[-1]
     return np.array(verified), np.array(produced), np.array(times)
 
 
@@ -200,13 +196,8 @@ def come_and_go(rule: Any, trace: Trace, arrives: Times, number: Ints, row: Ints
         if not len(on):
             now = float(arrives[row < end].min())
             continue
+        _, new, ms = step_of(rule, trace, row[on], end[on], number[on], DENSE, rng)
         is_other = number[on] < 0
-        length = trace.length[row[on]] * ~is_other
-        slots = rule(length, trace.survival[row[on]], number[on])
-        accepted = np.minimum(slots, np.minimum(length, trace.matched[row[on]]))
-        new = np.minimum(accepted + 1, end[on] - row[on])
-        ms = float(DENSE.ms(len(on), len(on) + slots.sum()))
-        getattr(rule, "settle", lambda *_: None)(slots, accepted, ms * seen_as(rng))
         row[on] += new
         now += ms
         yield now, ms, np.bincount(is_other, minlength=2), np.bincount(is_other, new, minlength=2)
