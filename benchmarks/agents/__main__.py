@@ -7,8 +7,6 @@ schema, with what the request announces (`announced.py`).
 
 from __future__ import annotations
 
-import argparse
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -65,16 +63,11 @@ def measure(policy_name: str, has_views: bool, records: Sequence[Record]) -> dic
     return Counts.of(replay(policy, record, K) for record in records).as_json()
 
 
-def measure_edits(options: argparse.Namespace) -> dict[str, Any]:
+def measure_edits(folders: list[Path]) -> dict[str, Any]:
     """Print a row for each form of each collection in these folders, and return their counts."""
-
-    half, folders = HALVES[1], []
-    for folder in map(str, options.folders):  # each with the commit of its checkout
-        command = ["git", "-C", folder, "rev-parse", "--short=10", "HEAD"]
-        folders.append(f"{folder} {subprocess.run(command, capture_output=True, text=True).stdout}".strip())
     encode = lru_cache(1 << 14)(load_tokenizer(TOKENIZER).encode)
     cases = []
-    for collection, answers in read(options.folders, half, MOST).items():
+    for collection, answers in read(folders, HALVES[1], MOST).items():
         for form in dict.fromkeys(form for answer in answers for form in answer.forms):
             records = [record_of(answer, form, encode) for answer in answers if form in answer.forms]
             about = {"collection": collection, "read": answers[0].read, "written": form}
@@ -85,31 +78,21 @@ def measure_edits(options: argparse.Namespace) -> dict[str, Any]:
             }
             cases.append({**about, "records": len(records), "rows": runs})
             print(*about.values(), *(f"{name} {tables.at(runs[name])}" for name in runs), sep=", ")
-    return {
-        "command": "python -m benchmarks.agents edits FOLDER...",
-        "folders": folders,
-        "half": half,
-        "num_draft_tokens": K,
-        "tokenizer": TOKENIZER,
-        "capacity": CAPACITY,
-        "cases": cases,
-    }
+    return {"command": "python -m benchmarks.agents edits FOLDER...", "num_draft_tokens": K, "cases": cases}
 
 
 def main() -> None:
     parser = tables.command("benchmarks.agents", __doc__)
-    parsers = parser.add_subparsers(required=True)
-    edits, calls = (parsers.add_parser(name) for name in ("edits", "announced"))
-    edits.set_defaults(run=measure_edits)
-    edits.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a collection, or part of one")
-    calls.set_defaults(run=lambda options: announced.measure_calls(options.folder))
-    calls.add_argument("folder", type=Path, metavar="FOLDER", help="bfcl_eval/data")
-    for each in (edits, calls):
-        each.add_argument("--json", type=Path, metavar="OUT", help="write the counts there")
+    parser.add_argument("what", choices=("edits", "announced"))
+    parser.add_argument(
+        "folders", nargs="+", type=Path, metavar="FOLDER", help="of collections; bfcl_eval/data"
+    )
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the counts there")
     options = parser.parse_args()
     if not add_to_path():
         print("no suffix decoding: python -m benchmarks.quality.build_suffix_peer", file=sys.stderr)
-    results = options.run(options)
+    is_edits = options.what == "edits"
+    results = measure_edits(options.folders) if is_edits else announced.measure_calls(*options.folders)
     if options.json is not None:
         tables.write_json(options.json, results)
 

@@ -97,16 +97,16 @@ def replay_batched(
     return results
 
 
-def bound(record: Record, num_draft_tokens: int, matched: bool = False) -> PairResult:
+def bound(record: Record, num_draft_tokens: int) -> PairResult:
     """Replay with a perfect choice: the longest prefix of what follows, up to K tokens, that prediction, prompt or
-    output so far has anywhere. matched: only after a token that is the last of the output.
+    output so far has anywhere.
 
     No draft is ever rejected. A longer draft is never worse than a shorter one, so no drafter that copies from
-    prediction or output takes fewer steps than this without `matched`.
+    prediction or output takes fewer steps than this.
     """
 
     def longest_in(text: NDArray[np.int64]) -> int:
-        starts = np.arange(len(text)) if last is None else np.flatnonzero(text[:-1] == last) + 1
+        starts = np.arange(len(text))
         for length, token in enumerate(truth):
             starts = starts[starts + length < len(text)]
             starts = starts[text[starts + length] == token]
@@ -120,7 +120,7 @@ def bound(record: Record, num_draft_tokens: int, matched: bool = False) -> PairR
     position = 1
     while position < len(record.output):
         now = len(record.prompt) + position
-        truth, last = context[now : now + num_draft_tokens], context[now - 1] if matched else None
+        truth = context[now : now + num_draft_tokens]
         right = max(map(longest_in, (prediction, context[:now])))
         step = VerifiedStep.verify(record.output, position, truth[:right].tolist())
         result.count(step)

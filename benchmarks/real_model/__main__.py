@@ -42,7 +42,6 @@ DRAFTERS = {
     "": ("gpu_align", "suffix_decoding_4", "prompt_lookup", "static_text", "openai"),
     ", prompt alone": ("gpu_align", "suffix_decoding_4", "prompt_lookup", "prompt_lookup_vllm"),
 }
-BOUNDS = {"best copy after the last token": True, "best copy from anywhere": False}
 #: Of a summary, a copy and an edit; the texts of Cascade's case.
 LOOKED_UP = ("summary 1", "copy prose 1", "json value 2")
 VERBATIM = ("copy code 1", "copy prose 3", "list to table 3")
@@ -113,7 +112,7 @@ def replays(records: Sequence[Record], end_token: int) -> Results:
     for (suffix, names), those in zip(DRAFTERS.items(), (records, alone), strict=True):
         for policy in simulate.make_policies([name for name in names if name in known], those, K):
             runs[policy.name + suffix] = replayed(policy, those, end_token)
-    runs |= {name: [bound(each, K, matched) for each in records] for name, matched in BOUNDS.items()}
+    runs["best copy"] = [bound(each, K) for each in records]
     return {name: Counts.of(pairs).as_json() for name, pairs in runs.items()}
 
 

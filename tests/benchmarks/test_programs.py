@@ -19,7 +19,7 @@ from benchmarks.gpu.__main__ import BUDGET, STAGES, Stage
 from benchmarks.learn import samples
 from benchmarks.quality.build_suffix_peer import add_to_path
 from benchmarks.real_model import rollouts
-from gpu_align.ops.choose import survival
+from gpu_align.drafter import survival
 
 ROOT = Path(__file__).parents[2]
 #: Module, options, and a pattern of what it prints.
