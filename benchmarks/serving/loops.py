@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from benchmarks.serving.machines import DENSE, SETUPS, Roofline, Times
 from benchmarks.serving.traces import ONE, Ints, K, Trace, load_trace
+from vllm_integration.budget.compiled import compile_loops
 from vllm_integration.scheduler.draft_budget import DraftBudget, DraftedRequests
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import DraftReport, StepDrafts, StepTime, survival_levels
@@ -42,6 +43,7 @@ class Plugin:
     """
 
     def __init__(self, late: int, captured: int = 0) -> None:
+        compile_loops()
         self.late, self._captured = late, captured or 1 << 20
         self._requests = DraftedRequests(False, K)
         self._budget = DraftBudget(self._requests, K, captured=self._captured)

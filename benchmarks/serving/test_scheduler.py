@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from vllm_integration.budget.compiled import compile_loops
 from vllm_integration.scheduler.draft_budget import DraftBudget, DraftedRequests
 from vllm_integration.scheduler.verification_ledger import VerificationLedger
 from vllm_integration.wire import request as wire
@@ -19,6 +20,7 @@ K = 32
 
 @pytest.mark.parametrize("count", [1, 64, 256, 1024])
 def test_a_step_of_the_scheduler(count: int, benchmark: Any) -> None:
+    compile_loops()
     ids, rng = [f"request {i}" for i in range(count)], np.random.default_rng(0)
     requests = {
         req_id: SimpleNamespace(
@@ -54,9 +56,9 @@ def test_a_step_of_the_scheduler(count: int, benchmark: Any) -> None:
 
     def step(granted: Any, output: Any, sampled: Any, report: DraftReport, outputs: Any) -> None:
         begun = ledger.begin(requests, output, sampled, {})
-        drafted.take(report, begun.req_ids, begun.columns[0])
+        drafted.take(report)
         budget.observe(report.times)
-        rows, _, slots, new = begun.columns
+        rows, _, slots, new = begun
         budget.settle(rows, slots, new, granted)
         ledger.settle(begun, outputs)
         ledger.forget(drafted.keep_only(requests))

@@ -111,10 +111,17 @@ class Entry:
         return compiled
 
 
+@cache
+def _bytes_in(folder: str) -> bytes:
+    return b"".join(path.read_bytes() for path in sorted(Path(folder).rglob("*.py")))
+
+
 def _digest(function: Callable[..., Any]) -> str:
-    """Of the function's file, of all that a reference may be made of, and of the constants as they are now. Of all
-    operations: those that have been imported so far differ from process to process, which would compile again."""
-    sources = {Path(function.__code__.co_filename), *Path(__file__).parent.rglob("*.py")}
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources)))
+    """Of the function's package, of all that a reference may be made of, and of the constants as they are now, of
+    all operations: those imported so far differ from process to process, which would compile again."""
+    package = sys.modules.get(function.__module__.partition(".")[0])
+    folders = {*getattr(package, "__path__", ()), str(Path(__file__).parent)}
+    digest = hashlib.sha256(b"".join(map(_bytes_in, sorted(folders))))
+    digest.update(Path(function.__code__.co_filename).read_bytes())
     digest.update(repr([(name, numbers_of(name)) for name in OPERATIONS]).encode())
     return digest.hexdigest()[:16]

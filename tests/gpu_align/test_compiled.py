@@ -88,15 +88,16 @@ def test_what_is_compiled_is_kept_and_never_outlives_a_source(tmp_path: Path) ->
     source = """
 from gpu_align.ops import compose
 from gpu_align.ops.host import Entry
+from .numbers import ONE
 
 @Entry
 def twice(x):
-    return compose.MAX_REPLAYS * x
+    return compose.MAX_REPLAYS * x * ONE
 """
-    (tmp_path / "loop.py").write_text(source)
-    code = (
-        "import gpu_align, json\nfrom loop import twice\nhits = twice.prepare(21).stats.cache_hits.values()\n"
-    )
+    (tmp_path / "loops").mkdir()
+    (tmp_path / "loops" / "__init__.py").write_text(source)
+    (tmp_path / "loops" / "numbers.py").write_text("ONE = 1\n")
+    code = "import gpu_align, json\nfrom loops import twice\nhits = twice.prepare(21).stats.cache_hits.values()\n"
     code += "print(json.dumps([gpu_align.__file__, sum(hits), twice(21)]))"
     cache = tmp_path / "cache"
 
@@ -110,7 +111,10 @@ def twice(x):
     # Nor does it depend on what else a process has imported.
     code = f"from gpu_align.ops.host import lcs\n{code}"
     assert start() == (1, 84)
-    # A constant in another file than the function that is kept.
+    # A constant in another file than the function that is kept, of the same package or an operation.
+    (tmp_path / "loops" / "numbers.py").write_text("ONE = 2\n")
+    assert start() == (0, 168)
+    (tmp_path / "loops" / "numbers.py").write_text("ONE = 1\n")
     numbers = tmp_path / "gpu_align" / "ops" / "compose" / "__init__.py"
     source = numbers.read_text()
     assert "MAX_REPLAYS = 4\n" in source

@@ -19,6 +19,7 @@ import pytest
 
 from tests.vllm.engines import Server, serve
 from tests.vllm.tiny_llama import build_bytes
+from vllm_integration.budget import compiled
 from vllm_integration.config import in_use
 from vllm_integration.frontend import prediction, streams
 from vllm_integration.seams import guard
@@ -106,3 +107,12 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     options = {"environment": variables, "runner": "V1"}
     with serve(tiny_model, directory, "--enable-log-requests", **options) as running:
         yield running
+
+
+@pytest.fixture(params=["plain", "compiled"])
+def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler's loops as Python runs them, and as Numba has compiled them."""
+    if request.param == "compiled":
+        compiled.compile_loops()
+    for loop in compiled.LOOPS if request.param == "plain" else ():
+        monkeypatch.setattr(loop, "_run", loop.plain)

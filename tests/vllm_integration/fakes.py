@@ -21,7 +21,7 @@ from vllm_integration.frontend import middleware
 from vllm_integration.frontend.usage import HttpRequest, http_request
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import DraftReport, StepDrafts, survival_levels
-from vllm_integration.wire.steps import Messages, Steps, encode
+from vllm_integration.wire.steps import encode
 
 
 def config(
@@ -95,10 +95,8 @@ class Step(NamedTuple):
 
 def message(steps: Sequence[Step], *, before: int = 0, own: bool = True, refused: int = 0) -> str:
     """What travels with one output: `steps`, the last of them its own if `own`."""
-    columns = Steps(*np.array(steps, dtype=np.int64).reshape(-1, 4).T)
-    ends = (np.array([number]) for number in (len(steps), before, own, refused))
-    (text,) = encode(Messages(columns, *ends))
-    return text
+    numbers = [number for step in steps for number in step] + [before, own + 2 * refused]
+    return encode(np.array(numbers, dtype=np.int16), [len(numbers)])[0]
 
 
 def refused(reason: str, action: str = "refused") -> float:

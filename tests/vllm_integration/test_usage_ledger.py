@@ -21,7 +21,7 @@ from vllm_integration.config import in_use
 from vllm_integration.config.settings import Settings
 from vllm_integration.frontend import middleware
 from vllm_integration.frontend import usage as frontend
-from vllm_integration.scheduler.draft_budget import TOGETHER, DraftedRequests
+from vllm_integration.scheduler.draft_budget import EVERY, TOGETHER, DraftedRequests
 from vllm_integration.scheduler.verification_ledger import VerificationLedger
 from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire import request as wire
@@ -109,6 +109,7 @@ def drafts_of(made: dict[str, tuple[int, int, int]]) -> StepDrafts:
     return StepDrafts(list(made), 0, *columns, np.zeros((len(made), 0), dtype=np.uint8))
 
 
+@pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize("seed", range(40))
 def test_a_batch_is_settled_as_each_of_its_requests_alone(seed: int) -> None:
     """Reports are late, or never come; steps are of any size and order, and end inside their drafts; a grammar or
@@ -133,7 +134,7 @@ def test_a_batch_is_settled_as_each_of_its_requests_alone(seed: int) -> None:
             requests[name] = SimpleNamespace(request_id=name, num_tokens=10, sampling_params=params)
             drafted.add(requests[name])
             if predicted or everybody or beside_model:
-                every = int(drafted.table["every"][drafted.rows_of([name])[0]])
+                every = int(drafted.table[drafted.rows_of([name])[0], EVERY])
                 assert every == 1 if stop else 1 < every <= TOGETHER
                 known[name] = Oracle(not (predicted or everybody), every)
         batch = draw.sample(sorted(requests), draw.randrange(1, size + 1))
@@ -175,7 +176,7 @@ def test_a_batch_is_settled_as_each_of_its_requests_alone(seed: int) -> None:
                 settled.add(name)
                 ended += [name] * is_last
             requests[name].num_tokens += kept
-        for name in known.keys() - settled if settled else ():
+        for name in known.keys() - settled:
             known[name].resolve(off)
         # And one of a request that a connector has failed, which is not in the step.
         outputs.append(output_of("failed", 0, True))

@@ -10,7 +10,13 @@ import pytest
 
 from tests.vllm_integration.fakes import report_of, request_of
 from vllm_integration.scheduler import draft_budget as rule
-from vllm_integration.scheduler.draft_budget import Calibration, DraftBudget, DraftedRequests, room_for_drafts
+from vllm_integration.scheduler.draft_budget import (
+    Calibration,
+    DraftBudget,
+    DraftedRequests,
+    Granted,
+    room_for_drafts,
+)
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import StepTime
 
@@ -73,6 +79,7 @@ def test_a_request_that_is_resumed_may_have_less_to_write_than_before() -> None:
     assert budget.grant([request], exact=True) == [3]
 
 
+@pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize("max_tokens", [1, 2, 5, K, K + 1, K + 2, 100])
 def test_no_slots_for_what_cannot_become_output(max_tokens: int) -> None:
     request = request_of("a", max_tokens=max_tokens)
@@ -80,11 +87,12 @@ def test_no_slots_for_what_cannot_become_output(max_tokens: int) -> None:
     for written in range(min(max_tokens, 60)):
         request.output_token_ids = range(written)
         budget._requests.take(report_of({"a": SURE}, K=K))
-        budget._requests.table["credit"] = 30
+        budget._requests.credit[:] = 30
         (slots,) = budget.grant([request], exact=True)
         assert slots == min(K, max_tokens - written - 1)
 
 
+@pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("age", [0, 1])
 def test_drafts_may_have_grown_since_an_older_report(exact: bool, age: int) -> None:
@@ -177,13 +185,14 @@ def test_a_new_request_begins_by_what_the_server_accepted(accepts: int, least: f
     requests = budget._requests
     for _ in range(40):
         requests.take(report_of({"a": SURE}, K=K))
-        requests.table["credit"] = 30
+        requests.credit[:] = 30
         slots = np.array(budget.grant([request], exact=True))
         budget.settle(requests.rows_of(["a"]), slots, slots * accepts + 1, budget.granted)
     requests.add(request_of("new"))
-    assert least <= requests.table["credit"][requests.rows_of(["new"])[0]] <= most
+    assert least <= requests.credit[requests.rows_of(["new"])[0]] <= most
 
 
+@pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize("size", [64, 1_000])
 def test_survivals_are_corrected_by_what_is_accepted(size: int) -> None:
     """A server that accepts half of what is promised."""
@@ -191,7 +200,8 @@ def test_survivals_are_corrected_by_what_is_accepted(size: int) -> None:
     for _ in range(500):
         levels = rng.integers(1, 256, (size, 1)).astype(np.uint8)
         accepted = (rng.random(size) < levels[:, 0] / 510).astype(int)
-        calibration.learn(levels, np.ones(size, dtype=int), accepted)
+        rows, ones = np.arange(size), np.ones(size, dtype=int)
+        calibration.learn(Granted(rows, ones, levels), np.array([ones, accepted]))
     assert int(calibration.levels[200]) == pytest.approx(105, abs=20)
     assert calibration.levels[0] == 0
     assert (np.diff(calibration.levels.astype(int)) >= 0).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from tests.vllm_integration.fakes import config, report_of, request_of
+from vllm_integration.budget.compiled import Loop
 from vllm_integration.budget.step_times import PATIENCE
 from vllm_integration.config.settings import Settings
 from vllm_integration.scheduler import schedulers
@@ -57,6 +59,22 @@ def test_times_that_are_none_are_told_until_there_are_some(caplog: pytest.LogCap
     assert caplog.messages[1:] == ["gpu_align: step times works again"]
 
 
+def test_what_cannot_be_compiled_stays_plain_python(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Loop, "compile", lambda self: 1 / 0)
+    scheduler = scheduler_of("PredictedOutputsScheduler", request := running("a", [-1] * K))
+    for thread in threading.enumerate():
+        if thread.name.startswith("gpu_align"):
+            thread.join()
+    assert caplog.messages[-1].startswith(
+        "gpu_align schedules in plain Python, which is slow: ZeroDivisionError"
+    )
+    scheduler.drafted_requests.take(SURE)
+    assert scheduler._cut_to_slots()
+    assert len(request.spec_token_ids) == K
+
+
 PLANNED = SimpleNamespace(scheduled_new_reqs=[], scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=()))
 
 
@@ -94,7 +112,7 @@ def test_drafts_are_cut_at_the_last_moment(name: str, exact: bool, monkeypatch: 
     monkeypatch.setattr(Scheduler, "schedule", schedule)
 
     def cut() -> list[int]:
-        scheduler.drafted_requests.table["credit"] = 30
+        scheduler.drafted_requests.credit[:] = 30
         for request in requests[:2]:
             request.spec_token_ids = shared
         assert scheduler.schedule(throttle_prefills=True) is PLANNED
@@ -150,7 +168,7 @@ def test_no_drafts_beside_a_request_that_the_samplers_of_drafts_do_not_answer(
         scheduler.add_request(request)
     scheduler.schedule()
     drafted.spec_token_ids = [-1] * K
-    scheduler.drafted_requests.table["credit"] = 30
+    scheduler.drafted_requests.credit[:] = 30
     del scheduler.requests["scored"]
     scheduler.schedule()
     assert planned == [(pads, [K]), (0, [0]), (pads, [K])]

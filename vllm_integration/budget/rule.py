@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from ..wire.reports import Ints
+from .compiled import Bytes1, Bytes2, Floats1, Floats2, Ints1, Loop
 from .step_times import KNOTS, StepTimes
 
-Levels = npt.NDArray[np.integer[Any]]
 #: A survival of one, as levels are in units of 1/255.
 ONE = 255
 #: Shares of all drafts that are weighed beside the levels and the knots.
-_SHARES, _KNOTS = np.linspace(0, 1, 33), KNOTS.astype(np.float64)
+SHARES = 32
+_KNOTS = KNOTS.astype(np.float64)
 #: Tokens a millisecond that drafts make, over those without: less is not worth an error of the curve.
 WORTH = 1.02
 #: Levels that stand for themselves.
@@ -23,22 +21,24 @@ _SAME = np.arange(ONE + 1, dtype=np.uint8)
 
 
 class Chosen(NamedTuple):
-    """slots: [B] drafts of each request. ms: of the step with them, and without: without any."""
+    """slots: [B] drafts of each request, `total` of all. ms: of the step with them, and without: without any."""
 
-    slots: Ints
+    slots: Ints1
+    total: int
     ms: float
     without: float
 
 
 def choose(
-    survival: Levels,
+    survival: Bytes2,
     requests: int,
     prefill: int,
     room: int,
     times: StepTimes,
     ratio: float,
     in_graph: bool = True,
-    stands_for: Levels = _SAME,
+    stands_for: Bytes1 = _SAME,
+    most: Ints1 | None = None,
 ) -> Chosen:
     """The `n` likeliest drafts, for the `n` that makes the most of
     ``(requests + sum of their survivals) / times.ms(requests, requests + prefill + n)``.
@@ -46,41 +46,100 @@ def choose(
     survival: [B, K] levels (`wire.reports.survival_levels`) that never rise along a draft, 0: no draft.
     requests: of the step, those without drafts included. prefill: tokens of prompts in it. room: the most drafts
     of all. ratio: how much longer than without drafts the step may take. in_graph: whether steps with drafts run
-    in CUDA graphs. stands_for: [256] what each level means, a level, never falling; 0 for 0 alone. Levels that
-    mean the same are the same.
+    in CUDA graphs. stands_for: [256] what each level means, a level, never falling; 0 for 0 alone. Bytes2 that
+    mean the same are the same. most: [B] drafts of each request, K at most.
     """
-    entries = np.bincount(survival.ravel(), minlength=ONE + 1)[::-1]  # of the levels from 255 to 0
-    entries[ONE] = 0
-    at_least, gained = np.zeros(ONE + 2), np.zeros(ONE + 2)
-    entries.cumsum(out=at_least[1:])
-    (entries * (stands_for[::-1] / ONE)).cumsum(out=gained[1:])
-    most, base = min(int(at_least[-1]), room), requests + prefill
-    without = times.ms_of_one(requests, base, in_graph=not prefill)
-    if most <= 0 or times.waits_for(base, in_graph=not prefill):
-        return Chosen(np.zeros(len(survival), dtype=np.int64), without, without)
-    # Between these both the gain and the time are lines, so that the best is one of them.
-    count = np.concatenate([at_least, _KNOTS - base, most * _SHARES])
-    count = np.minimum(np.maximum(count, 0, out=count), most, out=count)
-    np.floor(count, out=count)
-    ms = times.ms(requests, base + count, in_graph=in_graph and not prefill)
-    ms[count == 0] = without
-    rate = (requests + np.interp(count, at_least, gained)) / ms
-    if ratio < math.inf:
-        rate[ms > ratio * without] = 0.0
-    best = int(rate.argmax())
-    if rate[best] * without < WORTH * requests:
-        return Chosen(np.zeros(len(survival), dtype=np.int64), without, without)
-    chosen, ms_of_it = int(count[best]), float(ms[best])
-    level = ONE - int(at_least[1:].searchsorted(chosen))
-    least, above = stands_for.searchsorted(stands_for[level] + np.array([0, 1]))
-    return Chosen(_first_of(survival, int(least), int(above), chosen), ms_of_it, without)
+    (B, K), base, plain = survival.shape, requests + prefill, not prefill
+    slots, sums = np.zeros(B, dtype=np.int64), np.zeros((2, ONE + 1))
+    most = np.full(B, K) if most is None else most
+    room = 0 if times.waits_for(base, in_graph=plain) else room
+    captured = times.captured if in_graph and plain else 0
+    step = (
+        room,
+        requests,
+        base,
+        float(ratio),
+        plain and base <= times.captured,
+        captured,
+        *times.curves(requests),
+    )
+    return Chosen(slots, *_choose(survival, most, stands_for, *step, sums, slots))
 
 
-def _first_of(survival: Levels, least: int, above: int, count: int) -> Ints:
-    """[B] how many of each row are among `count` entries: all from the level `above` on, and of those below that
-    from `least` on the ones in the first rows."""
-    granted: Ints = np.add.reduce(survival >= above, axis=1)
-    if (left := count - int(granted.sum())) > 0:
-        equal = np.add.reduce(survival >= least, axis=1) - granted
-        granted += np.minimum(np.maximum(left + equal - equal.cumsum(), 0), equal)
-    return granted
+@Loop
+def _choose(
+    survival: Bytes2,
+    most: Ints1,
+    stands_for: Bytes1,
+    room: int,
+    requests: int,
+    base: int,
+    ratio: float,
+    base_in_graph: bool,
+    captured: int,
+    graph_tokens: Floats1,
+    graph_ms: Floats1,
+    plain_tokens: Floats1,
+    plain_ms: Floats1,
+    factor: float,
+    sums: Floats2,
+    slots: Ints1,
+) -> tuple[int, float, float]:
+    """Write the `slots` that `choose` gives; how many they are, the ms of the step, and of one without. captured:
+    tokens up to which a step with drafts runs in a graph. sums: zeros."""
+    # Of the levels from 255 to 1: drafts of at least so much, and the tokens that they make.
+    at_least, gained = sums[0], sums[1]
+    for i in range(len(survival)):
+        for k in range(most[i]):
+            if survival[i, k] == 0:
+                break
+            at_least[ONE - survival[i, k] + 1] += 1
+    for j in range(1, ONE + 1):
+        gained[j] = gained[j - 1] + at_least[j] * (stands_for[ONE + 1 - j] / ONE)
+        at_least[j] += at_least[j - 1]
+    # Between the counts that are tried both the gain and the time are lines, so that the best is one of them.
+    limit, best, best_rate, best_ms, without = min(at_least[ONE], float(room)), 0.0, 0.0, 0.0, 0.0
+    for j in range(ONE + 1 + len(_KNOTS) + SHARES):
+        if j <= ONE:
+            if j > 0 and at_least[j] == at_least[j - 1]:
+                continue
+            count = at_least[j]
+        elif j <= ONE + len(_KNOTS):
+            count = _KNOTS[j - ONE - 1] - base
+        else:
+            count = limit * ((j - ONE - len(_KNOTS)) / SHARES)
+        count = np.floor(min(max(count, 0.0), limit))
+        at = np.searchsorted(at_least, count, side="right") - 1
+        gain = gained[at]
+        if count > at_least[at]:
+            slope = (gained[at + 1] - gain) / (at_least[at + 1] - at_least[at])
+            gain += slope * (count - at_least[at])
+        tokens, times = plain_tokens, plain_ms
+        if base_in_graph if count == 0 else base + count <= captured:
+            tokens, times = graph_tokens, graph_ms
+        at = np.searchsorted(tokens, base + count, side="right") - 1
+        slope = (times[at + 1] - times[at]) / (tokens[at + 1] - tokens[at])
+        ms = (slope * (base + count - tokens[at]) + times[at]) * factor
+        if j == 0:
+            without = ms
+        if (requests + gain) / ms > best_rate and ms <= ratio * without:
+            best, best_rate, best_ms = count, (requests + gain) / ms, ms
+    if best <= 0 or best_rate * without < WORTH * requests:
+        return 0, without, without
+    # All from the level `above` on, and of those that mean as much as the last one the ones in the first rows.
+    least = ONE + 1 - np.searchsorted(at_least, best)
+    above = least + 1
+    while stands_for[least - 1] == stands_for[least]:
+        least -= 1
+    while above <= ONE and stands_for[above] == stands_for[least]:
+        above += 1
+    left = int(best)
+    for i in range(len(survival)):
+        while slots[i] < most[i] and survival[i, slots[i]] >= above:
+            slots[i] += 1
+            left -= 1
+    for i in range(len(survival)):
+        while left > 0 and slots[i] < most[i] and survival[i, slots[i]] >= least:
+            slots[i] += 1
+            left -= 1
+    return int(best), best_ms, without

@@ -46,14 +46,14 @@ class StepTimes:
         #: Of the same, tokens and ms of the knots that are known, and of `FAR` and no tokens; empty: of none.
         self._lines: list[tuple[Floats, Floats]] = [(np.zeros(0), np.zeros(0))] * 2
         #: Steps of which no time could be used since the last one of which it could.
-        self.unusable = 0
+        self.unusable, self._seen = 0, False
 
     def observe(self, tokens: int, ms: float, in_graph: bool) -> None:
         """A step took `ms` for `tokens` in all (prefill included); NaN: it is not known."""
         if not (tokens > 0 and 0 < ms < NEVER):  # NaN is neither
             self.unusable += 1
             return
-        self.unusable = 0
+        self.unusable, self._seen = 0, True
         kind = int(in_graph)
         log_ms, count = self._log_ms[kind], self._count[kind]
         left = min(bisect_right(_KNOTS, tokens), len(_KNOTS) - 1) - 1
@@ -86,31 +86,25 @@ class StepTimes:
 
     def waits_for(self, tokens: int, in_graph: bool = True) -> bool:
         """Whether steps of about so many tokens were not seen yet, though times come in."""
-        if not (self.is_usable and (any(self._count[0]) or any(self._count[1]))):
+        if not (self.is_usable and self._seen):
             return False
         known, _ = self._known(in_graph and tokens <= self.captured)
         return not (len(known) and known[1] <= NEAR * tokens and tokens <= NEAR * known[-2])
 
-    def ms(self, requests: int, tokens: npt.ArrayLike, in_graph: bool = True) -> Floats:
-        """[N] milliseconds of steps that have [N] `tokens` in all. requests: of a step, by which the guess goes
-        where nothing is known. in_graph: whether steps up to `captured` run in one."""
-        wanted = np.asarray(tokens, dtype=np.float64)
-        if not in_graph:
-            return self._at(False, requests, wanted)
-        within = wanted <= self.captured
-        if within.all():
-            return self._at(True, requests, wanted)
-        return np.where(within, self._at(True, requests, wanted), self._at(False, requests, wanted))
+    def ms(self, requests: int, tokens: int, in_graph: bool = True) -> float:
+        """Of a step that has so many `tokens` in all. requests: of the step, by which the guess goes where nothing
+        is known. in_graph: whether steps up to `captured` run in one."""
+        curve = self._curve(requests, in_graph and tokens <= self.captured)
+        return float(np.interp(tokens, *curve)) * math.exp(self._drift)
 
-    def ms_of_one(self, requests: int, tokens: int, in_graph: bool = True) -> float:
-        """Of one step."""
-        return float(self._at(in_graph and tokens <= self.captured, requests, float(tokens)))
+    def curves(self, requests: int) -> tuple[Floats, Floats, Floats, Floats, float]:
+        """Tokens and ms of a line for steps in a graph, and of one for others; by what these ms are multiplied."""
+        return *self._curve(requests, True), *self._curve(requests, False), math.exp(self._drift)
 
-    def _at(self, in_graph: bool, requests: int, tokens: Floats | float) -> Floats:
-        known, ms = self._known(in_graph)
-        if not len(known):
-            known, ms = _line([float(max(requests, 1))], [1.0])
-        return np.asarray(np.interp(tokens, known, ms) * math.exp(self._drift))
+    def _curve(self, requests: int, in_graph: bool) -> tuple[Floats, Floats]:
+        """A line, a guess where nothing is known."""
+        curve = self._known(in_graph)
+        return curve if len(curve[0]) else _line([float(max(requests, 1))], [1.0])
 
     def _known(self, in_graph: bool) -> tuple[Floats, Floats]:
         """Tokens and ms of one curve; of the other where nothing is known of this one."""

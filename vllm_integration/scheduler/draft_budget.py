@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..budget.rule import Levels, choose
+from ..budget.compiled import Bytes2, Floats1, Floats2, Ints1, Ints2, Ints3, Loop
+from ..budget.rule import ONE, choose
 from ..budget.step_times import StepTimes
 from ..config.settings import MAX_SLOWDOWN
 from ..wire import request as wire
@@ -26,9 +27,9 @@ REFILL, EARNED = 0.01, 2.0
 #: drafts of each; what older ones count after 16 steps, so that it believes again in what it does not try; and of
 #: about how many requests a step it learns.
 CLASSES, BELIEF, PRIOR, KEPT, ENOUGH = 32, 0.9, 30.0, 0.9, 64
-#: Levels that are guessed for drafts which no report is about: those after the drafts of an older report, which
-#: may have grown since, and all of a request before its first report.
-GROWN, UNKNOWN = np.array([*range(26, 0, -2), 0], dtype=np.uint8), 102
+#: Levels that are guessed for drafts which no report is about: after the drafts of an older report, which may have
+#: grown since, that of the first one, and how much less each of the next is; and all before the first report.
+GROWN, LESS, UNKNOWN = 26, 2, 102
 #: A prompt may take so many times the steps that it takes without drafts, and a step that holds some of one so
 #: many times its time.
 PROMPTS = 1.25
@@ -38,8 +39,10 @@ DEPTH = 8
 TOGETHER = 8
 #: What is remembered of each.
 POSITION, LENGTH, SOURCE, REPORT = range(4)
-#: `made` of such a request.
-NEVER = np.iinfo(np.int64).min
+#: Columns of the table of requests, see `DraftedRequests`; the first three as of a draft.
+MADE, _, _, REFUSED, REMAINING, FAR_UNTIL, OURS, TOKENS, EVERY, HELD, UNTOLD, PLACE = range(12)
+#: `MADE` before the first report, and reports that never come.
+NEVER, FOREVER = -(1 << 62), 1 << 62
 
 
 class DraftedRequests:
@@ -49,81 +52,79 @@ class DraftedRequests:
     draft_without_prediction: whether requests without a prediction have one. num_draft_tokens: K.
     beside_model: whether the model's own drafter drafts for all others, which then have rows, too.
 
-        made       number of the report that the newest draft comes with if it is not late; NEVER: none yet
-        length     of the newest draft
-        source     of the newest draft
-        far_until  until this many reports a whole draft can become output, whatever the request samples
-        credit     rejections that its drafts may still cost
-        refused    index of REFUSALS; 0 when the front end knows of it
-        ours       whether it is ours, and not the model's own drafter's
-        tokens     that it had after the last step of which outputs came; −1: not known
-        every      so many steps are told to the front end together
-        held       steps that are not told yet, and tokens of their outputs
-        untold
+        MADE       number of the report that the newest draft comes with if it is not late; NEVER: none yet
+        LENGTH     of the newest draft
+        SOURCE     of the newest draft
+        REFUSED    index of REFUSALS; 0 when the front end knows of it
+        REMAINING  drafts that could still become output when these were counted; more than K: perhaps fewer by now
+        FAR_UNTIL  until this many reports K of them can, whatever the request samples
+        OURS       whether it is ours, and not the model's own drafter's
+        TOKENS     that it had after the last step of which outputs came; −1: not known
+        EVERY      so many steps are told to the front end together
+        HELD       steps that are not told yet
+        UNTOLD     tokens of their outputs
+        PLACE      in the last step that it was in
 
+    credit: [rows] rejections that its drafts may still cost.
     survival: [rows, K] of the newest draft; all `UNKNOWN` before the first report.
     drafts: [rows, DEPTH, 4] of the last reports, in no order; position −1: none.
     start: the credit of a new request. off: whether the worker drafts nothing.
     plain_graphs_alone: as of `DraftReport`.
-    `reports` counts reports: a draft is as new as can be where `made == reports`.
+    `reports` counts reports: a draft is as new as can be where `MADE` is so much.
     """
 
     def __init__(
         self, draft_without_prediction: bool, num_draft_tokens: int = 0, beside_model: bool = False
     ) -> None:
         self._draft_without_prediction, self.beside_model = draft_without_prediction, beside_model
-        numbers = [("made", np.int64), ("far_until", np.int64), ("credit", np.float32), ("length", np.int32)]
-        numbers += [(name, np.int32) for name in ("tokens", "held", "untold")]
-        numbers += [(name, np.int8) for name in ("source", "refused", "ours", "every")]
-        self.table = np.zeros(64, dtype=numbers)
+        self.table = np.zeros((64, PLACE + 1), dtype=np.int64)
+        self.credit = np.zeros(64)
         self.survival = np.zeros((64, num_draft_tokens), dtype=np.uint8)
-        self.drafts = np.zeros((64, DEPTH, 4), dtype=np.int32)
+        self.drafts = np.zeros((64, DEPTH, 4), dtype=np.int64)
         self.reports, self._taken, self.start = 0, 0, START
         self.off = False
         self.plain_graphs_alone = False
         self._rows: dict[str, int] = {}
         #: The last lists that were looked up, and their rows. Most steps have the requests of the last one.
-        self._known: deque[tuple[list[str], Ints]] = deque(maxlen=3)
+        self._known: deque[tuple[list[str], Ints1]] = deque(maxlen=3)
+        #: Requests of vLLM's when it was last asked which are gone, and −1 when one has come since.
+        self._alive = -1
         self._free = list(range(1, len(self.table)))
         self._blank(np.arange(len(self.table)))
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def rows_of(self, req_ids: Sequence[str]) -> Ints:
+    def rows_of(self, req_ids: Sequence[str]) -> Ints1:
         """[N] the rows of requests, 0 for those that have none; read-only."""
-        req_ids = list(req_ids)
         for known, rows in self._known:
             if known == req_ids:
                 return rows
         rows = np.fromiter(map(self._rows.get, req_ids, repeat(0)), np.int64, len(req_ids))
-        rows.flags.writeable = False
-        self._known.append((req_ids, rows))
+        self._known.append((list(req_ids), rows))
         return rows
 
-    def take(self, report: DraftReport, req_ids: Sequence[str] = (), rows: Ints | None = None) -> None:
-        """Take in what came with a step's output, once a step, be it nothing. req_ids, rows: of the step, if
-        the caller has looked them up: the drafts of that very step come with the same list."""
+    def take(self, report: DraftReport) -> None:
+        """Take in what came with a step's output, once a step, be it nothing."""
         self.reports += 1
         self.plain_graphs_alone |= report.plain_graphs_alone
-        table = self.table
         for drafts in report.drafts:
-            at = rows if rows is not None and drafts.req_ids is req_ids else self.rows_of(drafts.req_ids)
-            self._taken += 1
-            made = np.full((4, len(at)), self._taken)
-            made[:3] = drafts.position, drafts.length, drafts.source
-            self.drafts[at, self._taken % DEPTH] = made.T
-            self.survival[at] = drafts.survival
-            table["made"][at], table["length"][at] = self.reports - drafts.age, drafts.length
-            table["source"][at] = drafts.source
+            rows, self._taken = self.rows_of(drafts.req_ids), self._taken + 1
+            made = np.array([drafts.position, drafts.length, drafts.source], dtype=np.int64)
+            if made.shape[1] != len(rows):
+                raise ValueError(f"draft report: expected {len(rows)} drafts, found {made.shape[1]}")
+            self.survival[rows] = drafts.survival
+            _take(rows, made, self._taken, self.reports - drafts.age, self.table, self.drafts)
+        self.survival[0] = 0
         for req_id, reason in report.refused.items():
-            table["refused"][self._rows.get(req_id, 0)] = REFUSALS.index(reason)
-        self.survival[0], table["made"][0] = 0, NEVER
+            self.table[self._rows.get(req_id, 0), REFUSED] = REFUSALS.index(reason)
 
     def keep_only(self, alive: Mapping[str, Any]) -> list[int]:
         """Forget requests that are not in `alive`; the rows they had."""
-        gone = [] if self._rows.keys() <= alive.keys() else self._rows.keys() - alive.keys()
-        rows = list(map(self._rows.pop, gone))
+        if len(alive) == self._alive:
+            return []
+        self._alive = len(alive)
+        rows = list(map(self._rows.pop, self._rows.keys() - alive.keys()))
         if rows:
             self._known.clear()
             self._blank(np.array(rows))
@@ -132,6 +133,7 @@ class DraftedRequests:
 
     def add(self, request: Any) -> None:
         """A request of vLLM's has come, or its next turn: it gets a row if it is drafted for and has none."""
+        self._alive = -1
         given = (getattr(request.sampling_params, "extra_args", None) or {}).get(wire.KEY)
         is_ours = (
             self._draft_without_prediction if given is None else getattr(given, "drafts", None) is not False
@@ -140,39 +142,50 @@ class DraftedRequests:
             return
         if not self._free:
             size = len(self.table)
-            for name in ("table", "survival", "drafts"):
+            for name in ("table", "credit", "survival", "drafts"):
                 setattr(self, name, np.concatenate([(old := getattr(self, name)), np.zeros_like(old)]))
             self._free = list(range(size, 2 * size))
             self._blank(np.arange(size, 2 * size))
         self._known.clear()
         row = self._rows[request.request_id] = self._free.pop()
-        self.table["ours"][row], self.table["credit"][row] = is_ours, self.start
+        self.credit[row] = self.start
         # Where a stop string ends an output, the front end alone knows that it was the last. And not all requests
         # that come together tell in the same step.
         is_cut = getattr(request.sampling_params, "stop", None)
-        self.table["every"][row] = 1 if is_cut else TOGETHER - row % 4
+        self.table[row, [OURS, EVERY]] = is_ours, 1 if is_cut else TOGETHER - row % 4
 
     def is_theirs(self, req_ids: Sequence[str]) -> npt.NDArray[np.bool_]:
         """[N] whether the model's own drafter makes a request's next draft: it is not ours, or ours made none."""
-        known = self.table.take(self.rows_of(req_ids))
-        return np.asarray((known["ours"] == 0) | (known["source"] == DRAFT_MODEL))
+        known = self.table[self.rows_of(req_ids)]
+        return np.asarray((known[:, OURS] == 0) | (known[:, SOURCE] == DRAFT_MODEL))
 
     def _blank(self, rows: Ints) -> None:
-        table = self.table
-        table[rows] = np.zeros(1, dtype=table.dtype)
-        table["made"][rows] = NEVER
-        table["tokens"][rows] = np.where(rows > 0, -1, 0)
-        table["far_until"][rows] = np.where(rows > 0, -1, np.iinfo(np.int64).max)
+        self.table[rows], self.credit[rows], self.table[rows, MADE] = 0, 0, NEVER
+        self.table[rows, TOKENS] = np.where(rows > 0, -1, 0)
+        self.table[rows, FAR_UNTIL] = np.where(rows > 0, -1, FOREVER)
+        self.table[rows, REMAINING] = FOREVER
         self.survival[rows] = np.where(rows > 0, UNKNOWN, 0)[:, None]
         self.drafts[rows, :, POSITION] = -1
+
+
+@Loop
+def _take(rows: Ints1, made: Ints2, number: int, newest: int, table: Ints2, drafts: Ints3) -> None:
+    """Remember the drafts of a report. made: [3, B] as of a draft. newest: `MADE` of them."""
+    for i in range(len(rows)):
+        row, at = rows[i], number % DEPTH
+        if row == 0:
+            continue
+        for field in range(REPORT):
+            drafts[row, at, field] = table[row, field] = made[field, i]
+        drafts[row, at, REPORT], table[row, MADE] = number, newest
 
 
 class Granted(NamedTuple):
     """A step's grants: [B] rows and slots, [B, K] levels as they were reported, or guessed."""
 
-    rows: Ints
-    slots: Ints
-    survival: Levels
+    rows: Ints1
+    slots: Ints1
+    survival: Bytes2
 
 
 class Calibration:
@@ -181,12 +194,14 @@ class Calibration:
 
     def __init__(self) -> None:
         self._at = (np.arange(CLASSES) + 0.5) * 256 / CLASSES
-        self._tried, self._accepted = np.zeros((2, CLASSES))
+        #: [2, CLASSES] drafts that were verified, and accepted.
+        self._counts = np.zeros((2, CLASSES))
         self._steps = 0
         self._look_up()
 
     def _look_up(self) -> None:
-        share = (self._accepted + PRIOR * BELIEF * self._at / 256) / (self._tried + PRIOR)
+        tried, accepted = self._counts
+        share = (accepted + PRIOR * BELIEF * self._at / 256) / (tried + PRIOR)
         rising, falling = np.maximum.accumulate(share), np.minimum.accumulate(share[::-1])[::-1]
         levels = np.rint(np.interp(np.arange(256), self._at, 255 * (rising + falling) / 2))
         self.levels = np.maximum(levels, 1).astype(np.uint8)
@@ -195,20 +210,27 @@ class Calibration:
     @property
     def kept(self) -> float:
         """The share of the latest drafts that were accepted, 1 where there are none."""
-        return float((self._accepted.sum() + PRIOR) / (self._tried.sum() + PRIOR))
+        tried, accepted = self._counts.sum(axis=1).tolist()
+        return float((accepted + PRIOR) / (tried + PRIOR))
 
-    def learn(self, survival: Levels, tried: Ints, accepted: Ints) -> None:
-        """survival: [B, K] levels. tried, accepted: [B] drafts, the first of each. Of a large batch some do."""
+    def learn(self, granted: Granted, found: Ints2) -> None:
+        """found: [2, rows] of a step's requests, drafts that were verified and accepted, the first of each; other
+        rows: 0. Of a large batch some do."""
         self._steps += 1
-        every = max(len(survival) // ENOUGH, 1)
-        some = slice(self._steps % every, None, every)
-        classes, place = survival[some] // (256 // CLASSES), np.arange(survival.shape[1], dtype=np.uint16)
-        for found, until in ((self._tried, tried[some]), (self._accepted, accepted[some])):
-            found += np.bincount(classes[place < until[:, None].astype(np.uint16)], minlength=CLASSES)
+        _learn(*granted, self._steps, found, self._counts)
         if self._steps % 16 == 0:
-            self._tried *= KEPT
-            self._accepted *= KEPT
+            self._counts *= KEPT
             self._look_up()
+
+
+@Loop
+def _learn(rows: Ints1, slots: Ints1, survival: Bytes2, step: int, found: Ints2, counts: Floats2) -> None:
+    every = max(len(rows) // ENOUGH, 1)
+    for i in range(step % every, len(rows), every):
+        for k in range(min(slots[i], found[0, rows[i]])):
+            level = survival[i, k] // (256 // CLASSES)
+            counts[0, level] += 1
+            counts[1, level] += k < found[1, rows[i]]
 
 
 def room_for_drafts(free: int, prompts: Sequence[int]) -> int:
@@ -256,12 +278,7 @@ class DraftBudget:
         self._requests, self._max_slowdown = drafted_requests, max_slowdown
         #: What a draft of the last step cost, in tokens of a step without drafts.
         self._cost = 0.0
-        K = num_draft_tokens
-        # Of few bytes, as what it is compared with: NumPy then compares several times as fast.
-        self._places = np.arange(K, dtype=np.uint16)
-        grown = np.pad(GROWN, K)
-        #: [K + 1, K] the levels that are guessed after so many drafts of an older report.
-        self._grown = np.lib.stride_tricks.sliding_window_view(grown, K)[K::-1].copy()
+        self._num_draft_tokens = num_draft_tokens
 
     def observe(self, times: Sequence[StepTime]) -> None:
         """Steps that have run took so long."""
@@ -283,78 +300,91 @@ class DraftBudget:
         self.granted = None
         if not requests:
             return []
-        rows = self._requests.rows_of([request.request_id for request in requests])
-        survival = levels = self._survival_of(requests, rows, exact)
-        size, credit = batch_size or len(requests), self._requests.table["credit"].take(rows)
-        K = len(self._places)
-        if self.learns:
-            credit += np.float32(REFILL / math.sqrt(size))
-            if credit.min() < K * self._cost:
-                poor = np.flatnonzero(credit < K * self._cost)
-                few = np.minimum(np.maximum(credit[poor] / self._cost, 0), K).astype(np.uint16)
-                levels = survival.copy()
-                levels[poor] *= self._places < few[:, None]
+        known, K = self._requests, self._num_draft_tokens
+        rows = known.rows_of([request.request_id for request in requests])
+        self._count_remaining(requests, rows)
+        survival, most = known.survival.take(rows, axis=0), np.full(len(rows), K)
+        size = batch_size or len(requests)
+        refill, cost = REFILL / math.sqrt(size) * self.learns, self._cost * self.learns
+        arrays = known.table, known.credit, survival, most
+        all_drafted = _correct(rows, exact, known.reports, refill, cost, *arrays)
         # A request without drafts waits for those of others.
-        others = size > len(requests) or not levels[:, 0].all()
+        others = size > len(requests) or not all_drafted
         ratio = self._max_slowdown if others else math.inf
         found = choose(
-            levels,
+            survival,
             size,
             prefill,
             size * K if room is None else room,
             self.times,
             min(ratio, PROMPTS) if prefill else ratio,
-            in_graph=not self._requests.plain_graphs_alone,
+            in_graph=not known.plain_graphs_alone,
             stands_for=self.calibration.levels,
+            most=most,
         )
         if self.learns:
-            if total := int(found.slots.sum()):
-                plain = self.times.ms_of_one(size, size) if prefill else found.without
-                self._cost = max((found.ms - found.without) / total / plain * size, 1e-6)
-                credit -= found.slots * np.float32(self._cost)
-            self._requests.table["credit"][rows] = np.minimum(np.maximum(credit, 0), MOST)
+            if found.total:
+                plain = self.times.ms(size, size) if prefill else found.without
+                self._cost = max((found.ms - found.without) / found.total / plain * size, 1e-6)
+            _pay(rows, found.slots, -self._cost, known.credit)
         self.granted = Granted(rows, found.slots, survival)
         granted: list[int] = found.slots.tolist()
         return granted
 
-    def _survival_of(self, requests: Sequence[Any], rows: Ints, exact: bool) -> Levels:
-        """[B, K] levels."""
-        reports, table = self._requests.reports, self._requests.table
-        survival: Levels = self._requests.survival.take(rows, axis=0)
-        made = table["made"].take(rows)
-        old = made != NEVER
-        if exact:
-            old &= made != reports
-        if old.any():
-            length = np.where(old, table["length"].take(rows), len(self._places))
-            last = survival[np.arange(len(rows)), length - 1]
-            last[length == 0] = 255
-            survival = np.maximum(survival, np.minimum(self._grown.take(length, axis=0), last[:, None]))
-        if (far_until := table["far_until"].take(rows)).min() < reports:
-            near = np.flatnonzero(far_until < reports)
-            remaining = self._remaining([requests[i] for i in near.tolist()], rows[near])
-            survival[near] *= self._places < remaining[:, None]
-        return survival
-
-    def settle(self, rows: Ints, slots: Ints, sampled: Ints, granted: Granted | None = None) -> None:
+    def settle(self, rows: Ints1, slots: Ints1, sampled: Ints1, granted: Granted | None = None) -> None:
         """Pay for accepted drafts. [B] each: the rows of a step's requests, their slots, the tokens sampled."""
-        column = self._requests.table["credit"]
-        accepted = np.minimum(np.maximum(sampled - 1, 0), slots)
-        column[rows] = np.minimum(column[rows] + np.float32(EARNED) * accepted, MOST)
+        accepted, credit = np.minimum(np.maximum(sampled - 1, 0), slots), self._requests.credit
+        _pay(rows, accepted, EARNED, credit)
         if granted is not None:
-            found = np.zeros((2, len(self._requests.table)), dtype=np.int64)
-            found[:, rows] = slots, accepted
-            tried, accepted = np.minimum(found[:, granted.rows], granted.slots)
-            self.calibration.learn(granted.survival, tried, accepted)
+            found = np.zeros((2, len(credit)), dtype=np.int64)
+            found[0, rows], found[1, rows] = slots, accepted
+            self.calibration.learn(granted, found)
             self._requests.start = START * min(2 * self.calibration.kept, 1.0)
 
-    def _remaining(self, requests: Sequence[Any], rows: Ints) -> npt.NDArray[np.uint16]:
-        """How many drafts of each request can become output. With each report come at most K + 1 tokens: the table
-        says for how long these are all. (Only of a request that is resumable `max_tokens` may fall.)"""
-        K = len(self._places)
-        most = np.array([request.sampling_params.max_tokens for request in requests])
-        remaining = most - [len(request.output_token_ids) for request in requests] - 1
-        resumable = np.array([getattr(request, "resumable", False) for request in requests])
-        far_until = self._requests.reports + (remaining - K) // (K + 1)
-        self._requests.table["far_until"][rows] = np.where(resumable, -1, far_until)
-        return np.clip(remaining, 0, K)
+    def _count_remaining(self, requests: Sequence[Any], rows: Ints1) -> None:
+        """How many drafts can become output, of requests that are near their end. With each report come at most
+        K + 1 tokens. (Only of a request that is resumable `max_tokens` may fall.)"""
+        K, table, reports = self._num_draft_tokens, self._requests.table, self._requests.reports
+        far_until = table[:, FAR_UNTIL].take(rows)
+        for i in np.flatnonzero(far_until < reports).tolist() if far_until.min() < reports else ():
+            request = requests[i]
+            remaining = request.sampling_params.max_tokens - len(request.output_token_ids) - 1
+            until = -1 if getattr(request, "resumable", False) else reports + (remaining - K) // (K + 1)
+            table[rows[i], [REMAINING, FAR_UNTIL]] = remaining, until
+
+
+@Loop
+def _pay(rows: Ints1, drafts: Ints1, price: float, credit: Floats1) -> None:
+    for i in range(len(rows)):
+        credit[rows[i]] = min(max(credit[rows[i]] + price * drafts[i], 0.0), MOST)
+
+
+@Loop
+def _correct(
+    rows: Ints1,
+    exact: bool,
+    reports: int,
+    refill: float,
+    cost: float,
+    table: Ints2,
+    credit: Floats1,
+    survival: Bytes2,
+    most: Ints1,
+) -> bool:
+    """Guess [B, K] `survival` beyond older reports, end it where drafts cannot become output, refill the credit,
+    and lower `most`, K, to what it covers. Returns whether each request has a draft."""
+    K, all_drafted = survival.shape[1], True
+    for i in range(len(rows)):
+        row = rows[i]
+        if table[row, MADE] != NEVER and not (exact and table[row, MADE] == reports):
+            length = table[row, LENGTH]
+            last = int(survival[i, length - 1]) if length > 0 else ONE
+            for k in range(length, K):
+                survival[i, k] = max(survival[i, k], min(max(GROWN - LESS * (k - length), 0), last))
+        for k in range(max(table[row, REMAINING], 0), K):
+            survival[i, k] = 0
+        credit[row] += refill
+        if cost > 0:
+            most[i] = int(min(credit[row] / cost, float(K)))
+        all_drafted = all_drafted and most[i] > 0 and survival[i, 0] > 0
+    return all_drafted

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress, islice
+from threading import Thread
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -15,6 +16,7 @@ from vllm.v1.request import RequestStatus
 
 from gpu_align.drafter.memory import ResponseMemory
 
+from ..budget.compiled import compile_loops
 from ..config.in_use import drafts_predictions, inner_tokens
 from ..config.settings import Settings
 from ..seams.guard import Guard, faults, logger, shown_fault, strict
@@ -101,6 +103,13 @@ def _prompt_of(request: Any) -> list[int]:
     return getattr(request, "prompt_token_ids", None) or []
 
 
+def _compile() -> None:
+    try:
+        compile_loops()
+    except Exception as error:
+        logger.warning("gpu_align schedules in plain Python, which is slow: %s", shown_fault(error))
+
+
 #: How a request ends that has written its answer.
 _ANSWERED = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
 #: Prompts that wait, of which a step takes account.
@@ -144,6 +153,7 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         self._blocked = 0
         #: Where there are none, a step is vLLM's but for this test.
         self.drafted_requests = DraftedRequests(False)
+        Thread(target=_compile, name="gpu_align compiles").start()
         try:
             self._use(settings)
         except Exception as error:
@@ -274,8 +284,7 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         self.drafted_requests.off = off
         if INNER_DRAFTER in self._worker_faults:
             self._inner_tokens = 0
-        known = () if begun is None else (begun.req_ids, begun.columns[0])
-        self.drafted_requests.take(report, *known)
+        self.drafted_requests.take(report)
         if self.draft_budget is None:
             return
         self._observe(self.draft_budget, report.times)
@@ -285,7 +294,7 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         if begun is None:  # accepted drafts are not counted any more
             self.draft_budget.learns = False
         else:
-            rows, _, slots, sampled = begun.columns
+            rows, _, slots, sampled = begun
             self.draft_budget.settle(rows, slots, sampled, granted)
 
     def _observe(self, budget: DraftBudget, times: Sequence[StepTime]) -> None:

@@ -3,35 +3,41 @@ many of the slots hold drafts, and who proposed them. Here the two meet. Imports
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Sized
-from itertools import compress, repeat
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from itertools import repeat
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from ..wire.reports import DRAFT_MODEL, Ints
-from ..wire.steps import HEADER, Messages, Steps, count_verified, encode
-from .draft_budget import POSITION, REPORT, TOGETHER, DraftedRequests
+from ..budget.compiled import Ints1, Ints2, Ints3, Loop, Shorts1, Shorts3, helper
+from ..wire.reports import DRAFT_MODEL
+from ..wire.steps import HEADER, count_verified, encode
+from .draft_budget import (
+    EVERY,
+    HELD,
+    LENGTH,
+    OURS,
+    PLACE,
+    POSITION,
+    REFUSED,
+    REPORT,
+    SOURCE,
+    TOGETHER,
+    TOKENS,
+    UNTOLD,
+    DraftedRequests,
+)
 
-
-class Begun(NamedTuple):
-    """A step that has run, before vLLM has looked for the end of each output.
-
-    place: [R] row in the table of requests → place in `columns`; −1 where nothing was drafted for or sampled.
-    columns: [4, B] row, tokens before the step, draft slots, tokens sampled.
-    """
-
-    req_ids: Sequence[str]
-    place: Ints
-    columns: Ints
+helper(count_verified)
+_REQ_ID, _REASON = attrgetter("request_id"), attrgetter("finish_reason")
 
 
 class VerificationLedger:
     """Joins the steps of the scheduler with the drafts of the worker, a batch at a time.
 
         begun = ledger.begin(requests, scheduler_output, output, trimmed)   # before vLLM looks at the output
-        drafted_requests.take(report, begun.req_ids, begun.columns[0])     # what came with the output
+        drafted_requests.take(report)                                      # what came with the output
         ledger.settle(begun, engine_core_outputs)                          # after vLLM
         ledger.forget(drafted_requests.keep_only(requests))
 
@@ -45,9 +51,11 @@ class VerificationLedger:
 
     def __init__(self, drafted_requests: DraftedRequests) -> None:
         self._requests = drafted_requests
-        self._waiting: Ints = np.zeros((5, 0), dtype=np.int64)  # columns of `Begun`, and tokens kept
-        #: [rows, width, 4] `Steps` that are not told yet; `table["held"]` of each row are.
-        self._held = np.zeros((0, 2 * TOGETHER, len(Steps._fields)), dtype=np.int16)
+        #: Row, tokens before the step, draft slots, tokens sampled, tokens kept; the last is used inside `settle`.
+        self._waiting: Ints2 = np.zeros((6, 0), dtype=np.int64)
+        #: [rows, width, 4] `Steps` that are not told yet, `HELD` of each row, `_most` of a row so far.
+        self._held: Shorts3 = np.zeros((0, 0, 4), dtype=np.int16)
+        self._most = TOGETHER
 
     def __len__(self) -> int:
         """Steps that wait for their drafts."""
@@ -55,101 +63,47 @@ class VerificationLedger:
 
     def begin(
         self, requests: Mapping[str, Any], scheduler_output: Any, output: Any, trimmed: Mapping[str, int]
-    ) -> Begun:
+    ) -> Ints2:
+        """[4, B] row, tokens before the step (−1: not known), draft slots and tokens sampled of its requests."""
         req_ids, size = output.req_ids, len(output.req_ids)
-        rows = self._requests.rows_of(req_ids)
-        sampled = _lengths(output.sampled_token_ids or repeat((), size), size)
-        slots = _lengths(map(scheduler_output.scheduled_spec_decode_tokens.get, req_ids, repeat(())), size)
+        begun = np.zeros((4, size), dtype=np.int64)
+        if planned := scheduler_output.scheduled_spec_decode_tokens:
+            begun[2] = np.fromiter(map(len, map(planned.get, req_ids, repeat(()))), np.int64, size)
         for req_id, invalid in (scheduler_output.num_invalid_spec_tokens or {}).items():
-            slots[output.req_id_to_index[req_id]] -= invalid
+            begun[2, output.req_id_to_index[req_id]] -= invalid
         if trimmed:
-            slots = np.minimum(slots, list(map(trimmed.get, req_ids, slots.tolist())))
-        positions, place = self._requests.table["tokens"].take(rows), np.full(len(self._requests.table), -1)
-        for index in np.flatnonzero(positions < 0).tolist():
-            # It may have been aborted while its step ran.
-            request = requests.get(req_ids[index])
-            positions[index] = -1 if request is None else request.num_tokens
-        place[rows] = np.where((positions >= 0) & (sampled > 0), np.arange(size), -1)
-        place[0] = -1
-        return Begun(req_ids, place, np.array([rows, positions, slots, sampled]))
+            begun[2] = np.minimum(begun[2], list(map(trimmed.get, req_ids, begun[2].tolist())))
+        if tokens := output.sampled_token_ids:
+            begun[3] = np.fromiter(map(len, tokens), np.int64, size)
+        if _begin(self._requests.rows_of(req_ids), self._requests.table, begun):
+            for index in np.flatnonzero(begun[1] < 0).tolist():
+                # It may have been aborted while its step ran.
+                request = requests.get(req_ids[index])
+                begun[1, index] = -1 if request is None else request.num_tokens
+        return begun
 
-    def settle(self, begun: Begun, outputs: Sequence[Any]) -> None:
+    def settle(self, begun: Ints2, outputs: Sequence[Any]) -> None:
         """Attach to `EngineCoreOutput`s what is now known about their requests."""
-        table = self._requests.table
-        places = begun.place[self._requests.rows_of([output.request_id for output in outputs])]
-        if places.min(initial=0) < 0:
-            outputs, places = list(compress(outputs, (places >= 0).tolist())), places[places >= 0]
-        if not outputs:
-            return
-        steps = begun.columns[[0, 1, 2, 3, 3]].take(places, axis=1)
-        (rows, positions, _, _, kept), waited = steps, len(self)
-        reasons = [output.finish_reason for output in outputs]
-        last = [index for index, reason in enumerate(reasons) if reason is not None]
-        is_last = np.zeros(len(outputs), dtype=np.bool_)
-        is_last[last] = True
-        kept[last] = [len(outputs[index].new_token_ids) for index in last]
-        # The next turn of a request may take tokens back.
-        table["tokens"][rows] = np.where(is_last, -1, positions + kept)
-        if waited:
-            steps = np.concatenate([self._waiting, steps], axis=1)
-        counted, done = self._count(steps)
-        if done.all():
-            self._hold(steps[0], counted, waited > 0)
-            self._waiting = steps[:, :0]
-        else:
-            self._hold(steps[0, done], counted[:, done], waited > 0)
-            self._waiting = steps[:, ~done]
-        held, untold = table["held"].take(rows), table["untold"].take(rows)
-        due = is_last | (held >= table["every"].take(rows))
-        table["held"][rows], table["untold"][rows] = held * ~due, (untold + kept) * ~due
-        if due.any():
-            own = done[waited:].view(np.int8)
-            self._tell(
-                list(compress(outputs, due.tolist())), *(column[due] for column in (rows, held, untold, own))
-            )
-
-    def _tell(self, outputs: Sequence[Any], rows: Ints, held: Ints, untold: Ints, own: Ints) -> None:
-        steps = self._held.take(rows, axis=0)
-        steps = steps[np.arange(steps.shape[1]) < held[:, None]].T
-        refused = self._requests.table["refused"].take(rows)
-        self._requests.table["refused"][rows] = 0
-        texts = encode(Messages(Steps(*steps), held, untold, own, refused))
-        for output, text in zip(outputs, texts, strict=True):
-            headers = output.trace_headers
-            output.trace_headers = {HEADER: text} if headers is None else {**headers, HEADER: text}
-
-    def _hold(self, rows: Ints, counted: Ints, is_mixed: bool) -> None:
-        """[4, S] `Steps` of these rows are not told yet. is_mixed: a row may be there twice, in its order."""
-        held = self._requests.table["held"]
-        place = held.take(rows)
-        if is_mixed:
-            order = np.argsort(rows, kind="stable")
-            starts = np.flatnonzero(np.diff(rows[order], prepend=-1))
-            place[order] += np.arange(len(rows)) - np.repeat(starts, np.diff(starts, append=len(rows)))
-        more = max(int(place.max(initial=0)) + 1 - self._held.shape[1], 0)
-        if more or len(self._held) < len(held):
-            self._held = np.pad(self._held, ((0, len(held) - len(self._held)), (0, more), (0, 0)))
-        self._held[rows, place] = counted.T
-        held[rows] = place + 1  # the last one of a row stays
-
-    def _count(self, steps: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
-        """[4, S] `Steps` of S steps, and which of these need not wait any more."""
-        rows, positions, slots, sampled, kept = steps
-        drafts = self._requests.drafts.take(rows, axis=0)  # [S, DEPTH, 4]
-        made_at = drafts[:, :, POSITION]
-        newest = np.where(made_at == positions[:, None], drafts[:, :, REPORT], -1).argmax(axis=1)
-        position, length, source, _ = drafts[np.arange(len(rows)), newest].T
-        found = position == positions
-        done = found | (slots <= 0) | self._requests.off
-        if not done.all():
-            done |= made_at.max(axis=1) > positions
-        length, source = length * found, source * found
-        if self._requests.beside_model:
-            theirs = self._requests.table["ours"].take(rows) == 0  # of which no draft is reported
-            done |= theirs
-            length[theirs], source[theirs] = np.maximum(slots[theirs], 0), DRAFT_MODEL
-        verified, accepted = count_verified(np.maximum(slots, 0), length, sampled, kept)
-        return np.array([source, length, verified, accepted]), done
+        known, waited, size = self._requests, len(self), len(outputs)
+        rows, kept = known.rows_of(list(map(_REQ_ID, outputs))), np.full(size, -1)
+        if (reasons := list(map(_REASON, outputs))).count(None) < size:
+            for index, output in enumerate(outputs):
+                if reasons[index] is not None:
+                    kept[index] = len(output.new_token_ids)
+        most = self._most + 1 + (int(np.bincount(self._waiting[0]).max()) if waited else 0)
+        grow = max(len(known.table) - len(self._held), 0), max(most - self._held.shape[1], 0)
+        if any(grow):
+            self._held = np.pad(self._held, ((0, grow[0]), (0, grow[1]), (0, 0)))
+        steps = np.concatenate([self._waiting, np.empty((6, size), dtype=np.int64)], axis=1)
+        numbers, ends = np.empty(size * (4 * most + 2), dtype=np.int16), np.empty((2, size), dtype=np.int64)
+        drafts = known.drafts, known.table, known.off, known.beside_model, DRAFT_MODEL
+        waits, told, most = _settle(begun, rows, kept, waited, steps, *drafts, self._held, numbers, ends)
+        self._waiting, self._most = steps[:, :waits], max(self._most, most)
+        if told:
+            until, places = ends[:, :told].tolist()
+            for i, text in zip(places, encode(numbers[: until[-1]], until), strict=True):
+                headers = outputs[i].trace_headers
+                outputs[i].trace_headers = {HEADER: text} if headers is None else {**headers, HEADER: text}
 
     def forget(self, rows: Sequence[int]) -> None:
         """The requests of these rows are gone."""
@@ -157,5 +111,87 @@ class VerificationLedger:
             self._waiting = self._waiting[:, ~np.isin(self._waiting[0], rows)]
 
 
-def _lengths(lists: Iterable[Sized], count: int) -> Ints:
-    return np.fromiter(map(len, lists), np.int64, count)
+@Loop
+def _begin(rows: Ints1, table: Ints2, begun: Ints2) -> bool:
+    """Fill in rows and tokens; whether some are not known."""
+    unknown = False
+    for i in range(len(rows)):
+        table[rows[i], PLACE] = i
+        begun[0, i], begun[1, i] = rows[i], table[rows[i], TOKENS]
+        unknown = unknown or begun[1, i] < 0
+    return unknown
+
+
+@Loop
+def _settle(
+    begun: Ints2,
+    rows: Ints1,
+    kept: Ints1,
+    waited: int,
+    steps: Ints2,
+    drafts: Ints3,
+    table: Ints2,
+    off: bool,
+    beside_model: bool,
+    draft_model: int,
+    held: Shorts3,
+    numbers: Shorts1,
+    ends: Ints2,
+) -> tuple[int, int, int]:
+    """Join steps with their drafts: the first `waited` of `steps`, and those of outputs, which come after them.
+    kept: [S] tokens that are kept of a request's last output; −1: it is not the last. numbers: of all messages;
+    ends: [2, M] where each message ends, and the place of its output. Returns how many steps wait, now the first
+    of `steps`; M; and the most steps that were held of a request."""
+    end = waited
+    for i in range(len(rows)):
+        row, place = rows[i], table[rows[i], PLACE]
+        # Not one of another request or step, which has no place in this one, and not without drafts or tokens.
+        if row == 0 or place >= begun.shape[1] or begun[0, place] != row:
+            continue
+        if begun[1, place] < 0 or begun[3, place] == 0:
+            continue
+        for field in range(4):
+            steps[field, end] = begun[field, place]
+        is_last, sampled = kept[i] >= 0, begun[3, place]
+        steps[4, end], steps[5, end] = kept[i] if is_last else sampled, i
+        # The next turn of a request may take tokens back.
+        table[row, TOKENS] = -1 if is_last else begun[1, place] + sampled
+        end += 1
+    waits = told = count = most = 0
+    for s in range(end):
+        row, position, slots, output = steps[0, s], steps[1, s], max(steps[2, s], 0), steps[5, s]
+        source, length, newest, latest = 0, 0, -1, -1
+        for d in range(drafts.shape[1]):
+            latest = max(latest, drafts[row, d, POSITION])
+            if drafts[row, d, POSITION] == position and drafts[row, d, REPORT] > newest:
+                source, length, newest = (
+                    drafts[row, d, SOURCE],
+                    drafts[row, d, LENGTH],
+                    drafts[row, d, REPORT],
+                )
+        if beside_model and table[row, OURS] == 0:  # of which no draft is reported
+            source, length, newest = draft_model, slots, 0
+        is_known = newest >= 0 or slots == 0 or off or latest > position
+        if is_known:
+            verified, accepted = count_verified(slots, length, steps[3, s], steps[4, s])
+            step = held[row, table[row, HELD]]
+            step[0], step[1], step[2], step[3] = source, length, verified, accepted
+            table[row, HELD] += 1
+            most = max(most, table[row, HELD])
+        if s >= waited and (kept[output] >= 0 or table[row, HELD] >= table[row, EVERY]):
+            for h in range(table[row, HELD]):
+                for field in range(4):
+                    numbers[count] = held[row, h, field]
+                    count += 1
+            numbers[count], numbers[count + 1] = table[row, UNTOLD], is_known + 2 * table[row, REFUSED]
+            count += 2
+            ends[0, told], ends[1, told] = count, output
+            told += 1
+            table[row, HELD] = table[row, UNTOLD] = table[row, REFUSED] = 0
+        elif s >= waited:
+            table[row, UNTOLD] += steps[4, s]
+        if not is_known:
+            for field in range(6):
+                steps[field, waits] = steps[field, s]
+            waits += 1
+    return waits, told, most

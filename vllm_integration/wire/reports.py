@@ -22,6 +22,7 @@ ATTRIBUTE = "gpu_align_draft_report"
 REFUSALS = ("", "tokens", "malformed", "room")
 
 Ints = npt.NDArray[np.integer[Any]]
+Shorts = npt.NDArray[np.int16]
 
 
 class StepDrafts(NamedTuple):

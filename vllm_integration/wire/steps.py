@@ -5,21 +5,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .reports import Ints
+from .reports import Ints, Shorts
 
 #: Key in that mapping; the front end takes it out again before vLLM's tracing reads the headers.
 HEADER = "x-gpu-align-steps"
 #: Another one, with an output after which other parts of the plugin are off: JSON, part → why.
 FAULTS = "x-gpu-align-faults"
 
-Counts = TypeVar("Counts", int, Ints)
-
 #: How a number travels. vLLM's mapping takes text alone: each byte is the character of its value (Latin-1).
-_INT = np.dtype("<i2")
+_INT = np.dtype(np.int16)
 
 
 class Steps(NamedTuple):
@@ -52,31 +50,25 @@ class Messages(NamedTuple):
     refused: Ints
 
 
-def count_verified(slots: Counts, length: Counts, sampled: Counts, kept: Counts) -> tuple[Counts, Counts]:
-    """How many drafts a step verified, and how many of those were accepted; of numbers or of whole columns.
+def count_verified(slots: int, length: int, sampled: int, kept: int) -> tuple[int, int]:
+    """How many drafts a step verified, and how many of those were accepted.
 
     slots: without those that a grammar ruled out or that the device trimmed. length: of the draft made at the
     request's tokens before the step; slots beyond it hold padding. sampled: tokens that came out. kept: those of
     them that are output.
     """
-    verified = np.minimum(slots, length)
-    return verified, np.minimum(np.minimum(sampled - 1, verified), kept)
+    verified = min(slots, length)
+    return verified, min(sampled - 1, verified, kept)
 
 
-#: Numbers of a step, and those at the end of a message.
+#: Numbers of a step, and those at the end of a message: the four of each of its steps, then `before`, then both
+#: flags, ``own + 2 * refused``.
 _STEP, _END = len(Steps._fields), 2
 
 
-def encode(messages: Messages) -> list[str]:
-    """A text for each: the four numbers of each of its steps, then `before`, then one of both flags."""
-    steps, counts, before, own, refused = messages
-    ends = np.cumsum(_STEP * counts + _END)
-    numbers = np.empty(int(ends[-1]) if len(ends) else 0, dtype=_INT)
-    is_step = np.ones(len(numbers), dtype=np.bool_)
-    is_step[ends - 2] = is_step[ends - 1] = False
-    numbers[ends - 2], numbers[ends - 1] = before, own + 2 * refused
-    numbers[is_step] = np.array(steps).T.ravel()
-    text, until = numbers.tobytes().decode("latin-1"), (_INT.itemsize * ends).tolist()
+def encode(numbers: Shorts, ends: Sequence[int]) -> list[str]:
+    """A text for each message. numbers: [N] of all of them; ends: [M] where each ends."""
+    text, until = numbers.tobytes().decode("latin-1"), [_INT.itemsize * end for end in ends]
     return list(map(text.__getitem__, map(slice, [0, *until], until)))
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+from vllm_integration.budget.compiled import compile_loops
 from vllm_integration.scheduler.draft_budget import DraftBudget, DraftedRequests
 from vllm_integration.scheduler.verification_ledger import VerificationLedger
 from vllm_integration.wire.reports import DraftReport, take
@@ -45,6 +46,7 @@ class HookedSpeculator(speculator.PredictedOutputsSpeculator):
             self._drafted, self.num_draft_tokens, max_slowdown=self.settings.max_slowdown
         )
         self._scheduled: dict[str, int] = {}
+        threading.Thread(target=compile_loops).start()
         self._lock = threading.Lock()  # outputs may be read in another thread
 
     def add_requests(self, new_requests: list[Any]) -> None:
@@ -94,9 +96,9 @@ class HookedSpeculator(speculator.PredictedOutputsSpeculator):
         slots = {req_id: range(count) for req_id, count in scheduled.items()}
         planned = SimpleNamespace(scheduled_spec_decode_tokens=slots, num_invalid_spec_tokens=None)
         begun = self._ledger.begin(self._followed, planned, output, report.trimmed)
-        self._drafted.take(report, begun.req_ids, begun.columns[0])
+        self._drafted.take(report)
         self._budget.observe(report.times)
-        rows, _, verified, sampled = begun.columns
+        rows, _, verified, sampled = begun
         self._budget.settle(rows, verified, sampled)
         for drafts in report.drafts:
             self._note(drafts)
