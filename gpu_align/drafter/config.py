@@ -60,9 +60,8 @@ class DrafterConfig:
 
     def tables_for(self, num_draft_tokens: int, device: torch.device | str) -> SurvivalTables:
         """The survival tables of these settings for K, on a device. ValueError: the file is no table."""
-        curves, calibration = read_survival(
-            SHIPPED if self.survival_table is None else Path(self.survival_table)
-        )
+        path = SHIPPED if self.survival_table is None else Path(self.survival_table)
+        curves, calibration = read_survival(path)
         survival = fit_curves(curves, num_draft_tokens)
         return make_tables(survival, device, self.min_survival, self.min_survival_lost, calibration)
 

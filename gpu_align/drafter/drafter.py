@@ -235,9 +235,8 @@ class Drafter:
         slot = self._check_slot(slot)
         written = None
         if context is not None:
-            written = np.array(
-                check_token_ids("context", context, 2**31, most=self.max_context_len), np.int32
-            )
+            most = self.max_context_len
+            written = check_token_ids("context", context, 2**31, most=most).astype(np.int32)
             prompt_len = len(written) if prompt_len is None else prompt_len
         prompt_len = check_int("prompt_len", prompt_len, 0, self.max_context_len)
         ids = check_token_ids(
