@@ -81,45 +81,40 @@ def time_kernels(benchmark: Any, run: Callable[[], object], cells: int) -> None:
 
 
 @pytest.mark.parametrize(("batch", "size"), SIZES)
-@pytest.mark.largest(1 << 18)
-def test_rapidfuzz(benchmark: Any, batch: int, size: int) -> None:
-    lcs_seq = pytest.importorskip("rapidfuzz.distance").LCSseq
-    benchmark.group = f"LCS length, batch {batch}, {size} tokens"
-    contexts, texts = draw_pairs(batch, size)
-    pairs = list(zip(contexts.tolist(), texts.tolist(), strict=True))
-
-    def run() -> list[int]:
-        return [lcs_seq.similarity(c, t) for c, t in pairs]
-
-    assert run()[:4] == lcs_rows(contexts, texts)[:, -1].tolist()
-    benchmark.pedantic(run, rounds=rounds_for(batch, size), warmup_rounds=1)
-
-
-@pytest.mark.parametrize(("batch", "size"), SIZES)
-@pytest.mark.parametrize("what", ["length", "prefix row"])
 class TestLcs:
-    """Of whole texts, and with every prefix of the prediction, which no peer computes."""
+    """Of whole texts."""
 
     @pytest.fixture(autouse=True)
-    def lcs(self, benchmark: Any, what: str, batch: int, size: int) -> Any:
-        benchmark.group = f"LCS {what}, batch {batch}, {size} tokens"
-        return lcs_length if what == "length" else lcs_prefix_row
+    def group(self, benchmark: Any, batch: int, size: int) -> None:
+        benchmark.group = f"LCS length, batch {batch}, {size} tokens"
+
+    @pytest.mark.largest(1 << 18)
+    def test_rapidfuzz(self, benchmark: Any, batch: int, size: int) -> None:
+        lcs_seq = pytest.importorskip("rapidfuzz.distance").LCSseq
+        contexts, texts = draw_pairs(batch, size)
+        pairs = list(zip(contexts.tolist(), texts.tolist(), strict=True))
+
+        def run() -> list[int]:
+            return [lcs_seq.similarity(c, t) for c, t in pairs]
+
+        assert run()[:4] == lcs_rows(contexts, texts)[:, -1].tolist()
+        benchmark.pedantic(run, rounds=rounds_for(batch, size), warmup_rounds=1)
 
     @pytest.mark.largest(1 << 16)
-    def test_gpu_align_cpu(self, benchmark: Any, lcs: Any, batch: int, size: int) -> None:
+    def test_gpu_align_cpu(self, benchmark: Any, batch: int, size: int) -> None:
         args = tensors_of(*draw_pairs(batch, size), "cpu")
-        assert lcs(*args, backend="reference")[0].flatten()[-1] == lcs_rows(*draw_pairs(batch, size))[0, -1]
-        benchmark.pedantic(lambda: lcs(*args, backend="reference"), rounds=3)
+        assert lcs_length(*args, backend="reference")[0] == lcs_rows(*draw_pairs(batch, size))[0, -1]
+        benchmark.pedantic(lambda: lcs_length(*args, backend="reference"), rounds=3)
 
     @needs_gpu
     @pytest.mark.largest(1 << 36, 2)
-    def test_gpu_align_gpu(self, benchmark: Any, lcs: Any, batch: int, size: int) -> None:
+    def test_gpu_align_gpu(self, benchmark: Any, batch: int, size: int) -> None:
         args, rows = tensors_of(*draw_pairs(batch, size), "cuda"), lcs_rows(*draw_pairs(batch, size))
         # Nothing is allocated in what is timed.
-        out = torch.empty_like(lcs(*args))
-        lcs(*args, out=out)
-        assert out[:4].tolist() == (rows if out.ndim == 2 else rows[:, -1]).tolist()
-        time_kernels(benchmark, lambda: lcs(*args, out=out), batch * size * size)
+        out = torch.empty_like(lcs_length(*args))
+        lcs_length(*args, out=out)
+        assert out[:4].tolist() == rows[:, -1].tolist()
+        time_kernels(benchmark, lambda: lcs_length(*args, out=out), batch * size * size)
 
 
 def time_cpu(benchmark: Any, steps: Steps) -> None:

@@ -154,9 +154,6 @@ def main() -> None:
             offsets = (accepted - promised) / (drafts + PRIOR)
             calibration = rising(offsets if not number else (offsets + calibration) / 2)
             print(f"round {number}: {drafts.sum():,.0f} drafts, {accepted.sum():,.0f} accepted", flush=True)
-    print(f"{'counted':>10} {'drafts':>8} {'offset':>8}")
-    for i, (number, offset) in enumerate(zip(drafts, calibration, strict=True)):
-        print(f"{i / NUM_BINS:5.2f}-{(i + 1) / NUM_BINS:.2f} {number:8.0f} {offset:+8.3f}")
     pack = replace(pack, calibration=tuple(calibration))
     pack.save(args.out)
     print(f"wrote {args.out}: {len(pack.words):,} words, {len(pack.recipes):,} recipes")
