@@ -22,7 +22,8 @@ from gpu_align.tools.simulate.replay import PairResult, load_tokenizer, runnable
 
 SIZES = (64, 32, 16)
 #: Far from the curve and slow, or of interest at one K only.
-ONLY_AT_64 = ("cursor", "myers", "input_lookup_node_llama_cpp", "prompt_lookup_transformers", CLAIRVOYANT)
+LEFT_OUT = ("cursor", "myers", "input_lookup_node_llama_cpp", "prompt_lookup_transformers")
+ONLY_AT_64 = (*LEFT_OUT, CLAIRVOYANT)
 #: Kinds that `cases` adds to the corpus; only our drafter at K = 64 replays them, and a bound one of them.
 CASES = ("perfect", "one_line", "unrelated_case", "nothing")
 
@@ -118,8 +119,6 @@ def as_json(
 
 # Kinds of text and qualities of the prediction, of ``kinds-test``: a row each against every peer.
 
-#: Far below the others at every rejection, and slow.
-LEFT_OUT = ("myers", "cursor", "input_lookup_node_llama_cpp", "prompt_lookup_transformers", "recipe_pack")
 #: The label of all real changes together, where the rows are by quality of the prediction.
 ORIGINAL = "original"
 #: Rows, in their order.
