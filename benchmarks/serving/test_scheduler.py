@@ -37,10 +37,10 @@ def test_a_step_of_the_scheduler(count: int, benchmark: Any) -> None:
     budget, ledger = DraftBudget(drafted, K), VerificationLedger(drafted)
     levels = -np.sort(-rng.integers(1, 256, (count, K)), axis=1).astype(np.uint8)
     length, one = np.full((2, count), [[K], [1]])
+    slots = budget.grant([*requests.values()], exact=False)
 
     def ran() -> Any:
         """A step, and what vLLM brings of it."""
-        slots = budget.grant([*requests.values()], exact=False)
         tokens = [[0] * (n // 2 + 1) for n in slots]
         position = np.array([request.num_tokens for request in requests.values()])
         planned = {req_id: [0] * n for req_id, n in zip(ids, slots, strict=True) if n}
@@ -55,14 +55,15 @@ def test_a_step_of_the_scheduler(count: int, benchmark: Any) -> None:
         return (budget.granted, output, sampled, report, outputs), {}
 
     def step(granted: Any, output: Any, sampled: Any, report: DraftReport, outputs: Any) -> None:
+        nonlocal slots
         begun = ledger.begin(requests, output, sampled, {})
         drafted.take(report)
         budget.observe(report.times)
-        rows, _, slots, new = begun
-        budget.settle(rows, slots, new, granted)
+        rows, _, verified, new = begun
+        budget.settle(rows, verified, new, granted)
         ledger.settle(begun, outputs)
         ledger.forget(drafted.keep_only(requests))
-        budget.grant([*requests.values()], exact=False)
+        slots = budget.grant([*requests.values()], exact=False)
         for request, tokens in zip(requests.values(), sampled.sampled_token_ids, strict=True):
             request.num_tokens += len(tokens)
 

@@ -86,7 +86,7 @@ class DraftedRequests:
         self.plain_graphs_alone = False
         self._rows: dict[str, int] = {}
         #: The last lists that were looked up, and their rows. Most steps have the requests of the last one.
-        self._known: deque[tuple[list[str], Ints1]] = deque(maxlen=3)
+        self._known: deque[tuple[list[Any], Ints1]] = deque(maxlen=4)
         #: Requests of vLLM's when it was last asked which are gone, and −1 when one has come since.
         self._alive = -1
         self._free = list(range(1, len(self.table)))
@@ -95,13 +95,14 @@ class DraftedRequests:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def rows_of(self, req_ids: Sequence[str]) -> Ints1:
-        """[N] the rows of requests, 0 for those that have none; read-only."""
+    def rows_of(self, requests: Sequence[Any]) -> Ints1:
+        """[N] the rows of requests, or of their ids, 0 for those that have none; read-only."""
         for known, rows in self._known:
-            if known == req_ids:
+            if known == requests:
                 return rows
-        rows = np.fromiter(map(self._rows.get, req_ids, repeat(0)), np.int64, len(req_ids))
-        self._known.append((list(req_ids), rows))
+        ids = [each if isinstance(each, str) else each.request_id for each in requests]
+        rows = np.fromiter(map(self._rows.get, ids, repeat(0)), np.int64, len(ids))
+        self._known.append((list(requests), rows))
         return rows
 
     def take(self, report: DraftReport) -> None:
@@ -301,7 +302,7 @@ class DraftBudget:
         if not requests:
             return []
         known, K = self._requests, self._num_draft_tokens
-        rows = known.rows_of([request.request_id for request in requests])
+        rows = known.rows_of(requests)
         self._count_remaining(requests, rows)
         survival, most = known.survival.take(rows, axis=0), np.full(len(rows), K)
         size = batch_size or len(requests)
