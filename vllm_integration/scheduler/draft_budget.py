@@ -16,7 +16,7 @@ from ..budget.rule import ONE, choose
 from ..budget.step_times import StepTimes
 from ..config.settings import MAX_SLOWDOWN
 from ..wire import request as wire
-from ..wire.reports import DRAFT_MODEL, REFUSALS, DraftReport, Ints, StepTime
+from ..wire.reports import DRAFT_MODEL, REFUSALS, DraftReport, StepTime
 
 #: Credit of a request, in tokens of a step without drafts: what its drafts may cost until they earn it back. Of a
 #: new request, where this server accepts half of its drafts or more, and the most.
@@ -46,8 +46,8 @@ NEVER, FOREVER = -(1 << 62), 1 << 62
 
 
 class DraftedRequests:
-    """One row of `table` for each request that is drafted for; row 0 stands for all others, and stays blank.
-    False where there are none: then nothing has to be done in a step.
+    """One row of `table` for each request that is drafted for; row 0 stands for all others, none of whose drafts
+    can become output. False where there are none: then nothing has to be done in a step.
 
     draft_without_prediction: whether requests without a prediction have one. num_draft_tokens: K.
     beside_model: whether the model's own drafter drafts for all others, which then have rows, too.
@@ -90,7 +90,8 @@ class DraftedRequests:
         #: Requests of vLLM's when it was last asked which are gone, and −1 when one has come since.
         self._alive = -1
         self._free = list(range(1, len(self.table)))
-        self._blank(np.arange(len(self.table)))
+        self._blank(np.array(self._free))
+        self.table[0, FAR_UNTIL] = FOREVER
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -116,7 +117,6 @@ class DraftedRequests:
                 raise ValueError(f"draft report: expected {len(rows)} drafts, found {made.shape[1]}")
             self.survival[rows] = drafts.survival
             _take(rows, made, self._taken, self.reports - drafts.age, self.table, self.drafts)
-        self.survival[0] = 0
         for req_id, reason in report.refused.items():
             self.table[self._rows.get(req_id, 0), REFUSED] = REFUSALS.index(reason)
 
@@ -160,13 +160,10 @@ class DraftedRequests:
         known = self.table[self.rows_of(req_ids)]
         return np.asarray((known[:, OURS] == 0) | (known[:, SOURCE] == DRAFT_MODEL))
 
-    def _blank(self, rows: Ints) -> None:
-        self.table[rows], self.credit[rows], self.table[rows, MADE] = 0, 0, NEVER
-        self.table[rows, TOKENS] = np.where(rows > 0, -1, 0)
-        self.table[rows, FAR_UNTIL] = np.where(rows > 0, -1, FOREVER)
-        self.table[rows, REMAINING] = FOREVER
-        self.survival[rows] = np.where(rows > 0, UNKNOWN, 0)[:, None]
-        self.drafts[rows, :, POSITION] = -1
+    def _blank(self, rows: Ints1) -> None:
+        self.table[rows] = 0
+        self.table[rows[:, None], (MADE, REMAINING, FAR_UNTIL, TOKENS)] = NEVER, FOREVER, -1, -1
+        self.survival[rows], self.drafts[rows, :, POSITION] = UNKNOWN, -1
 
 
 @Loop
@@ -174,8 +171,6 @@ def _take(rows: Ints1, made: Ints2, number: int, newest: int, table: Ints2, draf
     """Remember the drafts of a report. made: [3, B] as of a draft. newest: `MADE` of them."""
     for i in range(len(rows)):
         row, at = rows[i], number % DEPTH
-        if row == 0:
-            continue
         for field in range(REPORT):
             drafts[row, at, field] = table[row, field] = made[field, i]
         drafts[row, at, REPORT], table[row, MADE] = number, newest

@@ -96,8 +96,8 @@ class VerificationLedger:
             self._held = np.pad(self._held, ((0, grow[0]), (0, grow[1]), (0, 0)))
         steps = np.concatenate([self._waiting, np.empty((6, size), dtype=np.int64)], axis=1)
         numbers, ends = np.empty(size * (4 * most + 2), dtype=np.int16), np.empty((2, size), dtype=np.int64)
-        drafts = known.drafts, known.table, known.off, known.beside_model, DRAFT_MODEL
-        waits, told, most = _settle(begun, rows, kept, waited, steps, *drafts, self._held, numbers, ends)
+        drafts = known.drafts, known.table, known.off, DRAFT_MODEL
+        waits, told, most = _settle(begun, rows, kept, steps, *drafts, self._held, numbers, ends)
         self._waiting, self._most = steps[:, :waits], max(self._most, most)
         if told:
             until, places = ends[:, :told].tolist()
@@ -127,22 +127,20 @@ def _settle(
     begun: Ints2,
     rows: Ints1,
     kept: Ints1,
-    waited: int,
     steps: Ints2,
     drafts: Ints3,
     table: Ints2,
     off: bool,
-    beside_model: bool,
     draft_model: int,
     held: Shorts3,
     numbers: Shorts1,
     ends: Ints2,
 ) -> tuple[int, int, int]:
-    """Join steps with their drafts: the first `waited` of `steps`, and those of outputs, which come after them.
+    """Join steps with their drafts: those that waited, in `steps`, and those of outputs, which come after them.
     kept: [S] tokens that are kept of a request's last output; −1: it is not the last. numbers: of all messages;
     ends: [2, M] where each message ends, and the place of its output. Returns how many steps wait, now the first
     of `steps`; M; and the most steps that were held of a request."""
-    end = waited
+    end = waited = steps.shape[1] - len(rows)
     for i in range(len(rows)):
         row, place = rows[i], table[rows[i], PLACE]
         # Not one of another request or step, which has no place in this one, and not without drafts or tokens.
@@ -169,7 +167,7 @@ def _settle(
                     drafts[row, d, LENGTH],
                     drafts[row, d, REPORT],
                 )
-        if beside_model and table[row, OURS] == 0:  # of which no draft is reported
+        if table[row, OURS] == 0:  # of which no draft is reported
             source, length, newest = draft_model, slots, 0
         is_known = newest >= 0 or slots == 0 or off or latest > position
         if is_known:
