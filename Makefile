@@ -25,7 +25,7 @@ export PYTHONUNBUFFERED = 1
 # Else each of the test processes compiles all modules and tests anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-vllm test-plain campaign clients oldest-transformers lint format bench bench-quality bench-ablation serving-model real-model llama-cpp static-check probe docs clean
+.PHONY: help demo test test-vllm test-plain test-triton campaign clients oldest-transformers lint format bench bench-quality bench-ablation serving-model real-model llama-cpp static-check probe docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
@@ -85,6 +85,12 @@ clients: $(VENV)/.dev  ## LiteLLM, instructor and JavaScript clients against a s
 
 test-plain: $(VENV)/.plain  ## the tests that need no engine, with any Python: make test-plain PYTHON=python3.12 VENV=.venv312
 	@$(BIN)/python -m pytest -q -m "not vllm" -n $(JOBS) --dist worksteal tests/gpu_align tests/*.py
+
+TRITON ?= 3.6.0
+test-triton: $(VENV)/.dev  ## the kernels with another Triton, interpreted and compiled: make test-triton TRITON=3.8.0
+	@test -d .cache/triton-$(TRITON) || $(PIP) install --no-deps --target .cache/triton-$(TRITON) triton==$(TRITON)
+	@PYTHONPATH=.cache/triton-$(TRITON) $(BIN)/python -m pytest -q -n $(JOBS) tests/gpu_align/ops tests/gpu_align/test_admission.py
+	@PYTHONPATH=.cache/triton-$(TRITON) $(BIN)/python -m benchmarks.compiled.machine_code --quick
 
 oldest-transformers: $(VENV)/.plain  ## gpu_align.hf and the predictors with transformers 4.56
 	@test -d .cache/transformers-4.56/transformers || $(BIN)/python -m pip --disable-pip-version-check -q install \

@@ -131,7 +131,8 @@ def admit_kernel(
     if i_item < num_rows:
         p_row = staged_ptr + i_item * layout.STAGED_ROW
         _admit_row(state, p_row, context_shift, i_block, tl.num_programs(1))
-        slot, (start, num) = tl.load(p_row).to(tl.int64), load_each(p_row + 2 + layout.SLOT_META, 2)
+        slot = tl.load(p_row).to(tl.int64)
+        start, num = load_each(p_row + 2 + layout.SLOT_META, 2)
         p_tokens = token_ids_ptr + slot * stride_token_ids_s
         _copy(p_tokens, staged_ptr + start, i_block * BLOCK, num, tl.num_programs(1) * BLOCK, BLOCK)
         if (i_block == 0) & (num >= 0):
@@ -223,7 +224,7 @@ def _admit_block(state, p_tokens, base, num_tokens, shift, i_block):
     p_key = state.offsets + base + o_token
     p_other = state.positions + base + o_token
     i_bit = shift * 0 + KEY_BITS
-    while i_bit < KEY_BITS + 32 - shift:
+    while i_bit < 32 - shift + KEY_BITS:
         b_one = (b_key >> i_bit) & 1
         b_zeros = tl.cumsum(1 - b_one, axis=0)
         o_to = tl.where(b_one > 0, o_i + tl.sum(1 - b_one, axis=0) - b_zeros, b_zeros - 1)

@@ -52,6 +52,20 @@ def faults(kernel: str, reference: str, alone: set[str]) -> list[str]:
     return found
 
 
+def nested_targets(source: str) -> list[int]:
+    """Lines that assign to a tuple in a tuple."""
+    tuples = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Tuple))
+    stores = (node for node in tuples if isinstance(node.ctx, ast.Store))
+    return [node.lineno for node in stores if any(isinstance(each, ast.Tuple) for each in node.elts)]
+
+
+def test_a_kernel_assigns_to_flat_tuples() -> None:
+    """Triton before 3.9 compiles no others."""
+    assert nested_targets("a, b = c\nd, (e, f) = g, h") == [2]
+    found = {name: nested_targets((OPS / name / "kernel.py").read_text("utf-8")) for name in FOLDERS}
+    assert not any(found.values()), found
+
+
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_kernel_and_reference_offer_the_same(folder: str) -> None:
     kernel, reference = ((OPS / folder / f"{side}.py").read_text("utf-8") for side in ("kernel", "reference"))
