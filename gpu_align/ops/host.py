@@ -117,10 +117,13 @@ def _bytes_in(folder: str) -> bytes:
 
 
 def _digest(function: Callable[..., Any]) -> str:
-    """Of the function's package, of all that a reference may be made of, and of the constants as they are now, of
-    all operations: those imported so far differ from process to process, which would compile again."""
-    package = sys.modules.get(function.__module__.partition(".")[0])
-    folders = {*getattr(package, "__path__", ()), str(Path(__file__).parent)}
+    """Of all that a reference may be made of, of the function's file and, in another package, of all files there;
+    and of the constants as they are now, of all operations: those imported so far differ from process to process,
+    which would compile again."""
+    ours, theirs = (name.partition(".")[0] for name in (__name__, function.__module__))
+    folders = {str(Path(__file__).parent)}
+    if ours != theirs:
+        folders |= {*getattr(sys.modules.get(theirs), "__path__", ())}
     digest = hashlib.sha256(b"".join(map(_bytes_in, sorted(folders))))
     digest.update(Path(function.__code__.co_filename).read_bytes())
     digest.update(repr([(name, numbers_of(name)) for name in OPERATIONS]).encode())
