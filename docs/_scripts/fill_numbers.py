@@ -251,8 +251,9 @@ def executed(numbers: dict[str, Any]) -> str:
         sum(run[name] for run in runs) for name in ("instructions", "differences", "races")
     )
     reached = min(run["reached"] / run["code"] for run in runs)
+    names = ", ".join(sorted({target for version in stored.values() for target in version}))
     return (
-        f"{instructions:,} instructions of {len(targets[0])} kernels, Triton {' and '.join(stored)}: "
+        f"{instructions:,} instructions of {len(targets[0])} kernels, Triton {' and '.join(stored)}, {names}: "
         f"{differences} differences, {races} races, at least {reached:.1%} of each kernel's code reached."
     )
 
