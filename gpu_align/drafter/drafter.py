@@ -388,6 +388,8 @@ class Drafter:
         return CapturedStep(self.propose, self._admission, slots, num_sampled, new_tokens)
 
     def _check_slot(self, slot: int) -> int:
+        if type(slot) is int and 0 <= slot < self.max_slots:  # the usual case
+            return slot
         return check_int("slot", slot, 0, self.max_slots - 1, f"0 <= slot < {self.max_slots}")
 
 
