@@ -89,8 +89,8 @@ test-plain: $(VENV)/.plain  ## the tests that need no engine, with any Python: m
 TRITON ?= 3.6.0
 test-triton: $(VENV)/.dev  ## the kernels with another Triton, interpreted and compiled: make test-triton TRITON=3.8.0
 	@test -d .cache/triton-$(TRITON) || $(PIP) install --no-deps --target .cache/triton-$(TRITON) triton==$(TRITON)
-	@PYTHONPATH=.cache/triton-$(TRITON) $(BIN)/python -m pytest -q -n $(JOBS) tests/gpu_align/ops tests/gpu_align/test_admission.py
-	@PYTHONPATH=.cache/triton-$(TRITON) $(BIN)/python -m benchmarks.compiled.static_check --target sm_80
+	@PYTHONPATH=$(CURDIR)/.cache/triton-$(TRITON) $(BIN)/python -m pytest -q -n $(JOBS) tests/gpu_align/ops tests/gpu_align/test_admission.py
+	@PYTHONPATH=$(CURDIR)/.cache/triton-$(TRITON) $(BIN)/python -m benchmarks.compiled.static_check --target sm_80
 
 oldest-transformers: $(VENV)/.plain  ## gpu_align.hf and the predictors with transformers 4.56
 	@test -d .cache/transformers-4.56/transformers || $(BIN)/python -m pip --disable-pip-version-check -q install \

@@ -46,7 +46,7 @@ def choose(
     survival: [B, K] levels (`wire.reports.survival_levels`) that never rise along a draft, 0: no draft.
     requests: of the step, those without drafts included. prefill: tokens of prompts in it. room: the most drafts
     of all. ratio: how much longer than without drafts the step may take. in_graph: whether steps with drafts run
-    in CUDA graphs. stands_for: [256] what each level means, a level, never falling; 0 for 0 alone. Bytes2 that
+    in CUDA graphs. stands_for: [256] what each level means, a level, never falling; 0 for 0 alone. Levels that
     mean the same are the same. most: [B] drafts of each request, K at most.
     """
     (B, K), base, plain = survival.shape, requests + prefill, not prefill
