@@ -21,7 +21,7 @@ from .survival import SAMPLED_FROM
 #: a step while the GPU is still in the step before.
 ROUND_WORDS, RING = 1 << 20, 3
 #: Columns of ``slot_meta`` of a vacant slot, and in a row that is staged of one.
-_VACANT = (*[0] * layout.OUTPUT_START, layout.NOWHERE, *[0] * (layout.SLOT_META - layout.OUTPUT_START - 1))
+_VACANT = (1, *[0] * layout.OUTPUT_START, layout.NOWHERE, *[0] * (layout.SLOT_META - layout.OUTPUT_START - 1))
 _NO_ENDS = (-1,) * layout.MAX_END_TOKENS
 
 
@@ -103,7 +103,7 @@ class Admission:
             self._texts.append(text)
         ends = (*end_tokens, *_NO_ENDS)[: layout.MAX_END_TOKENS] if end_tokens else _NO_ENDS
         self._rows[slot] = self._staged[slot] = (
-            slot, 1, text.base, num_tokens, shift_of(num_tokens), prompt_len, self._uses_context, recipe_packs,
+            1, text.base, num_tokens, shift_of(num_tokens), prompt_len, self._uses_context, recipe_packs,
             pack_rules(rules), is_hot, *ends,
         )  # fmt: skip
         self._contexts.pop(slot, None)
@@ -115,17 +115,17 @@ class Admission:
     def vacate(self, slot: int) -> None:
         """Nothing is drafted for the slot any more."""
         if self._rows.pop(slot, None):
-            self._staged[slot] = slot, 1, *_VACANT
+            self._staged[slot] = _VACANT
             self._contexts.pop(slot, None)
             self._started[slot] = 1
             self.is_busy = True
 
     def take_prediction(self, slot: int) -> None:
         """The slot's request has no prediction any more; what is known of its context stays."""
-        _, is_new, *meta = self._rows[slot]
+        is_new, *meta = self._rows[slot]
         meta[: layout.OUTPUT_START] = 0, 0, shift_of(0)
         meta[layout.TEXT_RULES] = pack_rules(RULES_OF[TextKind.PREDICTION])
-        self._rows[slot] = self._staged[slot] = slot, is_new and slot in self._staged, *meta
+        self._rows[slot] = self._staged[slot] = is_new and slot in self._staged, *meta
         self.is_busy = True
 
     def enter_new(self, *batch: torch.Tensor) -> None:
@@ -157,7 +157,7 @@ class Admission:
                 if tokens is not None:
                     num, end = len(tokens), end + len(tokens)
                     part.array[start:end] = tokens
-                table += *self._staged[slot], start, num
+                table += slot, *self._staged[slot], start, num
             for text in texts[:num_texts]:
                 start, end, longest = end, end + text.num_tokens, max(longest, text.num_tokens)
                 part.array[start:end] = text.tokens
