@@ -192,6 +192,36 @@ def test_a_new_request_begins_by_what_the_server_accepted(accepts: int, least: f
     assert least <= requests.credit[requests.rows_of(["new"])[0]] <= most
 
 
+#: Tokens of a step and its ms: a model of 135M parameters on two cores, and experts on a GPU.
+DEAR = {"cpu": ([1, 17, 33], [62.0, 162.0, 208.0]), "experts": ([1, 4, 17, 33], [5.0, 8.0, 14.0, 18.0])}
+
+
+@pytest.mark.usefixtures("loops")
+@pytest.mark.parametrize("machine", DEAR)
+def test_a_server_that_rejects_all_drafts_loses_three_per_cent(machine: str) -> None:
+    """Where drafts are dear and answers are short, one after the other; then good ones have theirs at once."""
+
+    def time_of(name: str, tokens: int, accepts: bool) -> float:
+        requests.add(request := request_of(name, max_tokens=10**6))
+        spent, made = 0.0, 1
+        while made < tokens:
+            requests.take(report_of({name: [0.93**k for k in range(1, K + 1)]}, K=K))
+            slots = np.array(budget.grant([request], exact=True))
+            made += 1 + accepts * int(slots[0])
+            spent += (ms := float(np.interp(1 + slots[0], *DEAR[machine])))
+            budget.observe([StepTime(ms, 1 + int(slots[0]), False)])
+            budget.settle(requests.rows_of([name]), slots, slots * accepts + 1, budget.granted)
+        requests.keep_only({})
+        return spent / ((tokens - 1) * DEAR[machine][1][0])
+
+    requests = DraftedRequests(False, K)
+    budget = DraftBudget(requests, K)
+    lengths = [85, 143, 256, 64, 43, 55, 49, 50, 55, 55, 256, 15, 69, 77, 40, 68, 27]
+    lost = sum(time_of(f"bad {i}", tokens, False) * tokens for i, tokens in enumerate(lengths)) / sum(lengths)
+    assert 1 < lost < 1.03
+    assert max(time_of(f"good {i}", 60, True) for i in range(3)) < 0.45
+
+
 @pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize("size", [64, 1_000])
 def test_survivals_are_corrected_by_what_is_accepted(size: int) -> None:

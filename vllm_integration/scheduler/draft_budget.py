@@ -21,6 +21,9 @@ from ..wire.reports import DRAFT_MODEL, REFUSALS, DraftReport, StepTime
 #: Credit of a request, in tokens of a step without drafts: what its drafts may cost until they earn it back. Of a
 #: new request, where this server accepts half of its drafts or more, and the most.
 START, MOST = 5.0, 32.0
+#: Where fewer are accepted it is the square of twice the share as much, at least of this share. So many of the
+#: latest drafts count, or those of about the last 160 steps where these are more.
+LEAST_SHARE, LATEST = 0.3, 200.0
 #: What each step gives back, over the square root of its requests; and what an accepted draft earns.
 REFILL, EARNED = 0.01, 2.0
 #: Classes of survivals that `Calibration` learns about; what share it believes, as if it had seen so many
@@ -192,6 +195,8 @@ class Calibration:
         self._at = (np.arange(CLASSES) + 0.5) * 256 / CLASSES
         #: [2, CLASSES] drafts that were verified, and accepted.
         self._counts = np.zeros((2, CLASSES))
+        #: [2] the same of the latest drafts, whatever their class.
+        self._latest = np.full(2, PRIOR)
         self._steps = 0
         self._look_up()
 
@@ -206,16 +211,17 @@ class Calibration:
     @property
     def kept(self) -> float:
         """The share of the latest drafts that were accepted, 1 where there are none."""
-        tried, accepted = self._counts.sum(axis=1).tolist()
-        return float((accepted + PRIOR) / (tried + PRIOR))
+        return float(self._latest[1] / self._latest[0])
 
     def learn(self, granted: Granted, found: Ints2) -> None:
         """found: [2, rows] of a step's requests, drafts that were verified and accepted, the first of each; other
         rows: 0. Of a large batch some do."""
         self._steps += 1
+        self._latest += found.sum(axis=1)
         _learn(*granted, self._steps, found, self._counts)
         if self._steps % 16 == 0:
             self._counts *= KEPT
+            self._latest *= max(KEPT, min(LATEST / self._latest[0], 1.0))
             self._look_up()
 
 
@@ -335,7 +341,7 @@ class DraftBudget:
             found = np.zeros((2, len(credit)), dtype=np.int64)
             found[0, rows], found[1, rows] = slots, accepted
             self.calibration.learn(granted, found)
-            self._requests.start = START * min(2 * self.calibration.kept, 1.0)
+            self._requests.start = START * min(max(2 * self.calibration.kept, LEAST_SHARE), 1.0) ** 2
 
     def _count_remaining(self, requests: Sequence[Any], rows: Ints1) -> None:
         """How many drafts can become output, of requests that are near their end. With each report come at most
