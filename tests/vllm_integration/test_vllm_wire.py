@@ -33,9 +33,7 @@ def test_token_ids_round_trip(token_ids: list[int]) -> None:
     ("given", "prediction"),
     [
         ({"prediction": "a\r\nb"}, PredictedOutputParams("a\r\nb")),
-        ({"predicted_text": "a\r\nb"}, PredictedOutputParams("a\r\nb")),
         ({"token_ids": [1, 2]}, Prediction(token_ids=TWO)),
-        ({"predicted_token_ids": [1, 2]}, Prediction(token_ids=TWO)),
         ({"prediction": ["a", "b"]}, PredictedOutputParams(["a", "b"])),
         ({"token_ids": [[1, 2], [], [3]]}, Prediction(token_ids=TWO + b"\xff\xff\xff\x7f\3\0\0\0")),
         ({"token_ids": [[1, 2], [1, 2]]}, Prediction(token_ids=TWO + b"\xff\xff\xff\x7f" + TWO)),
@@ -44,13 +42,11 @@ def test_token_ids_round_trip(token_ids: list[int]) -> None:
         ({"token_ids": [[], []]}, None),
         ({"prediction": ""}, None),
         ({"token_ids": []}, None),
-        ({"predicted_text": ""}, None),
     ],
 )
 def test_params_of_the_offline_api(given: dict[str, Any], prediction: Any) -> None:
     params = vllm_integration.PredictedOutputParams(**given)
     assert params.to_extra_args() == ({} if prediction is None else {KEY: prediction})
-    assert params.has_prediction() == (prediction is not None)
     assert repr(params) == "PredictedOutputParams(...)"
     shown = repr(params.to_extra_args())
     assert not prediction or " tokens)" in shown or "PredictedOutputParams(...)" in shown
@@ -61,9 +57,7 @@ def test_params_of_the_offline_api(given: dict[str, Any], prediction: Any) -> No
     [
         ({}, ValueError, "exactly one of prediction and token_ids, got neither"),
         ({"prediction": "a", "token_ids": [1]}, ValueError, "got both"),
-        ({"prediction": "a", "predicted_text": "b"}, ValueError, "got both"),
         ({"prediction": 5}, TypeError, "^prediction: expected a string, got int"),
-        ({"predicted_text": 5}, TypeError, "^prediction: expected a string, got int"),
         ({"prediction": ["a", 5]}, TypeError, r"^prediction\[1\]: expected a string, got int"),
         ({"prediction": ["\ud800"]}, ValueError, r"^prediction\[0\]: .*lone surrogate"),
         ({"prediction": "ab\ud800"}, ValueError, "^prediction: .*lone surrogate at character 2"),
@@ -203,7 +197,7 @@ def test_an_unknown_pack_is_told_once_and_all_are_used(plugin_log: list[str]) ->
         assert content is not None
         assert content.recipes == used
     (line,) = plugin_log
-    assert r"names unknown recipe packs: other\n" in line
+    assert "names unknown recipe packs" in line
 
 
 # Nothing that a client chooses breaks a log line: request ids and messages of errors.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import InitVar, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,7 +85,6 @@ class PredictedOutputParams:
         model's tokenizer, without special tokens.
     token_ids: or its token ids, or those of several, 0 ≤ id < vocabulary size. A request with others is served
         without a prediction; the worker, which knows the vocabulary, logs one warning.
-    predicted_text, predicted_token_ids: Cascade's names for the two.
 
     Exactly one of these. An empty prediction is no prediction.
     Raises `TypeError` and `ValueError` that name the argument, what was expected and what was found.
@@ -93,20 +92,11 @@ class PredictedOutputParams:
 
     prediction: str | Sequence[str] | None = None
     token_ids: Ids | Sequence[Ids] | None = None
-    predicted_text: InitVar[str | Sequence[str] | None] = None
-    predicted_token_ids: InitVar[Ids | Sequence[Ids] | None] = None
 
-    def __post_init__(
-        self, predicted_text: str | Sequence[str] | None, predicted_token_ids: Ids | Sequence[Ids] | None
-    ) -> None:
-        given = (self.prediction, self.token_ids, predicted_text, predicted_token_ids)
-        num_given = sum(value is not None for value in given)
-        if num_given != 1:
-            found = {0: "neither", 2: "both"}.get(num_given, f"{num_given} of them and their other names")
+    def __post_init__(self) -> None:
+        if (self.prediction is None) == (self.token_ids is None):
+            found = "neither" if self.prediction is None else "both"
             raise ValueError(f"expected exactly one of prediction and token_ids, got {found}")
-        for name, value in (("prediction", predicted_text), ("token_ids", predicted_token_ids)):
-            if value is not None:
-                object.__setattr__(self, name, value)
         if isinstance(self.prediction, (list, tuple)):
             for index, text in enumerate(self.prediction):
                 check_text(f"prediction[{index}]", text)
@@ -117,10 +107,6 @@ class PredictedOutputParams:
 
     def __repr__(self) -> str:
         return "PredictedOutputParams(...)"
-
-    def has_prediction(self) -> bool:
-        """Whether it is not empty."""
-        return bool(self.to_extra_args())
 
     def to_extra_args(self) -> dict[str, Any]:
         """For `SamplingParams.extra_args`; `{}` when empty. The engine tokenises a text."""

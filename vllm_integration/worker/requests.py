@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from gpu_align.ops.layout import FIRST_GAP
 
-from ..seams.guard import logger, shown_id, shown_reason
+from ..seams.guard import logger, shown_id, shown_reason, warn_once
 from ..wire import request as wire
 
 _MAX_REFUSALS = 1000
@@ -27,11 +27,6 @@ class Refusals(dict[str, str]):
         if len(self) < _MAX_REFUSALS:  # they must not pile up if they are not read
             self[req_id] = reason
         logger.warning(told, shown_id(req_id), *args)
-
-
-#: Names of packs that requests have asked for and this worker does not have.
-_unknown: set[str] = set()
-_MAX_UNKNOWN = 100
 
 
 def open_request(
@@ -60,7 +55,10 @@ def open_request(
             return None
         # Who may share is the scheduler's to say. One that is not ours leaves what a client may have written.
         key = value.sharing_key if isinstance(value, wire.Prediction) else None
-        recipes = _known(given.recipes, packs)
+        recipes = given.recipes
+        if not set(recipes or ()) <= {*packs}:
+            warn_once("A request names unknown recipe packs; using all loaded packs (told once)")
+            recipes = None
         content = content._replace(kind=given.kind, recipes=recipes, sharing_key=key)
         token_ids = wire.decode_token_ids(given.token_ids or b"")
         if token_ids.min(initial=0) < 0 or token_ids[token_ids < FIRST_GAP].max(initial=0) >= vocab_size:
@@ -73,16 +71,6 @@ def open_request(
         told = "The prediction of request %s was cut: expected at most %d tokens, got %d"
         refused.tell(req_id, "tokens", told, capacity, token_ids.size)
     return content._replace(token_ids=token_ids[:capacity])
-
-
-def _known(recipes: tuple[str, ...] | None, packs: Collection[str]) -> tuple[str, ...] | None:
-    unknown = set(recipes or ()).difference(packs)
-    for name in sorted(unknown - _unknown):
-        if len(_unknown) < _MAX_UNKNOWN:
-            _unknown.add(name)
-            told = "A request names unknown recipe packs: %s; using all loaded packs (told once)"
-            logger.warning(told, shown_reason(name))
-    return None if unknown else recipes
 
 
 class StopRule(NamedTuple):
