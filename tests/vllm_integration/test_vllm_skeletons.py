@@ -17,8 +17,8 @@ from gpu_align.texts.skeletons import Calls
 from tests.vllm.clients import events_of, moved, scrape, written
 from tests.vllm.engines import Server
 from tests.vllm_integration.fakes import Engine, Renderer, taken
-from vllm_integration.frontend import conversation, metrics, skeletons
-from vllm_integration.frontend.skeletons import Template
+from vllm_integration.frontend import conversation, metrics
+from vllm_integration.frontend.conversation import Template
 from vllm_integration.wire import request as wire
 
 PREDICTION, MEMORY, RELATED, SKELETON = wire.TextKind
@@ -58,8 +58,7 @@ def text_of(token_ids: bytes) -> str:
 
 
 def skeleton_of(engine: Engine, document: dict[str, Any], template: Template) -> bytes:
-    kept = conversation.views_of(engine.renderer)
-    return skeletons.skeleton_of(document, engine.vllm_config, engine.renderer, template, kept, True)
+    return conversation.skeleton_of(document, engine.vllm_config, engine.renderer, template, True)
 
 
 def drafted_from(engine: Engine, document: dict[str, Any]) -> tuple[str, Any]:

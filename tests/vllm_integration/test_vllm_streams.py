@@ -23,7 +23,7 @@ from tests.vllm_integration.parser_answers import (
     make_tokenizer,
     thought_of,
 )
-from vllm_integration.frontend import skeletons, streams
+from vllm_integration.frontend import conversation, streams
 
 WRITE: Call = ("write", {"path": "a b.py", "text": 'import os\nprint("é")'})
 READ: Call = ("read", {"path": "b.py", "lines": 3})
@@ -224,11 +224,11 @@ def test_thoughts_are_streamed_alike(name: str) -> None:
 
 
 # `openai` reads ids of its own vocabulary.
-@pytest.mark.parametrize("name", sorted({*skeletons._FORMATS} - {"openai"}))
+@pytest.mark.parametrize("name", sorted({*conversation._FORMATS} - {"openai"}))
 def test_a_skeletons_call_is_one_that_the_parser_reads(name: str) -> None:
     """Where the chat template renders no calls, skeletons have the format that is written down for the parser."""
     for tool, arguments in (WRITE, READ):
-        answer = skeletons._FORMATS[name] % (tool, json.dumps(arguments))
+        answer = conversation._FORMATS[name] % (tool, json.dumps(arguments))
         content, _, calls = whole(name, None, answer)
         assert [(name, json.loads(given)) for name, given in calls] == [(tool, arguments)], answer
         assert not content.strip()

@@ -1,10 +1,16 @@
-"""Drafts for a request without a prediction, from its own messages in forms in which its answer may hold them: a
-tool's result is read with line numbers and written back without, or inside a JSON string."""
+"""Drafts from what a request holds besides a prediction, in token ids.
+
+Its messages, in forms in which its answer may hold them: a tool's result is read with line numbers and written
+back without, or inside a JSON string. Skeletons (`gpu_align.texts.skeletons`) of its tools, as the chat template of
+the server writes calls, and of the JSON that its answer has to be. Equal ones are read once a tenant.
+"""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import marshal
 import sys
 import threading
 from collections import OrderedDict
@@ -20,8 +26,7 @@ from gpu_align.texts import skeletons, views
 
 from ..config.settings import SHIPPED_RECIPES, Settings
 from ..wire import request as wire
-from .prediction import CONVERSATION, Limits, Taken, expects_json, ids_of
-from .skeletons import Template, skeleton_of
+from .prediction import CONVERSATION, Limits, Taken, count_refused, expects_json, ids_of
 
 #: Bytes of token ids, with all that holds them, that a front end keeps of earlier turns.
 _KEPT_BYTES = 64 * 2**20
@@ -29,6 +34,29 @@ _KEPT_BYTES = 64 * 2**20
 _ENTRY_BYTES = 110
 #: Characters of new texts that are tokenised at once.
 _AT_ONCE = 65536
+#: Seconds after which no further tool of a request is read.
+_MOST_SECONDS = 0.004
+#: Fields of a request that its skeletons depend on.
+_READ = (
+    "cache_salt", "tools", "tool_choice", "response_format", "text", "output_config", "structured_outputs",
+)  # fmt: skip
+#: Of a conversation in which calls are rendered: some templates show tools before they render any.
+_TOOLS = [
+    {"type": "function", "function": {"name": "f", "description": "F", "parameters": {"type": "object"}}}
+]
+#: How the answers that vLLM's parsers read hold a call, for servers whose template renders none: name, arguments.
+_FORMATS = {
+    "hermes": '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>',
+    "llama3_json": '{"name": "%s", "parameters": %s}',
+    "mistral": "[TOOL_CALLS]%s%s",
+    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>%s<｜tool▁sep｜>%s"
+    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "granite": '<|tool_call|>[{"name": "%s", "arguments": %s}]',
+    "phi4_mini_json": 'functools[{"name": "%s", "arguments": %s}]',
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.%s:0<|tool_call_argument_begin|>%s"
+    "<|tool_call_end|><|tool_calls_section_end|>",
+    "openai": "<|channel|>commentary to=functions.%s <|constrain|>json<|message|>%s<|call|>",
+}
 
 
 #: Calls what takes time in proportion to the texts, in a thread, a part at a time, so that others get turns.
@@ -79,6 +107,91 @@ def forget_styles(state: Any) -> None:
         _views.pop(client.renderer, None)
 
 
+def style_key(document: dict[str, Any]) -> bytes:
+    """The key under which `Views` have the style of JSON of a request's tenant and model."""
+    named = json.dumps(["style", document.get("cache_salt"), document.get("model")])
+    return hashlib.blake2b(named.encode(), digest_size=32).digest()
+
+
+def learn_style(kept: Views, key: bytes, document: dict[str, Any]) -> None:
+    """Remember how a response that is JSON, and whole, is written."""
+    for choice in document.get("choices") or ():
+        text = choice["text"] if "text" in choice else (choice.get("message") or {}).get("content")
+        if choice.get("finish_reason") == "stop" and (style := skeletons.style_of(text)):
+            kept.put(key, bytes([skeletons.STYLES.index(style)]))
+
+
+class Template(NamedTuple):
+    """How a server writes calls: the text of `--chat-template`, and `--tool-call-parser`."""
+
+    text: str | None = None
+    parser: str | None = None
+
+    @classmethod
+    def of(cls, state: Any) -> Template:
+        """state: of the application."""
+        renderer, args = getattr(state, "online_renderer", None), getattr(state, "args", None)
+        return cls(getattr(renderer, "chat_template", None), getattr(args, "tool_call_parser", None))
+
+
+@functools.lru_cache(maxsize=8)
+def _calls_of(tokenizer: Any, template: Template) -> skeletons.Calls | None:
+    """How the model's calls read; None where neither its template nor its parser says so."""
+
+    def by_template(messages: list[dict[str, Any]], ends_open: bool) -> str:
+        more = {"chat_template": template.text, "tokenize": False, "add_generation_prompt": ends_open}
+        return str(tokenizer.apply_chat_template(messages, tools=_TOOLS, **more))
+
+    def by_parser(messages: list[dict[str, Any]], ends_open: bool) -> str:
+        functions = [call["function"] for call in messages[-1].get("tool_calls", ())]
+        told = [(each["name"], json.dumps(each["arguments"])) for each in functions]
+        return "".join(_FORMATS[template.parser or ""] % each for each in told)
+
+    for render in (by_template, by_parser):
+        with suppress(skeletons.SkeletonError):
+            return skeletons.Calls(render)
+    return None
+
+
+def skeleton_of(
+    document: dict[str, Any], vllm_config: Any, renderer: Any, template: Template, alone: bool
+) -> bytes:
+    """Token ids, int32, of the skeletons of a request, with gaps. alone: nothing else comes
+    before them. What cannot be read is counted, and costs a request its skeletons."""
+    if renderer.tokenizer is None:
+        return b""
+    grammar: Any = getattr(vllm_config, "structured_outputs_config", None)
+    # A grammar holds from the first token on, but where a model thinks before it answers.
+    forced = alone and not document.get("tools") and not getattr(grammar, "reasoning_parser", "")
+    kept = views_of(renderer)
+    styles = skeletons.styles_of(document, skeletons.STYLES[(kept.get(style_key(document)) or b"\0")[0]])
+    if getattr(grammar, "disable_any_whitespace", False):
+        styles = (skeletons.COMPACT,)
+    try:
+        asked = [document.get(name) for name in _READ]
+        told = marshal.dumps([tuple(template), styles, forced, asked], 2)
+        key = hashlib.blake2b(told, digest_size=32).digest()
+        limits = Limits.of(vllm_config)
+        if (found := kept.get(key)) is None:
+            calls = functools.partial(_calls_of, renderer.tokenizer, template)
+            pieces = skeletons.of_request(document, calls, styles, _MOST_SECONDS)
+            encode = functools.partial(_encoded, renderer, limits)
+            ids = skeletons.join(pieces, encode, forced) if pieces else []
+            kept.put(key, found := np.array(ids, "<i4").tobytes())
+        if len(found) > 4 * (limits.tokens // 2):
+            raise skeletons.SkeletonError("size")
+        return bytes(found)
+    except (skeletons.SkeletonError, ValueError, RecursionError) as error:  # of marshal: nested too deep
+        count_refused(f"skeleton_{getattr(error, 'reason', 'size')}", "dropped")
+    return b""
+
+
+def _encoded(renderer: Any, limits: Limits, texts: list[str]) -> list[list[int]]:
+    if texts and getattr(renderer.tokenizer, "is_fast", False):  # all at once
+        return list(renderer.tokenizer(texts, add_special_tokens=False)["input_ids"])
+    return [ids_of(renderer, limits, text) for text in texts]
+
+
 async def join(
     run: Run, taken: Taken, vllm_config: Any, renderer: Any, template: Template
 ) -> wire.Prediction | None:
@@ -90,9 +203,7 @@ async def join(
     skeleton = b""
     given = prediction.token_ids if prediction is not None else None
     if skeletons.announces(document):
-        skeleton = await run(
-            skeleton_of, document, vllm_config, renderer, template, views_of(renderer), not given
-        )
+        skeleton = await run(skeleton_of, document, vllm_config, renderer, template, not given)
     if prediction is not None and given:
         ids = given + skeleton
         fits = skeleton and len(ids) <= 4 * Limits.of(vllm_config).tokens

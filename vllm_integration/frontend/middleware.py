@@ -31,7 +31,6 @@ from .prediction import (
     take,
     unsupported,
 )
-from .skeletons import Template, learn_style, style_key
 from .usage import HttpRequest, http_request
 
 if TYPE_CHECKING:
@@ -158,7 +157,7 @@ def _to_be_read(scope: Scope) -> _Body | None:
     client = getattr(state, "engine_client", None)
     if not endpoint or client is None or not drafts_predictions(client.vllm_config):
         return None
-    return _Body(endpoint, client, dict(scope["headers"]).get(HEADER), Template.of(state))
+    return _Body(endpoint, client, dict(scope["headers"]).get(HEADER), conversation.Template.of(state))
 
 
 def _pattern(key: bytes) -> bytes:
@@ -231,7 +230,9 @@ class LongBody:
 class _Body:
     """One request's body on its way in. switch: what its header says of drafts, if anything."""
 
-    def __init__(self, endpoint: str, client: Any, switch: bytes | None, template: Template) -> None:
+    def __init__(
+        self, endpoint: str, client: Any, switch: bytes | None, template: conversation.Template
+    ) -> None:
         self.endpoint, self._is_limited = endpoint, endpoint in ENDPOINTS
         self._settings, self._client, self._template = Settings.of(client.vllm_config), client, template
         self.max_bytes = self._settings.max_body_bytes
@@ -284,8 +285,8 @@ class _Body:
             return None, rest
         request = HttpRequest(prediction, settings)
         if document is not None:
-            views = conversation.views_of(renderer)
-            request.answered = functools.partial(learn_style, views, style_key(document))
+            views, key = conversation.views_of(renderer), conversation.style_key(document)
+            request.answered = functools.partial(conversation.learn_style, views, key)
         return request, rest
 
 
