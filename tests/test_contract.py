@@ -19,7 +19,7 @@ pytest.importorskip("pydantic")
 pytest.importorskip("prometheus_client")
 from tests.vllm_integration.fakes import Engine, taken
 from vllm_integration.config.settings import PREFIX, Settings
-from vllm_integration.frontend import metrics, prediction, status
+from vllm_integration.frontend import metrics, prediction
 from vllm_integration.wire import request as wire
 
 ROOT = Path(__file__).parents[1]
@@ -98,7 +98,6 @@ def test_endpoints_are_those_of_the_documentation() -> None:
     paths = documented("clients.md", r"/v1/[\w/]+")
     assert paths == {*prediction.ENDPOINTS} - {"/invocations"}
     assert paths <= set(listed(r"/v1/[\w/]+", "HTTP"))
-    assert listed(rf"GET {status.PATH}", "HTTP")
     counts = {"accepted_prediction_tokens", "rejected_prediction_tokens"}
     assert counts <= set(listed(r"\w+", "HTTP"))
 
@@ -107,7 +106,7 @@ def test_endpoints_are_those_of_the_documentation() -> None:
 
 #: Variables of others that the packages read: of Python, Triton, Numba, vLLM, OpenMP.
 OTHERS = {
-    "PYTHONPATH", "TRITON_INTERPRET", "NUMBA_DISABLE_JIT", "VLLM_API_KEY", "VLLM_USE_RUST_FRONTEND",
+    "PYTHONPATH", "TRITON_INTERPRET", "NUMBA_DISABLE_JIT", "VLLM_USE_RUST_FRONTEND",
     "OMP_WAIT_POLICY",
 }  # fmt: skip
 

@@ -383,14 +383,14 @@ def test_a_fault_around_an_engine_costs_one_line(name: str, bench: Bench) -> Non
 
 #: Extras of the API server: the function that raises, and the words of its line.
 FRONT = {
-    "vllm_integration.frontend.status:server_facts": "does not say what this server is any more",
+    "vllm_integration.frontend.middleware:packs_of": "does not say what this server is any more",
     "vllm_integration.frontend.middleware:scan": "does not limit request bodies in this step",
 }
 
 
 def test_extras_of_the_api_server_cost_themselves(tiny_model: Path, tmp_path: Path) -> None:
     """All of them raise, each time."""
-    environment = {"GPU_ALIGN_STRICT": "0", "GPU_ALIGN_RECIPES": "off", "VLLM_PLUGINS": "gpu_align"}
+    environment = {"GPU_ALIGN_STRICT": "0", "GPU_ALIGN_RECIPES": "off"}
     before = FAULTY + "".join(f"raise_at({place!r}, 1000)\n" for place in FRONT)
     with serve(tiny_model, tmp_path, environment=environment, runner="V1", before=before) as server:
         (plain,) = ask_all(server.url, [chat(1, N)])

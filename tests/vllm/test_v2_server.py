@@ -62,16 +62,12 @@ def test_a_chat_request_with_a_prediction(tiny_model: Path, tmp_path: Path) -> N
     flags = ["--max-model-len", "256", "--max-num-seqs", "4", "--data-parallel-size", "2"]
     flags += ["--api-server-count", "2", "--enable-log-requests"]
     flags += ["--speculative-config", json.dumps({**PLUGIN_DRAFTS, "num_speculative_tokens": K})]
-    environment = {"VLLM_PLUGINS": "gpu_align"}
-    with serve(tiny_model, tmp_path, *flags, environment=environment, runner="V2", program=SERVE) as server:
+    with serve(tiny_model, tmp_path, *flags, runner="V2", program=SERVE) as server:
         before = scrape(server.url)
         assert before["gpu_align_requests_total"] == 0  # shown before anybody has sent a prediction
         assert before["gpu_align_enabled"] == 1  # in both processes
         check_many(server.url, server.logs)
-        status, metrics = (
-            httpx.get(f"{server.url}/{path}", timeout=60) for path in ("gpu_align/status", "metrics")
-        )
-        assert (status.json()["runner"], status.json()["num_draft_tokens"]) == ("V2", K)
+        metrics = httpx.get(f"{server.url}/metrics", timeout=60)
         accepted = scrape(server.url)['gpu_align_prediction_tokens_total{verdict="accepted"}']
         assert accepted > 0
         served = re.findall(

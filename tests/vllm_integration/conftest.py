@@ -103,7 +103,7 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     if not any(point.name == "gpu_align" for point in entry_points(group="vllm.general_plugins")):
         pytest.fail("vLLM finds the plugin by its entry point: run `pip install -e .` first")
     directory = tmp_path_factory.mktemp("server")
-    variables = {"GPU_ALIGN_RECIPES": "off", "GPU_ALIGN_VERBOSE": "1", "VLLM_PLUGINS": "gpu_align"}
+    variables = {"GPU_ALIGN_RECIPES": "off", "GPU_ALIGN_VERBOSE": "1"}
     options = {"environment": variables, "runner": "V1"}
     with serve(tiny_model, directory, "--enable-log-requests", **options) as running:
         yield running

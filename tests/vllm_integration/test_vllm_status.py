@@ -1,16 +1,14 @@
 """What a server tells: metrics, which count what they say and are all on the dashboard; the line at its start and
-those of `GPU_ALIGN_VERBOSE`; `GET /gpu_align/status`."""
+those of `GPU_ALIGN_VERBOSE`."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-from argparse import Namespace
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import prometheus_client
 import pytest
@@ -19,7 +17,8 @@ import gpu_align
 from tests.vllm.clients import moved, samples_of
 from tests.vllm_integration.fakes import Step, config, message
 from vllm_integration.config import in_use
-from vllm_integration.frontend import metrics, prediction, status, usage
+from vllm_integration.frontend import metrics, prediction, usage
+from vllm_integration.frontend.middleware import announce
 from vllm_integration.frontend.usage import Collector
 from vllm_integration.seams import install as compat
 from vllm_integration.wire import request as wire
@@ -33,7 +32,6 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("VLLM_API_KEY", raising=False)
     monkeypatch.setattr(in_use, "_engine", config(32, max_num_seqs=64, v2=True))
 
 
@@ -134,54 +132,14 @@ def test_a_line_for_each_request_where_it_is_asked_for(info_log: list[str], leve
     assert not level or r"c\nERROR d aborted" in info_log[-1]
 
 
-# --- the status ---
-
-
-def models() -> dict[str, str]:
-    return {}
-
-
-def app_with(keys: list[str] | None = None, plugins: str = "gpu_align") -> Any:
-    """vLLM's own endpoint plugins and middleware around an application."""
-    from fastapi import FastAPI
-    from vllm import envs
-    from vllm.entrypoints.serve.middleware.register import init_entrypoints_middleware
-    from vllm.plugins.endpoint_plugins import interface
-
-    from vllm_integration.frontend.middleware import init_entrypoints_middleware as ours
-
-    args = Namespace(
-        api_key=keys,
-        allowed_origins=["*"],
-        allow_credentials=False,
-        allowed_methods=["*"],
-        allowed_headers=["*"],
-        enable_request_id_headers=False,
-        middleware=[],
-    )
-    app = FastAPI()
-    app.add_api_route("/v1/models", models, methods=["GET"])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(envs, "VLLM_PLUGINS", [plugins], raising=False)
-        interface.attach_endpoint_plugins(app, ("generate",))
-    ours(lambda *given: init_entrypoints_middleware(*given, ()), args, app)
-    client: Any = SimpleNamespace(vllm_config=in_use._engine)
-    asyncio.run(interface.init_endpoint_plugins_state(client, app.state, args))
-    return app
-
-
-def get(app: Any, path: str = status.PATH, key: str | None = None, scheme: str = "Bearer") -> Any:
-    from fastapi.testclient import TestClient
-
-    headers = {} if key is None else {"authorization": f"{scheme} {key}"}
-    return TestClient(app).get(path, headers=headers)
+# --- the line at the start ---
 
 
 def test_a_setting_cannot_break_the_line_that_says_what_the_server_is(
     info_log: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", "/x\nERROR y" + "z" * 5000)
-    app_with()
+    announce()
     (line,) = info_log
     assert r"/x\nERROR yzz" in line
     assert "GPU_ALIGN_MAX_SLOWDOWN" not in line
@@ -189,28 +147,28 @@ def test_a_setting_cannot_break_the_line_that_says_what_the_server_is(
     assert len(line) < 2100
 
 
-def test_the_status_has_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_says_what_it_is(info_log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one line, and as labels of a metric; one of another drafter, or one that is off, says nothing."""
+    import vllm
+
     monkeypatch.setenv("GPU_ALIGN_STRICT_LIMITS", "1")
-    after = get(app_with()).json()
-    vllm_version = after.pop("vllm")
-    assert vllm_version
-    assert after == {
-        "version": gpu_align.__version__,
-        "on": True,
-        "off_reason": None,
-        "faults": {},
-        "runner": "V2",
-        "num_draft_tokens": 32,
-        "drafter": None,
-        "max_num_seqs": 64,
-        "endpoints": [*prediction.ENDPOINTS[:-1]],
-        "recipes": [],
-        "memory_tokens": 0,
-        "settings": {"GPU_ALIGN_RECIPES": "off", "GPU_ALIGN_STRICT_LIMITS": True},
-    }
+    announce()
+    endpoints = ", ".join(prediction.ENDPOINTS[:-1])
+    (line,) = info_log
+    assert line == (
+        f"gpu_align {gpu_align.__version__} drafts on vLLM {vllm.__version__}, V2 model runner, K=32; "
+        f"`prediction` on {endpoints}; recipes: off; no response memory; "
+        "settings: GPU_ALIGN_STRICT_LIMITS=1 GPU_ALIGN_RECIPES=off"
+    )
+    labels = {"version": gpu_align.__version__, "vllm": vllm.__version__, "runner": "V2", "recipes": ""}
+    labels |= {"num_draft_tokens": "32", "drafter": "", "max_num_seqs": "64"}
+    assert prometheus_client.REGISTRY.get_sample_value("gpu_align_info", labels) == 1
     monkeypatch.setattr(compat, "_off_reason", "a seam is missing")
-    off = get(app_with()).json()
-    assert (off["on"], off["off_reason"]) == (False, "a seam is missing")
+    announce()
+    monkeypatch.setattr(compat, "_off_reason", None)
+    monkeypatch.setattr(in_use, "_engine", None)
+    announce()
+    assert len(info_log) == 1
 
 
 class Processor:
@@ -219,10 +177,11 @@ class Processor:
     request_states: ClassVar = {"r": None}
 
 
-def test_a_worker_that_has_turned_drafting_off_is_in_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And why, also of an extra. It comes with any request's output, and is on `/metrics` too. What another engine
-    of this process tells takes nothing of it away."""
-    app, other = app_with(), Processor()
+def test_a_worker_that_has_turned_drafting_off_is_in_the_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And why, also of an extra. It comes with any request's output. What another engine of this process tells
+    takes nothing of it away."""
+    announce()
+    other = Processor()
     request, processor = SimpleNamespace(request_id="r"), Processor()
     told = []
     why = "RuntimeError at drafter.py:1 propose"
@@ -232,47 +191,19 @@ def test_a_worker_that_has_turned_drafting_off_is_in_the_status(monkeypatch: pyt
         usage.process_outputs(lambda self, outputs: None, processor, [output])
         output_of_other = SimpleNamespace(**{**vars(output), "trace_headers": {FAULTS: "{}"}})
         usage.process_outputs(lambda self, outputs: None, other, [output_of_other])
-        found = get(app).json()
         gauge = prometheus_client.REGISTRY.get_sample_value("gpu_align_enabled")
         assert output.trace_headers is None
-        assert found["faults"] == faults
+        assert metrics.all_faults() == faults
         for part in ("drafting", "step log"):
             labels = {"part": part, "reason": why}
             shown = prometheus_client.REGISTRY.get_sample_value("gpu_align_fault", labels)
             assert (shown or 0) == (part in faults)
-        told.append((found["on"], found["off_reason"], gauge))
-    assert told == [(True, None, 1), (False, why, 0), (True, None, 1), (True, None, 1)]
+        told.append((metrics.off_reason(), gauge))
+    assert told == [(None, 1), (why, 0), (None, 1), (None, 1)]
     for reason, gauge in (("a seam is missing", 0), (None, 1)):  # from its start
         monkeypatch.setattr(compat, "_off_reason", reason)
-        app_with()
+        announce()
         assert prometheus_client.REGISTRY.get_sample_value("gpu_align_enabled") == gauge
-
-
-def test_the_status_is_behind_the_servers_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a path that vLLM guards, with each way to give it keys."""
-    app = app_with(["one", "two"])
-    for path in (status.PATH, "/v1/models"):
-        for key in (None, "", "three", "on", "one two"):
-            answer = get(app, path, key)
-            assert (answer.status_code, answer.json()) == (401, {"error": "Unauthorized"}), (path, key)
-        assert get(app, path, "one", scheme="Basic").status_code == 401
-        assert [get(app, path, key).status_code for key in ("one", "two")] == [200, 200]
-    monkeypatch.setenv("VLLM_API_KEY", "four")
-    app = app_with()
-    assert [get(app, key=key).status_code for key in (None, "one", "four")] == [401, 401, 200]
-    assert get(app_with(["one"]), key="four").status_code == 401, "--api-key comes first"
-    monkeypatch.setenv("VLLM_API_KEY", "")
-    assert get(app_with([""])).status_code == 200, "an empty key is none"
-
-
-def test_without_its_name_and_without_our_drafter_there_is_no_status(
-    info_log: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert get(app_with(plugins="another")).status_code == 404
-    assert len(info_log) == 1
-    monkeypatch.setattr(in_use, "_engine", None)
-    assert get(app_with()).status_code == 404
-    assert len(info_log) == 1
 
 
 def test_each_way_to_refuse_a_prediction_is_a_label() -> None:

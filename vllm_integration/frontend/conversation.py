@@ -1,8 +1,8 @@
 """Drafts from what a request holds besides a prediction, in token ids.
 
 Its messages, in forms in which its answer may hold them: a tool's result is read with line numbers and written
-back without, or inside a JSON string. Skeletons (`gpu_align.texts.skeletons`) of its tools, as the chat template of
-the server writes calls, and of the JSON that its answer has to be. Equal ones are read once a tenant.
+back without, or inside a JSON string. Skeletons (`gpu_align.texts.skeletons`) of its tools, as the chat template
+of the server writes calls, and of the JSON that its answer has to be. Equal ones are read once a tenant.
 """
 
 from __future__ import annotations

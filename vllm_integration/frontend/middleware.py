@@ -11,12 +11,14 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from ..config.in_use import drafts_predictions
-from ..config.settings import Settings, drafts_without_prediction
-from ..seams.guard import Guard, warn_once
-from ..seams.install import Original, seam
+import gpu_align
+
+from ..config.in_use import drafts_predictions, engine_here, inner_tokens
+from ..config.settings import SHOWN_HASH, Settings, drafts_without_prediction, packs_of
+from ..seams.guard import Guard, logger, shown_reason, warn_once
+from ..seams.install import Original, off_reason, seam
 from ..wire import request as wire
-from . import conversation, metrics, status
+from . import conversation, metrics
 from .prediction import (
     ENDPOINTS,
     FIELD,
@@ -59,8 +61,45 @@ def init_entrypoints_middleware(original: Original, args: Any, app: Any, *more: 
     from starlette.middleware import Middleware
 
     app.user_middleware.append(Middleware(PredictionMiddleware))
-    Guard("status", "does not say what this server is", then=metrics.show_faults).run(status.announce)
+    Guard("status", "does not say what this server is", then=metrics.show_faults).run(announce)
     return original(args, app, *more, **kwargs)
+
+
+def announce() -> None:
+    """Say what the server of this process is, where it drafts from predictions: in the log and on `/metrics`.
+    Reads the packs, which may take a second; one that cannot be read here has no hash."""
+    if (engine := engine_here()) is None:
+        return
+    import vllm
+
+    metrics.create()
+    settings, speculative, inner = Settings.of(engine), engine.speculative_config, inner_tokens(engine)
+    facts = {
+        "version": gpu_align.__version__,
+        "vllm": vllm.__version__,
+        "runner": "V2" if engine.use_v2_model_runner else "V1",
+        "num_draft_tokens": speculative.num_speculative_tokens,
+        "drafter": f"{speculative.method}, {inner} tokens" if inner else "",
+        "max_num_seqs": engine.scheduler_config.max_num_seqs,
+    }
+    packs = [(name, (found or "")[:SHOWN_HASH]) for name, found in packs_of(settings)]
+    short = ",".join(f"{name}@{found.removeprefix('sha256:')}".rstrip("@") for name, found in packs)
+    metrics.set_info(**facts, recipes=short)
+    metrics.show_faults()
+    if off_reason() is not None:
+        return
+    told = [f"{name} {found or 'not read'}" for name, found in packs]
+    beside = f"; other requests by {facts['drafter']}" if inner else ""
+    memory = f"response memory of {settings.memory_tokens} tokens"
+    changed = [f"{name}={int(v) if isinstance(v, bool) else v}" for name, v in settings.changed().items()]
+    line = (
+        f"gpu_align {facts['version']} drafts on vLLM {facts['vllm']}, {facts['runner']} model runner, "
+        f"K={facts['num_draft_tokens']}{beside}; `prediction` on {', '.join(ENDPOINTS[:-1])}; "
+        f"recipes: {', '.join(told) or 'off'}; "
+        f"{memory if settings.memory_tokens else 'no response memory'}; "
+        f"settings: {' '.join(changed) or 'defaults'}"
+    )
+    logger.info("%s", shown_reason(line, longest=2000))
 
 
 class PredictionMiddleware:
