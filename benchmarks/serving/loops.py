@@ -76,7 +76,8 @@ class Plugin:
         self._requests.take(DraftReport(told))
         if len(self._ended) > min(self.late, 1):
             granted, before, slots, accepted, time = self._ended.popleft()
-            self._budget.settle(self._requests.rows_of(before), slots, accepted + 1, granted)
+            done = np.stack([rows := self._requests.rows_of(before), rows, slots, accepted + 1])
+            self._budget.settle(done, granted)
             self._budget.observe([time])
         given = self._budget.grant([*self._live.values()], exact=not self.late, batch_size=len(ids))
         return np.array(given, dtype=np.int64)

@@ -59,9 +59,9 @@ def tokens_are_free() -> None:
 
     from vllm_integration.budget.step_times import StepTimes
 
-    def curves(self: object, requests: int) -> tuple[object, ...]:
-        line = np.array([0.0, requests, requests + 0.5, 1e9]), np.array([1e3, 1e3, 1.0, 1.0])
-        return (*line, *line, 1.0)
+    def curves(self: object, requests: int) -> object:
+        line = [0.0, requests, requests + 0.5, 1e9], [1e3, 1e3, 1.0, 1.0]
+        return np.array([line, line])
 
     StepTimes.curves = curves
     StepTimes.waits_for = lambda *_, **__: False

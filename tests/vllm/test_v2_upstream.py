@@ -25,8 +25,8 @@ from vllm_integration.budget.step_times import StepTimes
 
 def curves(self, requests):
     import numpy as np
-    line = np.array([0.0, requests + {MOST}, requests + {MOST} + 0.5, 1e9]), np.array([1.0, 1.0, 1e3, 1e3])
-    return (*line, *line, 1.0)
+    line = [0.0, requests + {MOST}, requests + {MOST} + 0.5, 1e9], [1.0, 1.0, 1e3, 1e3]
+    return np.array([line, line])
 
 StepTimes.curves = curves
 """

@@ -147,7 +147,7 @@ def test_a_request_whose_drafts_are_all_rejected_soon_gets_no_more(
         under_way.append((slots, budget.granted))
         if len(under_way) > late:
             before, granted = under_way.pop(0)
-            budget.settle(rows, before, before * accepts + 1, granted)
+            budget.settle(np.stack([rows, rows, before, before * accepts + 1]), granted)
         return int(slots.sum())
 
     for _ in range(steps):
@@ -171,7 +171,7 @@ def test_a_first_step_that_was_too_dear_locks_nobody_out() -> None:
         slots = np.array(budget.grant(running, exact=True))
         if step and slots.all():
             break
-        budget.settle(rows, slots, np.ones(4, dtype=int), budget.granted)
+        budget.settle(np.stack([rows, rows, slots, np.ones(4, dtype=int)]), budget.granted)
         waited = step
     assert 0 < waited < 200
 
@@ -187,7 +187,8 @@ def test_a_new_request_begins_by_what_the_server_accepted(accepts: int, least: f
         requests.take(report_of({"a": SURE}, K=K))
         requests.credit[:] = 30
         slots = np.array(budget.grant([request], exact=True))
-        budget.settle(requests.rows_of(["a"]), slots, slots * accepts + 1, budget.granted)
+        row = requests.rows_of(["a"])
+        budget.settle(np.stack([row, row, slots, slots * accepts + 1]), budget.granted)
     requests.add(request_of("new"))
     assert least <= requests.credit[requests.rows_of(["new"])[0]] <= most
 
@@ -210,7 +211,8 @@ def test_a_server_that_rejects_all_drafts_loses_three_per_cent(machine: str) -> 
             made += 1 + accepts * int(slots[0])
             spent += (ms := float(np.interp(1 + slots[0], *DEAR[machine])))
             budget.observe([StepTime(ms, 1 + int(slots[0]), False)])
-            budget.settle(requests.rows_of([name]), slots, slots * accepts + 1, budget.granted)
+            row = requests.rows_of([name])
+            budget.settle(np.stack([row, row, slots, slots * accepts + 1]), budget.granted)
         requests.keep_only({})
         return spent / ((tokens - 1) * DEAR[machine][1][0])
 
@@ -227,11 +229,12 @@ def test_a_server_that_rejects_all_drafts_loses_three_per_cent(machine: str) -> 
 def test_survivals_are_corrected_by_what_is_accepted(size: int) -> None:
     """A server that accepts half of what is promised."""
     rng, calibration = np.random.default_rng(0), Calibration()
+    table = np.zeros((size, rule.PLACE + 1), dtype=np.int64)
     for _ in range(500):
         levels = rng.integers(1, 256, (size, 1)).astype(np.uint8)
         accepted = (rng.random(size) < levels[:, 0] / 510).astype(int)
         rows, ones = np.arange(size), np.ones(size, dtype=int)
-        calibration.learn(Granted(rows, ones, levels), np.array([ones, accepted]))
+        calibration.learn(Granted(rows, ones, levels), np.stack([rows, rows, ones, accepted + 1]), table)
     assert int(calibration.levels[200]) == pytest.approx(105, abs=20)
     assert calibration.levels[0] == 0
     assert (np.diff(calibration.levels.astype(int)) >= 0).all()
@@ -250,7 +253,8 @@ def test_a_machine_that_lies_about_its_times_drafts_on(ms: float | None, in_grap
         requests.take(report_of({request.request_id: SURE for request in running}, K=K))
         granted = np.array(budget.grant(running, exact=True))
         slots.append(int(granted.sum()))
-        budget.settle(requests.rows_of([str(i) for i in range(4)]), granted, granted + 1, budget.granted)
+        rows = requests.rows_of([str(i) for i in range(4)])
+        budget.settle(np.stack([rows, rows, granted, granted + 1]), budget.granted)
         if ms is not None:
             budget.observe([StepTime(ms, 4 + slots[-1], in_graph)])
     assert slots[-1] > 0

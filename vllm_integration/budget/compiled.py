@@ -23,6 +23,7 @@ Bytes1 = npt.NDArray[np.uint8]
 Bytes2: TypeAlias = Bytes1
 Floats1 = npt.NDArray[np.float64]
 Floats2: TypeAlias = Floats1
+Floats3: TypeAlias = Floats1
 #: A value of each type that a loop may take, by the name that its annotation has.
 _EXAMPLES: dict[str, Any] = {"int": 0, "float": 0.0, "bool": False}
 for _name, _type in {"Ints": np.int64, "Shorts": np.int16, "Bytes": np.uint8, "Floats": np.float64}.items():

@@ -6,14 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .compiled import Bytes1, Bytes2, Floats1, Floats2, Ints1, Loop
-from .step_times import KNOTS, StepTimes
+from .compiled import Bytes1, Bytes2, Floats2, Floats3, Ints1, Loop
+from .step_times import KNOTS, StepTimes, ms_at
 
 #: A survival of one, as levels are in units of 1/255.
 ONE = 255
 #: Shares of all drafts that are weighed beside the levels and the knots.
 SHARES = 32
-_KNOTS = KNOTS.astype(np.float64)
 #: Tokens a millisecond that drafts make, over those without: less is not worth an error of the curve.
 WORTH = 1.02
 #: Levels that stand for themselves.
@@ -38,7 +37,6 @@ def choose(
     ratio: float,
     in_graph: bool = True,
     stands_for: Bytes1 = _SAME,
-    most: Ints1 | None = None,
 ) -> Chosen:
     """The `n` likeliest drafts, for the `n` that makes the most of
     ``(requests + sum of their survivals) / times.ms(requests, requests + prefill + n)``.
@@ -47,29 +45,19 @@ def choose(
     requests: of the step, those without drafts included. prefill: tokens of prompts in it. room: the most drafts
     of all. ratio: how much longer than without drafts the step may take. in_graph: whether steps with drafts run
     in CUDA graphs. stands_for: [256] what each level means, a level, never falling; 0 for 0 alone. Levels that
-    mean the same are the same. most: [B] drafts of each request, K at most.
+    mean the same are the same.
     """
-    (B, K), base, plain = survival.shape, requests + prefill, not prefill
-    slots, sums = np.zeros(B, dtype=np.int64), np.zeros((2, ONE + 1))
-    most = np.full(B, K) if most is None else most
+    base, plain = requests + prefill, not prefill
+    slots, sums = np.zeros(len(survival), dtype=np.int64), np.zeros((2, ONE + 1))
     room = 0 if times.waits_for(base, in_graph=plain) else room
     captured = times.captured if in_graph and plain else 0
-    step = (
-        room,
-        requests,
-        base,
-        float(ratio),
-        plain and base <= times.captured,
-        captured,
-        *times.curves(requests),
-    )
-    return Chosen(slots, *_choose(survival, most, stands_for, *step, sums, slots))
+    step = room, requests, base, float(ratio), plain and base <= times.captured, captured
+    return Chosen(slots, *_choose(survival, stands_for, *step, times.curves(requests), sums, slots))
 
 
 @Loop
 def _choose(
     survival: Bytes2,
-    most: Ints1,
     stands_for: Bytes1,
     room: int,
     requests: int,
@@ -77,20 +65,16 @@ def _choose(
     ratio: float,
     base_in_graph: bool,
     captured: int,
-    graph_tokens: Floats1,
-    graph_ms: Floats1,
-    plain_tokens: Floats1,
-    plain_ms: Floats1,
-    factor: float,
+    lines: Floats3,
     sums: Floats2,
     slots: Ints1,
 ) -> tuple[int, float, float]:
     """Write the `slots` that `choose` gives; how many they are, the ms of the step, and of one without. captured:
     tokens up to which a step with drafts runs in a graph. sums: zeros."""
     # Of the levels from 255 to 1: drafts of at least so much, and the tokens that they make.
-    at_least, gained = sums[0], sums[1]
+    K, at_least, gained = survival.shape[1], sums[0], sums[1]
     for i in range(len(survival)):
-        for k in range(most[i]):
+        for k in range(K):
             if survival[i, k] == 0:
                 break
             at_least[ONE - survival[i, k] + 1] += 1
@@ -99,27 +83,24 @@ def _choose(
         at_least[j] += at_least[j - 1]
     # Between the counts that are tried both the gain and the time are lines, so that the best is one of them.
     limit, best, best_rate, best_ms, without = min(at_least[ONE], float(room)), 0.0, 0.0, 0.0, 0.0
-    for j in range(ONE + 1 + len(_KNOTS) + SHARES):
+    for j in range(ONE + 1 + len(KNOTS) + SHARES):
         if j <= ONE:
-            if j > 0 and at_least[j] == at_least[j - 1]:
+            if j > 0 and (at_least[j] == at_least[j - 1] or at_least[j - 1] >= limit):
                 continue
             count = at_least[j]
-        elif j <= ONE + len(_KNOTS):
-            count = _KNOTS[j - ONE - 1] - base
+        elif j <= ONE + len(KNOTS):
+            count = KNOTS[j - ONE - 1] - base
         else:
-            count = limit * ((j - ONE - len(_KNOTS)) / SHARES)
+            count = limit * ((j - ONE - len(KNOTS)) / SHARES)
         count = np.floor(min(max(count, 0.0), limit))
-        at = np.searchsorted(at_least, count, side="right") - 1
+        known = j <= ONE and count == at_least[j]
+        at = j if known else np.searchsorted(at_least, count, side="right") - 1
         gain = gained[at]
         if count > at_least[at]:
             slope = (gained[at + 1] - gain) / (at_least[at + 1] - at_least[at])
             gain += slope * (count - at_least[at])
-        tokens, times = plain_tokens, plain_ms
-        if base_in_graph if count == 0 else base + count <= captured:
-            tokens, times = graph_tokens, graph_ms
-        at = np.searchsorted(tokens, base + count, side="right") - 1
-        slope = (times[at + 1] - times[at]) / (tokens[at + 1] - tokens[at])
-        ms = (slope * (base + count - tokens[at]) + times[at]) * factor
+        is_graph = base_in_graph if count == 0 else base + count <= captured
+        ms = ms_at(base + count, lines[int(is_graph)])
         if j == 0:
             without = ms
         if (requests + gain) / ms > best_rate and ms <= ratio * without:
@@ -135,11 +116,11 @@ def _choose(
         above += 1
     left = int(best)
     for i in range(len(survival)):
-        while slots[i] < most[i] and survival[i, slots[i]] >= above:
+        while slots[i] < K and survival[i, slots[i]] >= above:
             slots[i] += 1
             left -= 1
     for i in range(len(survival)):
-        while left > 0 and slots[i] < most[i] and survival[i, slots[i]] >= least:
+        while left > 0 and slots[i] < K and survival[i, slots[i]] >= least:
             slots[i] += 1
             left -= 1
     return int(best), best_ms, without

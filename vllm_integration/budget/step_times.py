@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from itertools import accumulate
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from .compiled import Floats2, Floats3, Loop, helper
 
 #: Tokens of a step at which its time is kept; between two of them it is a line.
-KNOTS = np.array([1, 2, 3, *(base << i for i in range(1, 14) for base in (2, 3)), 1 << 15])
+KNOTS = np.array([1, 2, 3, *(base << i for i in range(1, 14) for base in (2, 3)), 1 << 15], dtype=np.float64)
 #: Steps near a knot whose median is its first value: a compile among them changes nothing.
 FIRST = 3
 #: Share of what a step is off (natural logarithm, at most `MOST`) that all knots follow; the least of those near.
@@ -24,7 +21,10 @@ GUESS, NO_GRAPH = 0.5, 1.2
 NEAR, PATIENCE = 1.3, 16
 #: Milliseconds that no step takes, and tokens that none has.
 NEVER, FAR = 600_000.0, float(1 << 30)
-_KNOTS: list[float] = KNOTS.astype(np.float64).tolist()
+#: Of each knot: steps near it; from `FIRST` on, natural logarithm of their ms; those of the first ones.
+SEEN, LOG_MS, EARLY = range(3)
+#: Of a line: its points' tokens and ms.
+TOKENS, MS = range(2)
 
 
 class StepTimes:
@@ -39,12 +39,10 @@ class StepTimes:
         self.captured = captured
         #: Natural logarithm of what a step takes longer than the knots say.
         self._drift = 0.0
-        #: Of steps without a graph and in one: logarithm of ms at each knot that is known; steps near each.
-        self._log_ms: tuple[dict[int, float], dict[int, float]] = ({}, {})
-        self._count = [0] * len(KNOTS), [0] * len(KNOTS)
-        self._first: dict[tuple[int, int], list[float]] = {}
-        #: Of the same, tokens and ms of the knots that are known, and of `FAR` and no tokens; empty: of none.
-        self._lines: list[tuple[Floats, Floats]] = [(np.zeros(0), np.zeros(0))] * 2
+        #: Of steps without a graph and in one: [2, EARLY + FIRST, knots]; and [2, 2, points] a line from no tokens
+        #: to `FAR`, by the other kind's where nothing is known of this one; 0 ms before that.
+        self._knots = np.zeros((2, EARLY + FIRST, len(KNOTS)))
+        self._lines = np.zeros((2, 2, len(KNOTS) + 2))
         #: Steps of which no time could be used since the last one of which it could.
         self.unusable, self._seen = 0, False
 
@@ -54,30 +52,7 @@ class StepTimes:
             self.unusable += 1
             return
         self.unusable, self._seen = 0, True
-        kind = int(in_graph)
-        log_ms, count = self._log_ms[kind], self._count[kind]
-        left = min(bisect_right(_KNOTS, tokens), len(_KNOTS) - 1) - 1
-        share = min((tokens - _KNOTS[left]) / (_KNOTS[left + 1] - _KNOTS[left]), 1.0)
-        nearest = left + round(share)
-        count[nearest] += 1
-        off = math.log(ms) - self._drift
-        if nearest in log_ms:
-            off = min(max(off - math.log(np.interp(tokens, *self._lines[kind])), -MOST), MOST)
-            self._drift += FOLLOW * off
-            for knot, weight in ((left, 1 - share), (left + 1, share)):
-                if knot in log_ms:
-                    log_ms[knot] += off * weight * max(1 / max(count[knot], 1), LEARN)
-        else:
-            first = self._first.setdefault((kind, nearest), [])
-            first.append(off)
-            if len(first) == FIRST:
-                log_ms[nearest] = sorted(first)[FIRST // 2]
-        if log_ms:
-            known = sorted(log_ms)
-            points = [math.exp(log_ms[knot]) for knot in known]
-            falling = [*accumulate(reversed(points), min)][::-1]
-            never_falling = [(a + b) / 2 for a, b in zip(accumulate(points, max), falling, strict=True)]
-            self._lines[kind] = _line([_KNOTS[knot] for knot in known], never_falling)
+        self._drift = _observe(float(tokens), float(ms), int(in_graph), self._drift, self._knots, self._lines)
 
     @property
     def is_usable(self) -> bool:
@@ -88,34 +63,71 @@ class StepTimes:
         """Whether steps of about so many tokens were not seen yet, though times come in."""
         if not (self.is_usable and self._seen):
             return False
-        known, _ = self._known(in_graph and tokens <= self.captured)
-        return not (len(known) and known[1] <= NEAR * tokens and tokens <= NEAR * known[-2])
+        points = self._lines[int(in_graph and tokens <= self.captured), TOKENS]
+        last = points[points.searchsorted(FAR) - 1]
+        return not (0 < points[1] <= NEAR * tokens and tokens <= NEAR * last)
 
     def ms(self, requests: int, tokens: int, in_graph: bool = True) -> float:
         """Of a step that has so many `tokens` in all. requests: of the step, by which the guess goes where nothing
         is known. in_graph: whether steps up to `captured` run in one."""
-        curve = self._curve(requests, in_graph and tokens <= self.captured)
-        return float(np.interp(tokens, *curve)) * math.exp(self._drift)
+        return ms_at(float(tokens), self.curves(requests)[int(in_graph and tokens <= self.captured)])
 
-    def curves(self, requests: int) -> tuple[Floats, Floats, Floats, Floats, float]:
-        """Tokens and ms of a line for steps in a graph, and of one for others; by what these ms are multiplied."""
-        return *self._curve(requests, True), *self._curve(requests, False), math.exp(self._drift)
-
-    def _curve(self, requests: int, in_graph: bool) -> tuple[Floats, Floats]:
-        """A line, a guess where nothing is known."""
-        curve = self._known(in_graph)
-        return curve if len(curve[0]) else _line([float(max(requests, 1))], [1.0])
-
-    def _known(self, in_graph: bool) -> tuple[Floats, Floats]:
-        """Tokens and ms of one curve; of the other where nothing is known of this one."""
-        tokens, ms = self._lines[in_graph]
-        if not len(tokens):
-            tokens, ms = self._lines[not in_graph]
-            ms = ms if in_graph else NO_GRAPH * ms
-        return tokens, ms
+    def curves(self, requests: int) -> Floats3:
+        """[2, 2, N] tokens and ms of a line for steps without a graph, and of one for those in one."""
+        if self._lines[0, MS, 0]:
+            return self._lines
+        first = float(max(requests, 1))
+        guess = [0.0, first, FAR], [1 - GUESS, 1.0, 1 + GUESS * (FAR / first - 1)]
+        return np.array([guess, guess])
 
 
-def _line(tokens: list[float], ms: list[float]) -> tuple[Floats, Floats]:
-    """The same, and on to no tokens and to many."""
-    many = ms[-1] * (1 + GUESS * (FAR / tokens[-1] - 1))
-    return np.array([0.0, *tokens, FAR]), np.array([ms[0] * (1 - GUESS), *ms, many])
+@helper
+def ms_at(tokens: float, line: Floats2) -> float:
+    at = np.searchsorted(line[TOKENS], tokens, side="right") - 1
+    slope = (line[MS, at + 1] - line[MS, at]) / (line[TOKENS, at + 1] - line[TOKENS, at])
+    return float(slope * (tokens - line[TOKENS, at]) + line[MS, at])
+
+
+@Loop
+def _observe(tokens: float, ms: float, kind: int, drift: float, knots: Floats3, lines: Floats3) -> float:
+    """Learn from a step, draw the `lines` anew; the drift that it leaves."""
+    seen, log_ms, early = knots[kind, SEEN], knots[kind, LOG_MS], knots[kind, EARLY:]
+    left = min(int(np.searchsorted(KNOTS, tokens, side="right")), len(KNOTS) - 1) - 1
+    share = min((tokens - KNOTS[left]) / (KNOTS[left + 1] - KNOTS[left]), 1.0)
+    nearest = left + int(share > 0.5)
+    seen[nearest] += 1
+    if seen[nearest] <= FIRST:
+        early[int(seen[nearest]) - 1, nearest] = math.log(ms) - drift
+        a, b, c = early[0, nearest], early[1, nearest], early[2, nearest]
+        log_ms[nearest] = max(min(a, b), min(max(a, b), c))
+    else:
+        off = min(max(math.log(ms / ms_at(tokens, lines[kind])), -MOST), MOST)
+        drift += FOLLOW * off
+        for knot, weight in ((left, 1 - share), (left + 1, share)):
+            if seen[knot] >= FIRST:
+                log_ms[knot] += off * weight * max(1 / seen[knot], LEARN)
+    for k in range(2):
+        # Never falling: halfway between the most up to a knot and the least from it on.
+        line, last, least = lines[k], 0, NEVER * NEVER
+        line[MS, 0] = 0.0
+        for knot in range(len(KNOTS)):
+            if knots[k, SEEN, knot] >= FIRST:
+                last += 1
+                line[TOKENS, last] = KNOTS[knot]
+                line[MS, last] = max(line[MS, last - 1], math.exp(knots[k, LOG_MS, knot] + drift))
+        line[TOKENS, last + 1 :] = FAR
+        at = last
+        for knot in range(len(KNOTS) - 1, -1, -1):
+            if knots[k, SEEN, knot] >= FIRST:
+                least = min(least, math.exp(knots[k, LOG_MS, knot] + drift))
+                line[MS, at] = (line[MS, at] + least) / 2
+                at -= 1
+        if last:
+            line[MS, 0] = line[MS, 1] * (1 - GUESS)
+            line[MS, last + 1 :] = line[MS, last] * (1 + GUESS * (FAR / line[TOKENS, last] - 1))
+    for k in range(2):
+        if lines[k, MS, 0] == 0:
+            for at in range(lines.shape[2]):
+                lines[k, TOKENS, at] = lines[1 - k, TOKENS, at]
+                lines[k, MS, at] = lines[1 - k, MS, at] * (1.0 if k else NO_GRAPH)
+    return drift

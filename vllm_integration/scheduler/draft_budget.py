@@ -70,7 +70,7 @@ class DraftedRequests:
 
     credit: [rows] rejections that its drafts may still cost.
     survival: [rows, K] of the newest draft; all `UNKNOWN` before the first report.
-    drafts: [rows, DEPTH, 4] of the last reports, in no order; position −1: none.
+    drafts: [DEPTH, rows, 4] of report n at n modulo `DEPTH`; position −1: none.
     start: the credit of a new request. off: whether the worker drafts nothing.
     plain_graphs_alone: as of `DraftReport`.
     `reports` counts reports: a draft is as new as can be where `MADE` is so much.
@@ -83,8 +83,8 @@ class DraftedRequests:
         self.table = np.zeros((64, PLACE + 1), dtype=np.int64)
         self.credit = np.zeros(64)
         self.survival = np.zeros((64, num_draft_tokens), dtype=np.uint8)
-        self.drafts = np.zeros((64, DEPTH, 4), dtype=np.int64)
-        self.reports, self._taken, self.start = 0, 0, START
+        self.drafts = np.zeros((DEPTH, 64, 4), dtype=np.int64)
+        self.reports, self.taken, self.start = 0, 0, START
         self.off = False
         self.plain_graphs_alone = False
         self._rows: dict[str, int] = {}
@@ -114,12 +114,12 @@ class DraftedRequests:
         self.reports += 1
         self.plain_graphs_alone |= report.plain_graphs_alone
         for drafts in report.drafts:
-            rows, self._taken = self.rows_of(drafts.req_ids), self._taken + 1
+            rows, self.taken = self.rows_of(drafts.req_ids), self.taken + 1
             made = np.array([drafts.position, drafts.length, drafts.source], dtype=np.int64)
-            if made.shape[1] != len(rows):
+            if made.shape[1] != len(rows) or drafts.survival.shape != (len(rows), self.survival.shape[1]):
                 raise ValueError(f"draft report: expected {len(rows)} drafts, found {made.shape[1]}")
-            self.survival[rows] = drafts.survival
-            _take(rows, made, self._taken, self.reports - drafts.age, self.table, self.drafts)
+            numbers = self.taken, self.reports - drafts.age
+            _take(rows, made, drafts.survival, *numbers, self.table, self.survival, self.drafts)
         for req_id, reason in report.refused.items():
             self.table[self._rows.get(req_id, 0), REFUSED] = REFUSALS.index(reason)
 
@@ -147,7 +147,8 @@ class DraftedRequests:
         if not self._free:
             size = len(self.table)
             for name in ("table", "credit", "survival", "drafts"):
-                setattr(self, name, np.concatenate([(old := getattr(self, name)), np.zeros_like(old)]))
+                old = getattr(self, name)
+                setattr(self, name, np.concatenate([old, np.zeros_like(old)], axis=int(name == "drafts")))
             self._free = list(range(size, 2 * size))
             self._blank(np.arange(size, 2 * size))
         self._known.clear()
@@ -166,17 +167,28 @@ class DraftedRequests:
     def _blank(self, rows: Ints1) -> None:
         self.table[rows] = 0
         self.table[rows[:, None], (MADE, REMAINING, FAR_UNTIL, TOKENS)] = NEVER, FOREVER, -1, -1
-        self.survival[rows], self.drafts[rows, :, POSITION] = UNKNOWN, -1
+        self.survival[rows], self.drafts[:, rows, POSITION] = UNKNOWN, -1
 
 
 @Loop
-def _take(rows: Ints1, made: Ints2, number: int, newest: int, table: Ints2, drafts: Ints3) -> None:
+def _take(
+    rows: Ints1,
+    made: Ints2,
+    levels: Bytes2,
+    number: int,
+    newest: int,
+    table: Ints2,
+    survival: Bytes2,
+    drafts: Ints3,
+) -> None:
     """Remember the drafts of a report. made: [3, B] as of a draft. newest: `MADE` of them."""
     for i in range(len(rows)):
-        row, at = rows[i], number % DEPTH
+        row, draft = rows[i], drafts[number % DEPTH, rows[i]]
         for field in range(REPORT):
-            drafts[row, at, field] = table[row, field] = made[field, i]
-        drafts[row, at, REPORT], table[row, MADE] = number, newest
+            draft[field] = table[row, field] = made[field, i]
+        draft[REPORT], table[row, MADE] = number, newest
+        for k in range(survival.shape[1]):
+            survival[row, k] = levels[i, k]
 
 
 class Granted(NamedTuple):
@@ -213,12 +225,10 @@ class Calibration:
         """The share of the latest drafts that were accepted, 1 where there are none."""
         return float(self._latest[1] / self._latest[0])
 
-    def learn(self, granted: Granted, found: Ints2) -> None:
-        """found: [2, rows] of a step's requests, drafts that were verified and accepted, the first of each; other
-        rows: 0. Of a large batch some do."""
+    def learn(self, granted: Granted, done: Ints2, table: Ints2) -> None:
+        """From a step, as of `DraftBudget.settle`; writes `PLACE`. Of a large batch some requests do."""
         self._steps += 1
-        self._latest += found.sum(axis=1)
-        _learn(*granted, self._steps, found, self._counts)
+        _learn(*granted, self._steps, done, table, self._counts, self._latest)
         if self._steps % 16 == 0:
             self._counts *= KEPT
             self._latest *= max(KEPT, min(LATEST / self._latest[0], 1.0))
@@ -226,13 +236,28 @@ class Calibration:
 
 
 @Loop
-def _learn(rows: Ints1, slots: Ints1, survival: Bytes2, step: int, found: Ints2, counts: Floats2) -> None:
+def _learn(
+    rows: Ints1,
+    slots: Ints1,
+    survival: Bytes2,
+    step: int,
+    done: Ints2,
+    table: Ints2,
+    counts: Floats2,
+    latest: Floats1,
+) -> None:
+    for place in range(done.shape[1]):
+        table[done[0, place], PLACE] = place
+        latest[0] += done[2, place]
+        latest[1] += min(max(done[3, place] - 1, 0), done[2, place])
     every = max(len(rows) // ENOUGH, 1)
     for i in range(step % every, len(rows), every):
-        for k in range(min(slots[i], found[0, rows[i]])):
-            level = survival[i, k] // (256 // CLASSES)
-            counts[0, level] += 1
-            counts[1, level] += k < found[1, rows[i]]
+        place = table[rows[i], PLACE]
+        if place < done.shape[1] and done[0, place] == rows[i]:
+            for k in range(min(slots[i], done[2, place])):
+                level = survival[i, k] // (256 // CLASSES)
+                counts[0, level] += 1
+                counts[1, level] += k < done[3, place] - 1
 
 
 def room_for_drafts(free: int, prompts: Sequence[int]) -> int:
@@ -305,11 +330,9 @@ class DraftBudget:
         known, K = self._requests, self._num_draft_tokens
         rows = known.rows_of(requests)
         self._count_remaining(requests, rows)
-        survival, most = known.survival.take(rows, axis=0), np.full(len(rows), K)
-        size = batch_size or len(requests)
+        survival, size = known.survival.take(rows, axis=0), batch_size or len(requests)
         refill, cost = REFILL / math.sqrt(size) * self.learns, self._cost * self.learns
-        arrays = known.table, known.credit, survival, most
-        all_drafted = _correct(rows, exact, known.reports, refill, cost, *arrays)
+        all_drafted = _correct(rows, exact, known.reports, refill, cost, known.table, known.credit, survival)
         # A request without drafts waits for those of others.
         others = size > len(requests) or not all_drafted
         ratio = self._max_slowdown if others else math.inf
@@ -322,7 +345,6 @@ class DraftBudget:
             min(ratio, PROMPTS) if prefill else ratio,
             in_graph=not known.plain_graphs_alone,
             stands_for=self.calibration.levels,
-            most=most,
         )
         if self.learns:
             if found.total:
@@ -333,22 +355,19 @@ class DraftBudget:
         granted: list[int] = found.slots.tolist()
         return granted
 
-    def settle(self, rows: Ints1, slots: Ints1, sampled: Ints1, granted: Granted | None = None) -> None:
-        """Pay for accepted drafts. [B] each: the rows of a step's requests, their slots, the tokens sampled."""
-        accepted, credit = np.minimum(np.maximum(sampled - 1, 0), slots), self._requests.credit
-        _pay(rows, accepted, EARNED, credit)
+    def settle(self, done: Ints2, granted: Granted | None = None) -> None:
+        """Pay for accepted drafts. done: [4, B] of a step's requests, see `VerificationLedger.begin`."""
+        accepted = np.minimum(np.maximum(done[3] - 1, 0), done[2])
+        _pay(done[0], accepted, EARNED, self._requests.credit)
         if granted is not None:
-            found = np.zeros((2, len(credit)), dtype=np.int64)
-            found[0, rows], found[1, rows] = slots, accepted
-            self.calibration.learn(granted, found)
+            self.calibration.learn(granted, done, self._requests.table)
             self._requests.start = START * min(max(2 * self.calibration.kept, LEAST_SHARE), 1.0) ** 2
 
     def _count_remaining(self, requests: Sequence[Any], rows: Ints1) -> None:
         """How many drafts can become output, of requests that are near their end. With each report come at most
         K + 1 tokens. (Only of a request that is resumable `max_tokens` may fall.)"""
         K, table, reports = self._num_draft_tokens, self._requests.table, self._requests.reports
-        far_until = table[:, FAR_UNTIL].take(rows)
-        for i in np.flatnonzero(far_until < reports).tolist() if far_until.min() < reports else ():
+        for i in (table[rows, FAR_UNTIL] < reports).nonzero()[0].tolist():
             request = requests[i]
             remaining = request.sampling_params.max_tokens - len(request.output_token_ids) - 1
             until = -1 if getattr(request, "resumable", False) else reports + (remaining - K) // (K + 1)
@@ -371,10 +390,9 @@ def _correct(
     table: Ints2,
     credit: Floats1,
     survival: Bytes2,
-    most: Ints1,
 ) -> bool:
-    """Guess [B, K] `survival` beyond older reports, end it where drafts cannot become output, refill the credit,
-    and lower `most`, K, to what it covers. Returns whether each request has a draft."""
+    """Guess [B, K] `survival` beyond older reports, refill the credit, and end both where drafts cannot become
+    output and where no credit covers them. Returns whether each request has a draft."""
     K, all_drafted = survival.shape[1], True
     for i in range(len(rows)):
         row = rows[i]
@@ -383,10 +401,10 @@ def _correct(
             last = int(survival[i, length - 1]) if length > 0 else ONE
             for k in range(length, K):
                 survival[i, k] = max(survival[i, k], min(max(GROWN - LESS * (k - length), 0), last))
-        for k in range(max(table[row, REMAINING], 0), K):
-            survival[i, k] = 0
         credit[row] += refill
+        most = min(max(table[row, REMAINING], 0), K)
         if cost > 0:
-            most[i] = int(min(credit[row] / cost, float(K)))
-        all_drafted = all_drafted and most[i] > 0 and survival[i, 0] > 0
+            most = min(most, int(min(credit[row] / cost, float(K))))
+        survival[i, most:] = 0
+        all_drafted = all_drafted and K > 0 and survival[i, 0] > 0
     return all_drafted

@@ -294,8 +294,7 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         if begun is None:  # accepted drafts are not counted any more
             self.draft_budget.learns = False
         else:
-            rows, _, slots, sampled = begun
-            self.draft_budget.settle(rows, slots, sampled, granted)
+            self.draft_budget.settle(begun, granted)
 
     def _observe(self, budget: DraftBudget, times: Sequence[StepTime]) -> None:
         budget.observe(times)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import repeat
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from ..budget.compiled import Ints1, Ints2, Ints3, Loop, Shorts1, Shorts3, helpe
 from ..wire.reports import DRAFT_MODEL
 from ..wire.steps import HEADER, count_verified, encode
 from .draft_budget import (
+    DEPTH,
     EVERY,
     HELD,
     LENGTH,
@@ -30,7 +30,6 @@ from .draft_budget import (
 )
 
 helper(count_verified)
-_REQ_ID, _REASON = attrgetter("request_id"), attrgetter("finish_reason")
 
 
 class VerificationLedger:
@@ -85,25 +84,25 @@ class VerificationLedger:
     def settle(self, begun: Ints2, outputs: Sequence[Any]) -> None:
         """Attach to `EngineCoreOutput`s what is now known about their requests."""
         known, waited, size = self._requests, len(self), len(outputs)
-        rows, kept = known.rows_of(list(map(_REQ_ID, outputs))), np.full(size, -1)
-        if (reasons := list(map(_REASON, outputs))).count(None) < size:
-            for index, output in enumerate(outputs):
-                if reasons[index] is not None:
-                    kept[index] = len(output.new_token_ids)
+        rows, kept = known.rows_of([output.request_id for output in outputs]), np.full(size, -1)
+        if (reasons := [output.finish_reason for output in outputs]).count(None) < size:
+            for index in (index for index, reason in enumerate(reasons) if reason is not None):
+                kept[index] = len(outputs[index].new_token_ids)
         most = self._most + 1 + (int(np.bincount(self._waiting[0]).max()) if waited else 0)
         grow = max(len(known.table) - len(self._held), 0), max(most - self._held.shape[1], 0)
         if any(grow):
             self._held = np.pad(self._held, ((0, grow[0]), (0, grow[1]), (0, 0)))
         steps = np.concatenate([self._waiting, np.empty((6, size), dtype=np.int64)], axis=1)
         numbers, ends = np.empty(size * (4 * most + 2), dtype=np.int16), np.empty((2, size), dtype=np.int64)
-        drafts = known.drafts, known.table, known.off, DRAFT_MODEL
+        drafts = known.drafts, known.taken, known.table, known.off, DRAFT_MODEL
         waits, told, most = _settle(begun, rows, kept, steps, *drafts, self._held, numbers, ends)
         self._waiting, self._most = steps[:, :waits], max(self._most, most)
         if told:
             until, places = ends[:, :told].tolist()
             for i, text in zip(places, encode(numbers[: until[-1]], until), strict=True):
-                headers = outputs[i].trace_headers
-                outputs[i].trace_headers = {HEADER: text} if headers is None else {**headers, HEADER: text}
+                output = outputs[i]
+                others = output.trace_headers
+                output.trace_headers = {HEADER: text} if others is None else {**others, HEADER: text}
 
     def forget(self, rows: Sequence[int]) -> None:
         """The requests of these rows are gone."""
@@ -129,6 +128,7 @@ def _settle(
     kept: Ints1,
     steps: Ints2,
     drafts: Ints3,
+    number: int,
     table: Ints2,
     off: bool,
     draft_model: int,
@@ -137,9 +137,9 @@ def _settle(
     ends: Ints2,
 ) -> tuple[int, int, int]:
     """Join steps with their drafts: those that waited, in `steps`, and those of outputs, which come after them.
-    kept: [S] tokens that are kept of a request's last output; −1: it is not the last. numbers: of all messages;
-    ends: [2, M] where each message ends, and the place of its output. Returns how many steps wait, now the first
-    of `steps`; M; and the most steps that were held of a request."""
+    kept: [S] tokens that are kept of a request's last output; −1: it is not the last. number: of the last report.
+    numbers: of all messages; ends: [2, M] where each message ends, and the place of its output. Returns how many
+    steps wait, now the first of `steps`; M; and the most steps that were held of a request."""
     end = waited = steps.shape[1] - len(rows)
     for i in range(len(rows)):
         row, place = rows[i], table[rows[i], PLACE]
@@ -159,14 +159,13 @@ def _settle(
     for s in range(end):
         row, position, slots, output = steps[0, s], steps[1, s], max(steps[2, s], 0), steps[5, s]
         source, length, newest, latest = 0, 0, -1, -1
-        for d in range(drafts.shape[1]):
-            latest = max(latest, drafts[row, d, POSITION])
-            if drafts[row, d, POSITION] == position and drafts[row, d, REPORT] > newest:
-                source, length, newest = (
-                    drafts[row, d, SOURCE],
-                    drafts[row, d, LENGTH],
-                    drafts[row, d, REPORT],
-                )
+        for back in range(len(drafts)):
+            draft = drafts[(number - back) % DEPTH, row]
+            latest = max(latest, draft[POSITION])
+            if draft[POSITION] == position and draft[REPORT] > newest:
+                source, length, newest = draft[SOURCE], draft[LENGTH], draft[REPORT]
+            if newest >= number - back:  # those further back are older
+                break
         if table[row, OURS] == 0:  # of which no draft is reported
             source, length, newest = draft_model, slots, 0
         is_known = newest >= 0 or slots == 0 or off or latest > position

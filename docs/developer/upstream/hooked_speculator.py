@@ -98,8 +98,7 @@ class HookedSpeculator(speculator.PredictedOutputsSpeculator):
         begun = self._ledger.begin(self._followed, planned, output, report.trimmed)
         self._drafted.take(report)
         self._budget.observe(report.times)
-        rows, _, verified, sampled = begun
-        self._budget.settle(rows, verified, sampled)
+        self._budget.settle(begun)
         for drafts in report.drafts:
             self._note(drafts)
         known = [self._followed[req_id] for req_id in output.req_ids if req_id in self._followed]
