@@ -66,7 +66,7 @@ STEPS = (
     Fault("a request is removed", "gpu_align:Drafter.remove", "", NOT_DRAFTED, 1),
     Fault("draft reports", f"{WORKER}.proposer_v1:PredictedOutputsProposer.report", "draft reports", NO_REPORT,
           drafts=False, runner="V1"),
-    Fault("draft reports", f"{WORKER}.draft_reporter:DraftReporter.attach", "draft reports", NO_REPORT,
+    Fault("draft reports", f"{WORKER}.draft_reporter:DraftReporter.report", "draft reports", NO_REPORT,
           drafts=False, runner="V2"),
     Fault("own draws", f"{WORKER}.own_draw:accept", "own draws",
           ("verifies no drafts by the request's own draw any more",), runner="V2"),

@@ -64,7 +64,7 @@ def step(reporter: DraftReporter, lengths: list[int], confidence: float, **more:
     """Run one step and return the draft report of its output."""
     output = SimpleNamespace()
     copy_step(reporter, lengths, confidence, **more)
-    draft_reporter.when_it_leaves(output, lambda left: reporter.attach(left, reporter.step))
+    draft_reporter.when_it_leaves(output, lambda left: reports.attach(left, reporter.report(reporter.step)))
     return reports.take(output) or DraftReport()
 
 
@@ -112,10 +112,10 @@ def test_a_step_without_drafts_reports_nothing() -> None:
     step(reporter, [3], 1.0)
     output = SimpleNamespace()
     reporter.begin_step()
-    draft_reporter.when_it_leaves(output, lambda left: reporter.attach(left, reporter.step))
+    draft_reporter.when_it_leaves(output, lambda left: reports.attach(left, reporter.report(reporter.step)))
     assert reports.take(output) is None
     assert not vars(output)
-    reporter.attach(None, reporter.step)
+    reports.attach(None, reporter.report(reporter.step))
 
 
 OURS, ENGINES = ("length", "source", "confidence"), ("total_len", "query_ends")

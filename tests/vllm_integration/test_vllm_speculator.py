@@ -281,7 +281,7 @@ def test_a_drafter_that_cannot_be_made_reports_why(
 ) -> None:
     monkeypatch.setattr(module, "DraftReporter", out_of_memory)
     speculator = make_speculator()
-    speculator.report()(output := SimpleNamespace())
+    speculator.leaves(output := SimpleNamespace())
     found = take(output)
     assert found is not None
     assert list(found.faults) == ["drafting"]

@@ -3,6 +3,7 @@ prometheus_client adds up (vLLM sets its multiprocess mode up for `--api-server-
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from itertools import product
 from threading import RLock
@@ -80,7 +81,6 @@ _SPECS: dict[str, tuple[Any, ...]] = {
 #: Every metric, by its name without `gpu_align_`. `docs/metrics.md` and the dashboard show the same.
 SPECS = {name: _Spec(kind, f"gpu_align_{name}", *spec) for name, (kind, *spec) in _SPECS.items()}
 
-_metrics: dict[str, Any] = {}
 #: Of what the event loop and the threads that read requests both write.
 _lock = RLock()
 
@@ -172,19 +172,13 @@ def count_finished(accepted: int, rejected: int) -> None:
 
 
 def _get(name: str) -> Any:
-    if name not in _metrics:
-        create()
-    return _metrics[name]
-
-
-def create() -> None:
-    """Make all metrics, at 0. Again is harmless."""
     with _lock:
-        if not _metrics:
-            _metrics.update(_made())
+        return create()[name]
 
 
-def _made() -> dict[str, Any]:
+@functools.cache
+def create() -> dict[str, Any]:
+    """Make all metrics, at 0."""
     # Late: prometheus_client decides when it is imported whether this process is one of several.
     import prometheus_client
 

@@ -72,7 +72,6 @@ def announce() -> None:
         return
     import vllm
 
-    metrics.create()
     settings, speculative, inner = Settings.of(engine), engine.speculative_config, inner_tokens(engine)
     facts = {
         "version": gpu_align.__version__,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ..seams.guard import Guard
-from ..wire.reports import DraftReport, Ints, StepDrafts, StepTime, attach, survival_levels
+from ..wire.reports import DraftReport, Ints, StepDrafts, survival_levels
 
 #: Steps whose copies may be under way at once, beyond the batches that the engine has in flight.
 _SPARE = 3
@@ -63,11 +63,11 @@ class DraftReporter:
         reporter.begin_step()                            # in propose, before the drafter is launched
         reporter.copy(req_ids, rows, draft, total_len)   # after it
         step = reporter.step                             # after propose
-        reporter.attach(output, step)                    # when the output leaves the worker
+        report = reporter.report(step)                   # when the output leaves the worker
 
     batches_in_flight: how many steps the engine may have started and not finished.
 
-    `attach` adds what has arrived by then of this step, and all of earlier ones. It waits for those of step t − 1,
+    `report` has what has arrived by then of this step, and all of earlier ones. It waits for those of step t − 1,
     which began before step t, so that the draft that step t verified is always in the report; of step t only where
     vLLM trims drafts on the device (`copy` got `query_ends`). Another thread may call it. README.md says what is
     copied on which stream.
@@ -141,20 +141,8 @@ class DraftReporter:
         event.record(self._side)
         self._copied = event
 
-    def attach(
-        self,
-        model_runner_output: Any,
-        step: int,
-        refused: Mapping[str, str] | None = None,
-        off: Mapping[str, str] | None = None,
-        times: Sequence[StepTime] = (),
-    ) -> None:
-        """Attach to the output of `step` what has arrived from it or earlier ones, and which parts are off."""
-        drafts, trimmed = self._arrived_by(step)
-        report = DraftReport(drafts, trimmed, refused or {}, off or {}, times, self.plain_graphs_alone)
-        attach(model_runner_output, report)
-
-    def _arrived_by(self, now: int) -> tuple[list[StepDrafts], dict[str, int]]:
+    def report(self, now: int) -> DraftReport:
+        """What has arrived from step `now` or earlier ones."""
         drafts: list[StepDrafts] = []
         trimmed: dict[str, int] = {}
         with self._lock:
@@ -165,7 +153,7 @@ class DraftReporter:
                 if step.step == now and step.trims:
                     trimmed = self._trimming.run(_slots_left, step) or {}
                 self.free.append(self.in_flight.popleft())
-        return drafts, trimmed
+        return DraftReport(drafts, trimmed, plain_graphs_alone=self.plain_graphs_alone)
 
 
 def _slots_left(step: StepCopies) -> dict[str, int]:

@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..seams.guard import faults
 from ..seams.install import Original, install, seam, watch
-from ..wire.reports import DraftReport, StepDrafts, attach, survival_levels
+from ..wire.reports import DraftReport, StepDrafts, survival_levels
 from ..wire.request import RequestContent
 from .request_drafter import RequestDrafter, ours
 from .requests import StopRule, stop_rule
@@ -75,11 +74,10 @@ class PredictedOutputsProposer(RequestDrafter):
     def has_nothing_to_report(self) -> bool:
         return not self.requests and not self._drafts
 
-    def report(self) -> Callable[..., None]:
+    def report(self) -> Callable[[], DraftReport]:
         """Of what the last step proposed; of nothing when asked again."""
         drafts, self._drafts = self._drafts, []
-        report = DraftReport(drafts, {}, self.refused.take(), faults(self.engine))
-        return lambda output, times=(): attach(output, report._replace(times=times))
+        return partial(DraftReport, drafts)
 
     def observe(self, runner: Any, scheduler_output: Any) -> None:
         """Read the requests that `_update_states` has just updated: once a step, also when it is empty."""
@@ -130,7 +128,7 @@ class PredictedOutputsProposer(RequestDrafter):
     ) -> list[list[int]]:
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         num_sampled = list(map(len, sampled_token_ids))
-        if self.log is not None and self.log.on:
+        if self.log is not None:
             scheduled = (self._scheduled.get(req_id, ()) for req_id in self._batch.req_ids)
             # −1 are placeholders that vLLM schedules to keep the batch uniform.
             slots = [sum(token >= 0 for token in tokens) for tokens in scheduled]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from ..config.settings import Settings
 from ..seams.guard import Guard, faults, logger, shown_fault, shown_id, warn_once
 from ..seams.install import Original, off_reason, seam
 from ..wire import request as wire
-from ..wire.reports import DRAFTING, REPORTS, DraftReport, StepTime, attach
+from ..wire.reports import DRAFTING, REPORTS, DraftReport, attach
 from .draft_reporter import when_it_leaves
 from .requests import Refusals, open_request
 from .startup import compiling, drafter_config, load_recipes
@@ -136,8 +136,8 @@ class RequestDrafter:
             self.guard.tell(f"for request {shown_id(req_id)}", error)
             return None
 
-    def report(self) -> Callable[..., None]:
-        """A function that attaches the step's draft report to its output when it leaves the worker."""
+    def report(self) -> Callable[[], DraftReport]:
+        """A function that makes the step's draft report when its output leaves the worker."""
         raise NotImplementedError
 
     def has_nothing_to_report(self) -> bool:
@@ -149,21 +149,22 @@ class RequestDrafter:
         if not (self.timer.pending or self.refused or faults(self.engine)) and self.has_nothing_to_report():
             return output
         try:
-            return when_it_leaves(output, partial(self._attach, self.report()))
+            report, told = self.report(), {"refused": self.refused.take(), "faults": faults(self.engine)}
+            return when_it_leaves(output, partial(self._leaves, report, told))
         except Exception as error:
             self.reporting.fail(error)
-            self.attach_faults(output)
+            self._attach_faults(output)
             return output
 
-    def _attach(self, report: Callable[..., None], output: Any) -> None:
-        self.reporting.run(partial(report, output, times=self.timer.take()))
+    def _leaves(self, report: Callable[[], DraftReport], told: dict[str, Any], output: Any) -> None:
+        self.reporting.run(lambda: attach(output, report()._replace(**told, times=self.timer.take())))
         if self.reporting.is_off:
-            self.attach_faults(output)
+            self._attach_faults(output)
 
-    def attach_faults(self, output: Any, times: Sequence[StepTime] = ()) -> None:
+    def _attach_faults(self, output: Any) -> None:
         """So that the scheduler grants no slots."""
         with suppress(Exception):
-            attach(output, DraftReport(faults=faults(self.engine), times=times))
+            attach(output, DraftReport(faults=faults(self.engine)))
 
     def open(self, req_id: str, sampling_params: Any) -> wire.RequestContent | None:
         """`open_request` with what this drafter has."""

@@ -17,9 +17,9 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from ..config import engine_config
 from ..config.in_use import inner_tokens
-from ..seams.guard import PAUSE, Guard, faults
+from ..seams.guard import PAUSE, Guard
 from ..seams.install import Original, install, seam
-from ..wire.reports import DRAFT_MODEL, INNER_DRAFTER
+from ..wire.reports import DRAFT_MODEL, INNER_DRAFTER, DraftReport
 from ..wire.request import RequestContent
 from .draft_reporter import DraftReporter
 from .own_draw import verify_by_own_draw
@@ -136,12 +136,9 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
     def has_nothing_to_report(self) -> bool:
         return not (self._held or (self.reporter is not None and self.reporter.in_flight))
 
-    def report(self) -> Callable[..., None]:
+    def report(self) -> Callable[[], DraftReport]:
         reporter = self.reporter
-        if reporter is None:
-            return self.attach_faults
-        told = {"refused": self.refused.take(), "off": faults(self.engine)}
-        return partial(reporter.attach, step=reporter.step, **told)
+        return DraftReport if reporter is None else partial(reporter.report, reporter.step)
 
     @torch.inference_mode()
     def propose(
@@ -196,7 +193,7 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         elif not self._occupied[input_batch.idx_mapping_np].any():
             return None
         rows = input_batch.idx_mapping.to(torch.int64)  # int32 before vLLM 0.32
-        log = self.log if not dummy_run and self.log is not None and self.log.on else None
+        log = None if dummy_run else self.log
         trims = self.enable_adaptive_verification
         req_ids, host_rows = input_batch.req_ids, input_batch.idx_mapping_np
         started = time.perf_counter_ns()

@@ -118,16 +118,11 @@ class DebugLog:
         self._requests: dict[str, LoggedRequest] = {}
         self.guard = Guard("step log", "writes no step logs", spared=(OSError,), then=self._requests.clear)
         self.guard.run(_make_private, self._directory)
-        if self.on:
+        if not self.guard.is_off:
             logger.warning(
                 "gpu_align writes the texts of requests and answers to disk (GPU_ALIGN_DEBUG_DIR=%r)",
                 directory,
             )
-
-    @property
-    def on(self) -> bool:
-        """Whether the log has not failed."""
-        return not self.guard.is_off
 
     @guarded
     def add(self, req_id: str, content: wire.RequestContent, prompt_len: int, sampling_params: Any) -> None:
@@ -229,4 +224,4 @@ def open_log(
         return None
     decode = _decoder_of(vllm_config.model_config)
     log = DebugLog(settings.debug_dir, num_draft_tokens, decode, explain)
-    return log if log.on else None
+    return None if log.guard.is_off else log

@@ -13,7 +13,7 @@ from typing import Any
 from vllm_integration.budget.compiled import compile_loops
 from vllm_integration.scheduler.draft_budget import DraftBudget, DraftedRequests
 from vllm_integration.scheduler.verification_ledger import VerificationLedger
-from vllm_integration.wire.reports import DraftReport, take
+from vllm_integration.wire.reports import DraftReport
 from vllm_integration.worker import speculator
 
 speculator._make_dense = lambda *_: None  # vLLM has made it so, by the class attribute
@@ -78,18 +78,16 @@ class HookedSpeculator(speculator.PredictedOutputsSpeculator):
         return super().propose(input_batch, *args, **kwargs)
 
     def draft_lengths(self) -> Callable[[Any], dict[str, int]]:
-        attach, scheduled = self.report(), self._scheduled
+        report, scheduled = self.report(), self._scheduled
 
         def on_host(output: Any) -> dict[str, int]:
-            attach(output)
             with self._lock:
-                return self._granted(output, scheduled)
+                return self._granted(output, scheduled, report())
 
         return on_host
 
-    def _granted(self, output: Any, scheduled: Mapping[str, int]) -> dict[str, int]:
+    def _granted(self, output: Any, scheduled: Mapping[str, int], report: DraftReport) -> dict[str, int]:
         """How many drafts of each request are worth verifying."""
-        report = take(output) or DraftReport()
         for drafts in report.drafts:
             if drafts.age:  # this step has verified those of the one before
                 self._note(drafts)
