@@ -142,7 +142,7 @@ class DraftReporter:
         self._copied = event
 
     def report(self, now: int) -> DraftReport:
-        """What has arrived from step `now` or earlier ones."""
+        """Report what has arrived from step `now` or earlier ones."""
         drafts: list[StepDrafts] = []
         trimmed: dict[str, int] = {}
         with self._lock:
