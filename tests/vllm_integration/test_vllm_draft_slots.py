@@ -229,7 +229,7 @@ def test_a_server_that_rejects_all_drafts_loses_three_per_cent(machine: str) -> 
 def test_survivals_are_corrected_by_what_is_accepted(size: int) -> None:
     """A server that accepts half of what is promised."""
     rng, calibration = np.random.default_rng(0), Calibration()
-    table = np.zeros((size, rule.PLACE + 1), dtype=np.int64)
+    table = np.zeros((size, rule.SLOTS + 1), dtype=np.int64)
     for _ in range(500):
         levels = rng.integers(1, 256, (size, 1)).astype(np.uint8)
         accepted = (rng.random(size) < levels[:, 0] / 510).astype(int)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 
 import numpy as np
 
@@ -63,9 +64,8 @@ class StepTimes:
         """Whether steps of about so many tokens were not seen yet, though times come in."""
         if not (self.is_usable and self._seen):
             return False
-        points = self._lines[int(in_graph and tokens <= self.captured), TOKENS]
-        last = points[points.searchsorted(FAR) - 1]
-        return not (0 < points[1] <= NEAR * tokens and tokens <= NEAR * last)
+        known: list[float] = self._lines[int(in_graph and tokens <= self.captured), TOKENS].tolist()
+        return not (0 < known[1] <= NEAR * tokens and tokens <= NEAR * known[bisect_left(known, FAR) - 1])
 
     def ms(self, requests: int, tokens: int, in_graph: bool = True) -> float:
         """Of a step that has so many `tokens` in all. requests: of the step, by which the guess goes where nothing

@@ -43,7 +43,7 @@ TOGETHER = 8
 #: What is remembered of each.
 POSITION, LENGTH, SOURCE, REPORT = range(4)
 #: Columns of the table of requests, see `DraftedRequests`; the first three as of a draft.
-MADE, _, _, REFUSED, REMAINING, FAR_UNTIL, OURS, TOKENS, EVERY, HELD, UNTOLD, PLACE = range(12)
+MADE, _, _, REFUSED, REMAINING, FAR_UNTIL, OURS, TOKENS, EVERY, HELD, UNTOLD, PLACE, SLOTS = range(13)
 #: `MADE` before the first report, and reports that never come.
 NEVER, FOREVER = -(1 << 62), 1 << 62
 
@@ -67,6 +67,7 @@ class DraftedRequests:
         HELD       steps that are not told yet
         UNTOLD     tokens of their outputs
         PLACE      in the last step that it was in
+        SLOTS      that `VerificationLedger.begin` reads, else 0
 
     credit: [rows] rejections that its drafts may still cost.
     survival: [rows, K] of the newest draft; all `UNKNOWN` before the first report.
@@ -80,7 +81,7 @@ class DraftedRequests:
         self, draft_without_prediction: bool, num_draft_tokens: int = 0, beside_model: bool = False
     ) -> None:
         self._draft_without_prediction, self.beside_model = draft_without_prediction, beside_model
-        self.table = np.zeros((64, PLACE + 1), dtype=np.int64)
+        self.table = np.zeros((64, SLOTS + 1), dtype=np.int64)
         self.credit = np.zeros(64)
         self.survival = np.zeros((64, num_draft_tokens), dtype=np.uint8)
         self.drafts = np.zeros((DEPTH, 64, 4), dtype=np.int64)
@@ -350,15 +351,14 @@ class DraftBudget:
             if found.total:
                 plain = self.times.ms(size, size) if prefill else found.without
                 self._cost = max((found.ms - found.without) / found.total / plain * size, 1e-6)
-            _pay(rows, found.slots, -self._cost, known.credit)
+            _pay(rows, found.slots, self._cost, known.credit)
         self.granted = Granted(rows, found.slots, survival)
         granted: list[int] = found.slots.tolist()
         return granted
 
     def settle(self, done: Ints2, granted: Granted | None = None) -> None:
         """Pay for accepted drafts. done: [4, B] of a step's requests, see `VerificationLedger.begin`."""
-        accepted = np.minimum(np.maximum(done[3] - 1, 0), done[2])
-        _pay(done[0], accepted, EARNED, self._requests.credit)
+        _earn(done, self._requests.credit)
         if granted is not None:
             self.calibration.learn(granted, done, self._requests.table)
             self._requests.start = START * min(max(2 * self.calibration.kept, LEAST_SHARE), 1.0) ** 2
@@ -367,7 +367,8 @@ class DraftBudget:
         """How many drafts can become output, of requests that are near their end. With each report come at most
         K + 1 tokens. (Only of a request that is resumable `max_tokens` may fall.)"""
         K, table, reports = self._num_draft_tokens, self._requests.table, self._requests.reports
-        for i in (table[rows, FAR_UNTIL] < reports).nonzero()[0].tolist():
+        near = _near_end(rows, reports, table)
+        for i in np.flatnonzero(table[rows, FAR_UNTIL] < reports).tolist() if near else ():
             request = requests[i]
             remaining = request.sampling_params.max_tokens - len(request.output_token_ids) - 1
             until = -1 if getattr(request, "resumable", False) else reports + (remaining - K) // (K + 1)
@@ -375,9 +376,25 @@ class DraftBudget:
 
 
 @Loop
-def _pay(rows: Ints1, drafts: Ints1, price: float, credit: Floats1) -> None:
+def _pay(rows: Ints1, slots: Ints1, cost: float, credit: Floats1) -> None:
     for i in range(len(rows)):
-        credit[rows[i]] = min(max(credit[rows[i]] + price * drafts[i], 0.0), MOST)
+        credit[rows[i]] = min(max(credit[rows[i]] - cost * slots[i], 0.0), MOST)
+
+
+@Loop
+def _earn(done: Ints2, credit: Floats1) -> None:
+    for i in range(done.shape[1]):
+        accepted = min(max(done[3, i] - 1, 0), done[2, i])
+        credit[done[0, i]] = min(max(credit[done[0, i]] + EARNED * accepted, 0.0), MOST)
+
+
+@Loop
+def _near_end(rows: Ints1, reports: int, table: Ints2) -> int:
+    """How many are perhaps near their ends by now."""
+    near = 0
+    for i in range(len(rows)):
+        near += table[rows[i], FAR_UNTIL] < reports
+    return near
 
 
 @Loop

@@ -3,8 +3,7 @@ many of the slots hold drafts, and who proposed them. Here the two meet. Imports
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import repeat
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from .draft_budget import (
     POSITION,
     REFUSED,
     REPORT,
+    SLOTS,
     SOURCE,
     TOGETHER,
     TOKENS,
@@ -50,31 +50,32 @@ class VerificationLedger:
 
     def __init__(self, drafted_requests: DraftedRequests) -> None:
         self._requests = drafted_requests
-        #: Row, tokens before the step, draft slots, tokens sampled, tokens kept; the last is used inside `settle`.
-        self._waiting: Ints2 = np.zeros((6, 0), dtype=np.int64)
+        #: Row, tokens before the step, draft slots, tokens sampled, tokens kept: first of the steps that wait; the
+        #: others, and the last row, are used inside `settle`.
+        self._steps: Ints2 = np.zeros((6, 0), dtype=np.int64)
+        self._waits = 0
         #: [rows, width, 4] `Steps` that are not told yet, `HELD` of each row, `_most` of a row so far.
         self._held: Shorts3 = np.zeros((0, 0, 4), dtype=np.int16)
         self._most = TOGETHER
 
     def __len__(self) -> int:
         """Steps that wait for their drafts."""
-        return int(self._waiting.shape[1])
+        return self._waits
 
     def begin(
         self, requests: Mapping[str, Any], scheduler_output: Any, output: Any, trimmed: Mapping[str, int]
     ) -> Ints2:
         """[4, B] row, tokens before the step (−1: not known), draft slots and tokens sampled of its requests."""
-        req_ids, size = output.req_ids, len(output.req_ids)
-        begun = np.zeros((4, size), dtype=np.int64)
-        if planned := scheduler_output.scheduled_spec_decode_tokens:
-            begun[2] = np.fromiter(map(len, map(planned.get, req_ids, repeat(()))), np.int64, size)
+        req_ids, planned = output.req_ids, scheduler_output.scheduled_spec_decode_tokens
+        begun = np.empty((4, len(req_ids)), dtype=np.int64)
+        begun[3] = _lengths(output.sampled_token_ids) if output.sampled_token_ids else 0
+        rows, rows_planned = self._requests.rows_of(req_ids), self._requests.rows_of(list(planned))
+        unknown = _begin(rows, rows_planned, _lengths(planned.values()), self._requests.table, begun)
         for req_id, invalid in (scheduler_output.num_invalid_spec_tokens or {}).items():
             begun[2, output.req_id_to_index[req_id]] -= invalid
         if trimmed:
             begun[2] = np.minimum(begun[2], list(map(trimmed.get, req_ids, begun[2].tolist())))
-        if tokens := output.sampled_token_ids:
-            begun[3] = np.fromiter(map(len, tokens), np.int64, size)
-        if _begin(self._requests.rows_of(req_ids), self._requests.table, begun):
+        if unknown:
             for index in np.flatnonzero(begun[1] < 0).tolist():
                 # It may have been aborted while its step ran.
                 request = requests.get(req_ids[index])
@@ -88,15 +89,17 @@ class VerificationLedger:
         if (reasons := [output.finish_reason for output in outputs]).count(None) < size:
             for index in (index for index, reason in enumerate(reasons) if reason is not None):
                 kept[index] = len(outputs[index].new_token_ids)
-        most = self._most + 1 + (int(np.bincount(self._waiting[0]).max()) if waited else 0)
+        most = self._most + 1 + (int(np.bincount(self._steps[0, :waited]).max()) if waited else 0)
         grow = max(len(known.table) - len(self._held), 0), max(most - self._held.shape[1], 0)
         if any(grow):
             self._held = np.pad(self._held, ((0, grow[0]), (0, grow[1]), (0, 0)))
-        steps = np.concatenate([self._waiting, np.empty((6, size), dtype=np.int64)], axis=1)
+        if waited + size > self._steps.shape[1]:
+            self._steps = np.concatenate([self._steps, np.zeros((6, waited + size), dtype=np.int64)], axis=1)
         numbers, ends = np.empty(size * (4 * most + 2), dtype=np.int16), np.empty((2, size), dtype=np.int64)
         drafts = known.drafts, known.taken, known.table, known.off, DRAFT_MODEL
-        waits, told, most = _settle(begun, rows, kept, steps, *drafts, self._held, numbers, ends)
-        self._waiting, self._most = steps[:, :waits], max(self._most, most)
+        batch = begun, rows, kept, self._steps, waited
+        self._waits, told, most = _settle(*batch, *drafts, self._held, numbers, ends)
+        self._most = max(self._most, most)
         if told:
             until, places = ends[:, :told].tolist()
             for i, text in zip(places, encode(numbers[: until[-1]], until), strict=True):
@@ -107,17 +110,31 @@ class VerificationLedger:
     def forget(self, rows: Sequence[int]) -> None:
         """The requests of these rows are gone."""
         if len(self) and rows:
-            self._waiting = self._waiting[:, ~np.isin(self._waiting[0], rows)]
+            left = self._steps[:, : self._waits][:, ~np.isin(self._steps[0, : self._waits], rows)]
+            self._waits = left.shape[1]
+            self._steps[:, : self._waits] = left
+
+
+def _lengths(lists: Collection[Sequence[int]]) -> Ints1:
+    try:
+        return np.frombuffer(bytes(map(len, lists)), dtype=np.uint8).astype(np.int64)
+    except ValueError:  # more than 255
+        return np.fromiter(map(len, lists), np.int64, len(lists))
 
 
 @Loop
-def _begin(rows: Ints1, table: Ints2, begun: Ints2) -> bool:
-    """Fill in rows and tokens; whether some are not known."""
+def _begin(rows: Ints1, rows_planned: Ints1, slots: Ints1, table: Ints2, begun: Ints2) -> bool:
+    """Fill in rows, tokens, and slots of those that are planned to have some; whether tokens are not known."""
     unknown = False
+    for j in range(len(rows_planned)):
+        table[rows_planned[j], SLOTS] = slots[j] if rows_planned[j] else 0
     for i in range(len(rows)):
-        table[rows[i], PLACE] = i
-        begun[0, i], begun[1, i] = rows[i], table[rows[i], TOKENS]
+        row = rows[i]
+        begun[0, i], begun[1, i], begun[2, i] = row, table[row, TOKENS], table[row, SLOTS]
+        table[row, PLACE] = i
         unknown = unknown or begun[1, i] < 0
+    for j in range(len(rows_planned)):
+        table[rows_planned[j], SLOTS] = 0
     return unknown
 
 
@@ -127,6 +144,7 @@ def _settle(
     rows: Ints1,
     kept: Ints1,
     steps: Ints2,
+    waited: int,
     drafts: Ints3,
     number: int,
     table: Ints2,
@@ -136,11 +154,11 @@ def _settle(
     numbers: Shorts1,
     ends: Ints2,
 ) -> tuple[int, int, int]:
-    """Join steps with their drafts: those that waited, in `steps`, and those of outputs, which come after them.
+    """Join steps with their drafts: `waited` ones, the first of `steps`, and those of outputs, which come next.
     kept: [S] tokens that are kept of a request's last output; −1: it is not the last. number: of the last report.
     numbers: of all messages; ends: [2, M] where each message ends, and the place of its output. Returns how many
     steps wait, now the first of `steps`; M; and the most steps that were held of a request."""
-    end = waited = steps.shape[1] - len(rows)
+    end = waited
     for i in range(len(rows)):
         row, place = rows[i], table[rows[i], PLACE]
         # Not one of another request or step, which has no place in this one, and not without drafts or tokens.
