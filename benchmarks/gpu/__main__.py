@@ -135,7 +135,6 @@ STAGES = (
     Stage("cases", 170, cases_rows),
     Stage("steps", 40, "steps.rows"),
     Stage("serve", 90, "serve.rows", needs=("vllm",)),
-    Stage("ngram", 30, "steps.ngram_rows"),
     Stage("speculator", 30, tests=(_SPECULATOR,), dry_tests=(_SPECULATOR, "-k", "launches_nothing"),
           needs=("vllm",)),
     Stage("warm_up", 50, tests=(f"{_ALIGN}/test_warm_up.py",),  # where nothing was compiled before
@@ -149,7 +148,7 @@ STAGES = (
     ),
     Stage("suite", 60, tests=("benchmarks/alignment", "--benchmark-only"), needs=("pytest_benchmark",),
           dry_tests=("benchmarks/alignment", "--benchmark-only", "-k", "1-64-8 or 1-17")),
-    Stage("sanitizer", 300, sanitizer_rows),
+    Stage("sanitizer", 330, sanitizer_rows),
 )  # fmt: skip
 
 

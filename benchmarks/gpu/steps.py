@@ -1,5 +1,5 @@
 """Rows of one drafting step: device time in a CUDA graph, in which each step is a genuine next step (`StepBatch`),
-without the host's launch (`device_time`), for the situations of `CASES` and `AGAIN`;
+without the host's launch (`device_time`), for the situations of `CASES`;
 docs/developer/compiled-kernels.md has the columns.
 
 Correctness first: a batch whose drafts differ from the reference, before or after the replays, is not timed.
@@ -7,7 +7,6 @@ Correctness first: a batch whose drafts differ from the reference, before or aft
 
 from __future__ import annotations
 
-import importlib
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -15,9 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest import SkipTest
 
 import numpy as np
 import torch
@@ -27,6 +24,7 @@ from benchmarks.alignment.device_time import Clock, record
 from benchmarks.alignment.workload import NUM_DRAFT_TOKENS, VOCAB_SIZE, Steps, Texts, spread
 from gpu_align import Drafter
 from gpu_align.ops.align import GLOBAL_EVERY
+from gpu_align.ops.index import enter_contexts
 
 #: A row's name, and what measures it.
 Row = tuple[str, Callable[[], dict[str, Any]]]
@@ -41,14 +39,12 @@ class Case:
     text: what the outputs are. ``aligned``: the prediction. ``lost``: the prediction, and 64 tokens before the
         first step another text begins. ``repeats``: the same, and the other text repeats itself, so that every
         match in the request's own output is long. ``prompt``: the prompt holds the prediction's text, N tokens,
-        and the output begins. ``again``: the same, and half of the output is written. ``resume``: a quarter of N
-        tokens, that are lost from the first one on.
+        and the output begins. ``resume``: a quarter of N tokens, that are lost from the first one on.
     step_tokens: tokens of every step, 1 to 17: 17 is all of 16 drafts accepted.
     steps: steps in one interval.
     skip: tokens of one step that goes before each interval, untimed.
     phase: output tokens before `skip`, modulo `GLOBAL_EVERY`.
     restart: every interval is the first step of new requests, whose tokens were prefilled in chunks.
-    by_vllm: the step is that of vLLM's n-gram kernel.
     """
 
     name: str
@@ -59,7 +55,6 @@ class Case:
     phase: int = 0
     restart: bool = False
     recipes: bool = False
-    by_vllm: bool = False
 
 
 LOCAL = {"text": "lost", "steps": GLOBAL_EVERY - 1, "skip": 1, "phase": GLOBAL_EVERY - 1}
@@ -78,11 +73,6 @@ CASES = (
     Case("aligned, 8 new tokens, recipes", "aligned", step_tokens=8, recipes=True),
     Case("lost, 1 new token, local resync, recipes", **LOCAL, recipes=True),
 )
-#: A batch writes its prompt again, and is half way through it: vLLM's kernel knows no predictions.
-AGAIN = (
-    Case("the prompt again, gpu_align", "again", steps=8),
-    Case("the prompt again, vLLM V2 n-gram", "again", steps=8, by_vllm=True),
-)
 
 
 def texts_of(case: Case, batch: int, num_text: int) -> Texts:
@@ -99,8 +89,6 @@ def texts_of(case: Case, batch: int, num_text: int) -> Texts:
         outputs = np.hstack([predictions[:, :at], np.tile(others[:, :period], copies)])[:, :num_text]
     elif case.text == "prompt":
         outputs, done, prompt_len = np.hstack([predictions, predictions[:, :64]]), num_text, num_text
-    elif case.text == "again":
-        outputs, done, prompt_len = np.tile(predictions, 2), num_text + num_text // 2, num_text
     elif case.text == "resume":
         outputs, done = others, num_text // 4
     return Texts(predictions, outputs, done, case.step_tokens, prompt_len)
@@ -115,8 +103,6 @@ class StepBatch(Steps):
         #: What `total_len` holds, known without asking the device.
         self.written = texts.done
         super().__init__(texts, device, recipes=recipes)
-        #: What is timed.
-        self.step: Callable[[], Any] = vllm_step(self, device) if case.by_vllm else self.propose
         self._none_sampled = torch.zeros_like(self.num_sampled)
         self._scratch = torch.zeros_like(self.total_len)
         self._scratch.add_(case.step_tokens)  # loaded before it is captured
@@ -127,9 +113,12 @@ class StepBatch(Steps):
         advance, idle = (
             partial(each.add_, self.case.step_tokens) for each in (self.total_len, self._scratch)
         )
-        batch = self.slots, self.num_sampled
-        enter = [partial(self.drafter._admission.enter, *batch)] if self.case.restart else []
-        return [*ahead, advance, *enter, self.step] * self.case.steps, [*ahead, idle] * self.case.steps
+        # `Admission.enter_new`, which the host would call where a request is new: in a graph it is always there.
+        admission, batch = self.drafter._admission, (self.slots, self.num_sampled)
+        given = admission._state, admission._context_shift, admission._starts, *admission._tokens, *batch
+        is_needed = self.case.restart and admission._is_parallel
+        enter = [partial(enter_contexts, *given)] if is_needed else []
+        return [*ahead, advance, *enter, self.propose] * self.case.steps, [*ahead, idle] * self.case.steps
 
     def before(self) -> None:
         """Lead to the next interval: it advances by ``steps * step_tokens`` from here. Not timed."""
@@ -141,11 +130,11 @@ class StepBatch(Steps):
             # Tokens were taken back: the slots start over and process all that is written then.
             self.written = self.texts.done
             self.total_len.fill_(self.written)
-            self.step()
+            self.propose()
         if case.skip:
             self.total_len.add_(case.skip)
             self.written += case.skip
-            self.step()
+            self.propose()
 
     def after(self) -> None:
         """An interval has been replayed."""
@@ -165,11 +154,7 @@ class StepBatch(Steps):
         """`check_drafts`, and that as many tokens are written as this knows of."""
         found_len = self.total_len.tolist()
         assert found_len == [self.written] * len(found_len), f"total_len: expected {self.written}"
-        if not self.case.by_vllm:
-            self.check_drafts()
-            return
-        want = self.token_ids[:, self.written : self.written + NUM_DRAFT_TOKENS]
-        assert torch.equal(self.step().to(torch.int32), want), "expected the text's next tokens as drafts"
+        self.check_drafts()
 
 
 def flush() -> Callable[[], object]:
@@ -192,13 +177,6 @@ def rows(device: str, is_dry: bool, out: Path) -> Iterator[Row]:
         yield f"{case.name}, batch {batch}", partial(measure, case, batch, *rest, device)
     for num_tokens in (1024, rest[0]):
         yield f"add, {num_tokens} tokens", partial(measure_add, num_tokens, device)
-
-
-def ngram_rows(device: str, is_dry: bool, out: Path) -> Iterator[Row]:
-    """The rows of `AGAIN`; vLLM, which takes long to import, only on a GPU."""
-    batches, *rest = ((2,), 256, 1) if is_dry else ((64, 256, 1), 4096, 20)
-    for case, batch in product(AGAIN[: 1 if is_dry else 2], batches):
-        yield f"{case.name}, batch {batch}", partial(measure, case, batch, *rest, device)
 
 
 def time_steps(batch: StepBatch, repeats: int, between: Callable[[], object] | None = None) -> dict[str, Any]:
@@ -226,7 +204,7 @@ def time_host(batch: StepBatch, repeats: int) -> float:
     for _ in range(repeats):
         batch.before()
         start = time.perf_counter_ns()
-        batch.step()
+        batch.propose()
         times.append((time.perf_counter_ns() - start) / 1e3)
     return round(statistics.median(times), 1)
 
@@ -259,38 +237,3 @@ def measure_add(num_tokens: int, device: str) -> dict[str, Any]:
         whole.append((time.perf_counter_ns() - begin) / 1e3)
     found = {"host_us": spread(host[8:]), "us": spread(whole[8:])}
     return {name: round(times["median"], 1) for name, times in found.items()}
-
-
-def vllm_step(requests: Steps, device: str) -> Callable[[], torch.Tensor]:
-    """A step of vLLM's own class of the V2 runner, with as much of its configuration as it reads."""
-    if device != "cuda":
-        raise SkipTest("vLLM's V2 kernel needs a GPU")
-    try:
-        module = importlib.import_module("vllm.v1.worker.gpu.spec_decode.ngram.speculator")
-    except Exception as error:  # not installed, or not for this machine
-        raise SkipTest(f"vLLM cannot be imported: {type(error).__name__}: {error}") from error
-    batch = requests.token_ids.shape[0]
-    config = SimpleNamespace(
-        speculative_config=SimpleNamespace(
-            prompt_lookup_min=2, prompt_lookup_max=5, num_speculative_tokens=NUM_DRAFT_TOKENS
-        ),
-        scheduler_config=SimpleNamespace(max_num_seqs=batch),
-        model_config=SimpleNamespace(max_model_len=requests.token_ids.shape[1]),
-    )
-    states = SimpleNamespace(
-        all_token_ids=SimpleNamespace(gpu=requests.token_ids),
-        total_len=SimpleNamespace(gpu=requests.total_len),
-    )
-    speculator = module.NgramGPUSpeculator(config, requests.token_ids.device, states)
-    inputs = SimpleNamespace(num_reqs=batch, idx_mapping=torch.arange(batch, device=device))
-    ones = torch.ones(batch, dtype=torch.int32, device=device)
-    zeros, last = torch.zeros_like(ones), torch.zeros(batch, dtype=torch.int64, device=device)
-
-    def step() -> torch.Tensor:
-        found: torch.Tensor = speculator.propose(
-            inputs, None, None, None, None, ones, zeros, last,
-            next_prefill_tokens=None, temperature=None, seeds=None,
-        )  # fmt: skip
-        return found
-
-    return step

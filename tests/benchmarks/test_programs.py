@@ -24,7 +24,7 @@ from gpu_align.drafter import survival
 ROOT = Path(__file__).parents[2]
 #: Module, options, and a pattern of what it prints.
 PROGRAMS = {
-    "gpu": ("gpu --dry-run ngram suite --out {out}", "suite"),
+    "gpu": ("gpu --dry-run steps suite --out {out}", "suite"),
     "the names that the ablation replaces": ("quality.ablation --check", ""),
     "what a request announces": (
         "agents announced {out}",
