@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,6 +77,27 @@ def test_what_cannot_be_compiled_stays_plain_python(
     scheduler.drafted_requests.take(SURE)
     assert scheduler._cut_to_slots()
     assert len(request.spec_token_ids) == K
+
+
+def test_a_process_that_ends_waits_for_no_more_than_one_loop(tmp_path: Path) -> None:
+    program = """
+from threading import Thread
+from vllm_integration.budget import compiled
+from vllm_integration.scheduler import verification_ledger
+
+def run():
+    compiled.compile_loops()
+    print(sum(loop._run is not loop.plain for loop in compiled.LOOPS), len(compiled.LOOPS))
+
+Thread(target=run).start()
+"""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120
+    )
+    compiled, loops = map(int, ended.stdout.split())
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert compiled <= 1 < loops
 
 
 PLANNED = SimpleNamespace(scheduled_new_reqs=[], scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import main_thread
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -58,6 +59,8 @@ class Loop:
 
 
 def compile_loops() -> None:
-    """Compile all loops that are imported by now, or load them. Any thread may call it."""
+    """Compile all loops that are imported by now, or load them. Any thread may call it; a process that ends waits
+    for one loop, which cannot be cut off in LLVM, and not for the others."""
     for loop in LOOPS:
-        loop.compile()
+        if main_thread().is_alive():
+            loop.compile()

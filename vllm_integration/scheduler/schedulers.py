@@ -321,8 +321,8 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         if self.drafted_requests.off or self.draft_budget is None:
             return False
         requests = [request for request in self.running if request.spec_token_ids]
-        prompts = self._prompts()
-        size = len(self.running) - sum(request.is_prefill_chunk for request in self.running)
+        chunks = [request for request in self.running if request.is_prefill_chunk]
+        size, prompts = len(self.running) - len(chunks), self._prompts(chunks)
         if self.drafted_requests.beside_model:
             theirs = self.drafted_requests.is_theirs([request.request_id for request in requests]).tolist()
             for request in compress(requests, theirs):
@@ -339,10 +339,10 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
             request.spec_token_ids = request.spec_token_ids[:count] if count else []
         return True
 
-    def _prompts(self) -> list[int]:
-        """Tokens left of the prompts that may come into the next step, in their order. Where none of those that
-        wait came into the last one, they wait for memory, and have a share in every fourth step."""
-        found = [request for request in self.running if request.is_prefill_chunk]
+    def _prompts(self, found: list[Any]) -> list[int]:
+        """Tokens left of the prompts that may come into the next step, in their order: those `found` to run, and
+        some that wait. Where none of these came into the last one, they wait for memory, and have a share in every
+        fourth step."""
         seats = min(self.max_num_running_reqs - len(self.running), _MOST_PROMPTS)
         if seats > 0 and self.waiting and self._blocked % 4 == 0:
             found += islice(self.waiting, seats)

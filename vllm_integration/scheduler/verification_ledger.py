@@ -11,23 +11,8 @@ import numpy as np
 from ..budget.compiled import Ints1, Ints2, Ints3, Loop, Shorts1, Shorts3, helper
 from ..wire.reports import DRAFT_MODEL
 from ..wire.steps import HEADER, count_verified, encode
-from .draft_budget import (
-    DEPTH,
-    EVERY,
-    HELD,
-    LENGTH,
-    OURS,
-    PLACE,
-    POSITION,
-    REFUSED,
-    REPORT,
-    SLOTS,
-    SOURCE,
-    TOGETHER,
-    TOKENS,
-    UNTOLD,
-    DraftedRequests,
-)
+from . import draft_budget as of
+from .draft_budget import DEPTH, TOGETHER, DraftedRequests
 
 helper(count_verified)
 
@@ -96,7 +81,7 @@ class VerificationLedger:
         if waited + size > self._steps.shape[1]:
             self._steps = np.concatenate([self._steps, np.zeros((6, waited + size), dtype=np.int64)], axis=1)
         numbers, ends = np.empty(size * (4 * most + 2), dtype=np.int16), np.empty((2, size), dtype=np.int64)
-        drafts = known.drafts, known.taken, known.table, known.off, DRAFT_MODEL
+        drafts = known.drafts, known.taken, known.table, known.off
         batch = begun, rows, kept, self._steps, waited
         self._waits, told, most = _settle(*batch, *drafts, self._held, numbers, ends)
         self._most = max(self._most, most)
@@ -127,14 +112,14 @@ def _begin(rows: Ints1, rows_planned: Ints1, slots: Ints1, table: Ints2, begun: 
     """Fill in rows, tokens, and slots of those that are planned to have some; whether tokens are not known."""
     unknown = False
     for j in range(len(rows_planned)):
-        table[rows_planned[j], SLOTS] = slots[j] if rows_planned[j] else 0
+        table[rows_planned[j], of.SLOTS] = slots[j] if rows_planned[j] else 0
     for i in range(len(rows)):
         row = rows[i]
-        begun[0, i], begun[1, i], begun[2, i] = row, table[row, TOKENS], table[row, SLOTS]
-        table[row, PLACE] = i
+        begun[0, i], begun[1, i], begun[2, i] = row, table[row, of.TOKENS], table[row, of.SLOTS]
+        table[row, of.PLACE] = i
         unknown = unknown or begun[1, i] < 0
     for j in range(len(rows_planned)):
-        table[rows_planned[j], SLOTS] = 0
+        table[rows_planned[j], of.SLOTS] = 0
     return unknown
 
 
@@ -149,7 +134,6 @@ def _settle(
     number: int,
     table: Ints2,
     off: bool,
-    draft_model: int,
     held: Shorts3,
     numbers: Shorts1,
     ends: Ints2,
@@ -160,7 +144,7 @@ def _settle(
     steps wait, now the first of `steps`; M; and the most steps that were held of a request."""
     end = waited
     for i in range(len(rows)):
-        row, place = rows[i], table[rows[i], PLACE]
+        row, place = rows[i], table[rows[i], of.PLACE]
         # Not one of another request or step, which has no place in this one, and not without drafts or tokens.
         if row == 0 or place >= begun.shape[1] or begun[0, place] != row:
             continue
@@ -171,7 +155,7 @@ def _settle(
         is_last, sampled = kept[i] >= 0, begun[3, place]
         steps[4, end], steps[5, end] = kept[i] if is_last else sampled, i
         # The next turn of a request may take tokens back.
-        table[row, TOKENS] = -1 if is_last else begun[1, place] + sampled
+        table[row, of.TOKENS] = -1 if is_last else begun[1, place] + sampled
         end += 1
     waits = told = count = most = 0
     for s in range(end):
@@ -179,32 +163,32 @@ def _settle(
         source, length, newest, latest = 0, 0, -1, -1
         for back in range(len(drafts)):
             draft = drafts[(number - back) % DEPTH, row]
-            latest = max(latest, draft[POSITION])
-            if draft[POSITION] == position and draft[REPORT] > newest:
-                source, length, newest = draft[SOURCE], draft[LENGTH], draft[REPORT]
+            latest = max(latest, draft[of.POSITION])
+            if draft[of.POSITION] == position and draft[of.REPORT] > newest:
+                source, length, newest = draft[of.SOURCE], draft[of.LENGTH], draft[of.REPORT]
             if newest >= number - back:  # those further back are older
                 break
-        if table[row, OURS] == 0:  # of which no draft is reported
-            source, length, newest = draft_model, slots, 0
+        if table[row, of.OURS] == 0:  # of which no draft is reported
+            source, length, newest = DRAFT_MODEL, slots, 0
         is_known = newest >= 0 or slots == 0 or off or latest > position
         if is_known:
             verified, accepted = count_verified(slots, length, steps[3, s], steps[4, s])
-            step = held[row, table[row, HELD]]
+            step = held[row, table[row, of.HELD]]
             step[0], step[1], step[2], step[3] = source, length, verified, accepted
-            table[row, HELD] += 1
-            most = max(most, table[row, HELD])
-        if s >= waited and (kept[output] >= 0 or table[row, HELD] >= table[row, EVERY]):
-            for h in range(table[row, HELD]):
+            table[row, of.HELD] += 1
+            most = max(most, table[row, of.HELD])
+        if s >= waited and (kept[output] >= 0 or table[row, of.HELD] >= table[row, of.EVERY]):
+            for h in range(table[row, of.HELD]):
                 for field in range(4):
                     numbers[count] = held[row, h, field]
                     count += 1
-            numbers[count], numbers[count + 1] = table[row, UNTOLD], is_known + 2 * table[row, REFUSED]
+            numbers[count], numbers[count + 1] = table[row, of.UNTOLD], is_known + 2 * table[row, of.REFUSED]
             count += 2
             ends[0, told], ends[1, told] = count, output
             told += 1
-            table[row, HELD] = table[row, UNTOLD] = table[row, REFUSED] = 0
+            table[row, of.HELD] = table[row, of.UNTOLD] = table[row, of.REFUSED] = 0
         elif s >= waited:
-            table[row, UNTOLD] += steps[4, s]
+            table[row, of.UNTOLD] += steps[4, s]
         if not is_known:
             for field in range(6):
                 steps[field, waits] = steps[field, s]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,8 +69,8 @@ _STEP, _END = len(Steps._fields), 2
 
 def encode(numbers: Shorts, ends: Sequence[int]) -> list[str]:
     """A text for each message. numbers: [N] of all of them; ends: [M] where each ends."""
-    text, until = numbers.tobytes().decode("latin-1"), [_INT.itemsize * end for end in ends]
-    return list(map(text.__getitem__, map(slice, [0, *until], until)))
+    text, bounds = numbers.tobytes().decode("latin-1"), [0, *(_INT.itemsize * end for end in ends)]
+    return [text[start:end] for start, end in pairwise(bounds)]
 
 
 def decode(texts: Sequence[str]) -> Messages:
