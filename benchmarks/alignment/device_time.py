@@ -59,9 +59,9 @@ class Clock:
             begin = time.perf_counter_ns()
             work()
             return (time.perf_counter_ns() - begin) / 1e3
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
-        torch.cuda._sleep(self.spin_cycles)  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(self.spin_cycles)
         start.record()
         work()
         end.record()

@@ -234,7 +234,7 @@ def test_bad_input(
 def test_bad_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     x = make_batch(0, 3, 4, 5, 2)
     with pytest.raises(ValueError, match=r"backend: expected one of .*'auto'.*, found 'cuda'"):
-        lcs.lcs_length(*x, backend="cuda")  # type: ignore[arg-type]
+        lcs.lcs_length(*x, backend="cuda")
     monkeypatch.setitem(os.environ, "TRITON_INTERPRET", "0")
     with pytest.raises(ValueError, match="backend: 'triton' expects CUDA tensors"):
         lcs.lcs_length(*x, backend="triton")
