@@ -20,12 +20,14 @@ _SAME = np.arange(ONE + 1, dtype=np.uint8)
 
 
 class Chosen(NamedTuple):
-    """slots: [B] drafts of each request, `total` of all. ms: of the step with them, and without: without any."""
+    """slots: [B] drafts of each request, `total` of all. ms: of the step with them, and without: without any.
+    dearest: the most ms that one of n drafts costs, for any n up to all."""
 
     slots: Ints1
     total: int
     ms: float
     without: float
+    dearest: float
 
 
 def choose(
@@ -68,9 +70,9 @@ def _choose(
     lines: Floats3,
     sums: Floats2,
     slots: Ints1,
-) -> tuple[int, float, float]:
-    """Write the `slots` that `choose` gives; how many they are, the ms of the step, and of one without. captured:
-    tokens up to which a step with drafts runs in a graph. sums: zeros."""
+) -> tuple[int, float, float, float]:
+    """Write the `slots` that `choose` gives; the rest of `Chosen`. captured: tokens up to which a step with drafts
+    runs in a graph. sums: zeros."""
     # Of the levels from 255 to 1: drafts of at least so much, and the tokens that they make.
     K, at_least, gained = survival.shape[1], sums[0], sums[1]
     for i in range(len(survival)):
@@ -105,8 +107,14 @@ def _choose(
             without = ms
         if (requests + gain) / ms > best_rate and ms <= ratio * without:
             best, best_rate, best_ms = count, (requests + gain) / ms, ms
+    dearest = 0.0
+    for j in range(len(KNOTS)):
+        if 0 < KNOTS[j] - base <= survival.size:
+            ms = ms_at(KNOTS[j], lines[int(KNOTS[j] <= captured)])
+            dearest = max(dearest, (ms - without) / (KNOTS[j] - base))
     if best <= 0 or best_rate * without < WORTH * requests:
-        return 0, without, without
+        return 0, without, without, dearest
+    dearest = max(dearest, (best_ms - without) / best)
     # All from the level `above` on, and of those that mean as much as the last one the ones in the first rows.
     least = ONE + 1 - np.searchsorted(at_least, best)
     above = least + 1
@@ -123,4 +131,4 @@ def _choose(
         while left > 0 and slots[i] < K and survival[i, slots[i]] >= least:
             slots[i] += 1
             left -= 1
-    return int(best), best_ms, without
+    return int(best), best_ms, without, dearest

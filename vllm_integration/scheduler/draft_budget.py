@@ -287,7 +287,8 @@ class DraftBudget:
 
     each corrected by what such drafts became on this server (`Calibration`), cut where drafts can no longer
     become output under `max_tokens`, and to those that its credit covers. `budget.rule.choose` takes the best.
-    They cost credit by the time that the step takes longer, in equal shares; accepted ones earn some back.
+    They cost credit by the time that the step takes longer, in equal shares; accepted ones earn some back. Credit
+    covers as many as it does where each is as dear as can be: the first ones of a step are often nearly free.
     """
 
     def __init__(
@@ -304,8 +305,8 @@ class DraftBudget:
         #: What the last `grant` gave.
         self.granted: Granted | None = None
         self._requests, self._max_slowdown = drafted_requests, max_slowdown
-        #: What a draft of the last step cost, in tokens of a step without drafts.
-        self._cost = 0.0
+        #: What a draft costs at most, in tokens of a step without drafts; 0: not known yet.
+        self._dearest = 0.0
         self._num_draft_tokens = num_draft_tokens
 
     def observe(self, times: Sequence[StepTime]) -> None:
@@ -332,8 +333,10 @@ class DraftBudget:
         rows = known.rows_of(requests)
         self._count_remaining(requests, rows)
         survival, size = known.survival.take(rows, axis=0), batch_size or len(requests)
-        refill, cost = REFILL / math.sqrt(size) * self.learns, self._cost * self.learns
-        all_drafted = _correct(rows, exact, known.reports, refill, cost, known.table, known.credit, survival)
+        refill, dearest = REFILL / math.sqrt(size) * self.learns, self._dearest * self.learns
+        all_drafted = _correct(
+            rows, exact, known.reports, refill, dearest, known.table, known.credit, survival
+        )
         # A request without drafts waits for those of others.
         others = size > len(requests) or not all_drafted
         ratio = self._max_slowdown if others else math.inf
@@ -348,10 +351,10 @@ class DraftBudget:
             stands_for=self.calibration.levels,
         )
         if self.learns:
-            if found.total:
-                plain = self.times.ms(size, size) if prefill else found.without
-                self._cost = max((found.ms - found.without) / found.total / plain * size, 1e-6)
-            _pay(rows, found.slots, self._cost, known.credit)
+            plain = self.times.ms(size, size) if prefill else found.without
+            self._dearest = max(found.dearest / plain * size, 1e-6)
+            cost = (found.ms - found.without) / max(found.total, 1) / plain * size
+            _pay(rows, found.slots, cost, known.credit)
         self.granted = Granted(rows, found.slots, survival)
         granted: list[int] = found.slots.tolist()
         return granted
@@ -403,7 +406,7 @@ def _correct(
     exact: bool,
     reports: int,
     refill: float,
-    cost: float,
+    dearest: float,
     table: Ints2,
     credit: Floats1,
     survival: Bytes2,
@@ -420,8 +423,8 @@ def _correct(
                 survival[i, k] = max(survival[i, k], min(max(GROWN - LESS * (k - length), 0), last))
         credit[row] += refill
         most = min(max(table[row, REMAINING], 0), K)
-        if cost > 0:
-            most = min(most, int(min(credit[row] / cost, float(K))))
+        if dearest > 0:
+            most = min(most, int(min(credit[row] / dearest, float(K))))
         survival[i, most:] = 0
         all_drafted = all_drafted and K > 0 and survival[i, 0] > 0
     return all_drafted
