@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.vllm_integration.fakes import report_of, request_of
+from vllm_integration.budget.step_times import StepTimes
 from vllm_integration.scheduler import draft_budget as rule
 from vllm_integration.scheduler.draft_budget import (
     Calibration,
@@ -227,6 +228,26 @@ def test_a_server_that_rejects_all_drafts_loses_three_per_cent(machine: str) -> 
     lost = sum(time_of(f"bad {i}", tokens, False) * tokens for i, tokens in enumerate(lengths)) / sum(lengths)
     assert 1 < lost < 1.03
     assert max(time_of(f"good {i}", 60, True) for i in range(3)) < 0.45
+
+
+@pytest.mark.usefixtures("loops")
+def test_drafts_that_seem_to_be_free_are_paid_for() -> None:
+    """Of 64 requests, where 96 tokens take as long as 64, and no step has 64 that could say otherwise."""
+    running = [request_of(str(i), max_tokens=10**9) for i in range(64)]
+    budget = budget_of(*running)
+    budget.times = StepTimes()
+    for tokens, ms in ((64, 20.0), (96, 20.0), (128, 22.0), (2048, 200.0)):
+        for _ in range(3):
+            budget.times.observe(tokens, ms, False)
+    rows, verified, rng = budget._requests.rows_of(running), [], np.random.default_rng(0)
+    for _ in range(400):
+        drafts = {request.request_id: rng.uniform(0.02, 0.98) ** np.arange(1, K + 1) for request in running}
+        budget._requests.take(report_of(drafts, K=K))
+        slots = np.array(budget.grant(running, exact=True))
+        budget.settle(np.stack([rows, rows, slots, np.ones_like(slots)]), budget.granted)
+        verified.append(int(slots.sum()))
+    assert verified[0] >= 32
+    assert sum(verified[-100:]) < 100 * 16
 
 
 @pytest.mark.usefixtures("loops")

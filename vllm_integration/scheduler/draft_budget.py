@@ -21,6 +21,9 @@ from ..wire.reports import DRAFT_MODEL, REFUSALS, DraftReport, StepTime
 #: Credit of a request, in tokens of a step without drafts: what its drafts may cost until they earn it back. Of a
 #: new request, where this server accepts half of its drafts or more, and the most.
 START, MOST = 5.0, 32.0
+#: What is paid for a draft that seems to be free, as a share of the dearest: where all steps have one size, nothing
+#: says what others take.
+LEAST_PAID = 1 / 8
 #: Where fewer are accepted it is the square of twice the share as much, at least of this share. So many of the
 #: latest drafts count, or those of about the last 160 steps where these are more.
 LEAST_SHARE, LATEST = 0.3, 200.0
@@ -354,7 +357,7 @@ class DraftBudget:
             plain = self.times.ms(size, size) if prefill else found.without
             self._dearest = max(found.dearest / plain * size, 1e-6)
             cost = (found.ms - found.without) / max(found.total, 1) / plain * size
-            _pay(rows, found.slots, cost, known.credit)
+            _pay(rows, found.slots, max(cost, LEAST_PAID * self._dearest), known.credit)
         self.granted = Granted(rows, found.slots, survival)
         granted: list[int] = found.slots.tolist()
         return granted
