@@ -21,8 +21,8 @@ from ..wire.reports import DRAFT_MODEL, REFUSALS, DraftReport, StepTime
 #: Credit of a request, in tokens of a step without drafts: what its drafts may cost until they earn it back. Of a
 #: new request, where this server accepts half of its drafts or more, and the most.
 START, MOST = 5.0, 32.0
-#: What is paid for a draft that seems to be free, as a share of the dearest: where all steps have one size, nothing
-#: says what others take.
+#: What is paid for a draft that seems to be free, as a share of the dearest: where all steps have one size,
+#: nothing says what others take.
 LEAST_PAID = 1 / 8
 #: Where fewer are accepted it is the square of twice the share as much, at least of this share. So many of the
 #: latest drafts count, or those of about the last 160 steps where these are more.
