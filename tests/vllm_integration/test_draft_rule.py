@@ -104,6 +104,13 @@ def test_the_rule_chooses_the_best(seed: int) -> None:
     gained = sum(levels[i, :n].sum() for i, n in enumerate(choice.slots)) / 255
     best = best_by_trial(levels, requests, prefill, room, times, ratio)
     assert (requests + gained) / choice.ms >= 0.98 * best
+    base, most = requests + prefill, requests + prefill + levels.size
+    dear = [
+        (times.ms(requests, int(tokens), in_graph=not prefill) - choice.without) / (tokens - base)
+        for tokens in (*KNOTS, most, base + count)
+        if base < tokens <= most
+    ]
+    assert choice.dearest == pytest.approx(max(0, *dear))
 
 
 @pytest.mark.usefixtures("loops")

@@ -107,11 +107,12 @@ def _choose(
             without = ms
         if (requests + gain) / ms > best_rate and ms <= ratio * without:
             best, best_rate, best_ms = count, (requests + gain) / ms, ms
-    dearest = 0.0
-    for j in range(len(KNOTS)):
-        if 0 < KNOTS[j] - base <= survival.size:
-            ms = ms_at(KNOTS[j], lines[int(KNOTS[j] <= captured)])
-            dearest = max(dearest, (ms - without) / (KNOTS[j] - base))
+    dearest, most = 0.0, float(base + survival.size)
+    for j in range(len(KNOTS) + 1):
+        tokens = min(KNOTS[j], most) if j < len(KNOTS) else most
+        if tokens > base:
+            ms = ms_at(tokens, lines[int(tokens <= captured)])
+            dearest = max(dearest, (ms - without) / (tokens - base))
     if best <= 0 or best_rate * without < WORTH * requests:
         return 0, without, without, dearest
     dearest = max(dearest, (best_ms - without) / best)
