@@ -197,7 +197,7 @@ def test_an_unknown_pack_is_told_once_and_all_are_used(plugin_log: list[str]) ->
         assert content is not None
         assert content.recipes == used
     (line,) = plugin_log
-    assert "names unknown recipe packs" in line
+    assert r"names unknown recipe packs: other\n" in line
 
 
 # Nothing that a client chooses breaks a log line: request ids and messages of errors.

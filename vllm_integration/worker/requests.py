@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from gpu_align.ops.layout import FIRST_GAP
 
-from ..seams.guard import logger, shown_id, shown_reason, warn_once
+from ..seams.guard import first_to_tell, logger, shown_id, shown_reason
 from ..wire import request as wire
 
 _MAX_REFUSALS = 1000
@@ -56,8 +56,10 @@ def open_request(
         # Who may share is the scheduler's to say. One that is not ours leaves what a client may have written.
         key = value.sharing_key if isinstance(value, wire.Prediction) else None
         recipes = given.recipes
-        if not set(recipes or ()) <= {*packs}:
-            warn_once("A request names unknown recipe packs; using all loaded packs (told once)")
+        if unknown := sorted({*(recipes or ())} - {*packs}):
+            if first_to_tell("unknown recipe packs"):
+                told = "A request names unknown recipe packs: %s; using all loaded packs (told once)"
+                logger.warning(told, shown_reason(", ".join(unknown)))
             recipes = None
         content = content._replace(kind=given.kind, recipes=recipes, sharing_key=key)
         token_ids = wire.decode_token_ids(given.token_ids or b"")
