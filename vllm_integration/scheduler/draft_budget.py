@@ -23,7 +23,7 @@ from ..wire.reports import DRAFT_MODEL, REFUSALS, DraftReport, StepTime
 START, MOST = 5.0, 32.0
 #: What is paid for a draft that seems to be free, as a share of the dearest: where all steps have one size,
 #: nothing says what others take.
-LEAST_PAID = 1 / 8
+LEAST_PAID = 1 / 4
 #: Where fewer are accepted it is the square of twice the share as much, at least of this share. So many of the
 #: latest drafts count, or those of about the last 160 steps where these are more.
 LEAST_SHARE, LATEST = 0.3, 200.0
