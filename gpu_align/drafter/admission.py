@@ -77,6 +77,7 @@ class Admission:
         #: 0 while the context of a slot's new request may have to be entered; the device says when it is.
         self._starts = torch.ones(self._num_slots, dtype=torch.int32, pin_memory=is_cuda)
         self._started = self._starts.numpy()
+        self._start_of = self._started.data  # the same: it takes single values in a quarter of the time
         self._is_parallel = backend == "triton" and uses_context
         #: Whether there is anything to do before a step.
         self.is_busy = False
@@ -109,7 +110,7 @@ class Admission:
         self._contexts.pop(slot, None)
         if context is not None:
             self._contexts[slot] = context
-        self._started[slot] = 0
+        self._start_of[slot] = 0
         self.is_busy = True
 
     def vacate(self, slot: int) -> None:
@@ -117,7 +118,7 @@ class Admission:
         if self._rows.pop(slot, None):
             self._staged[slot] = _VACANT
             self._contexts.pop(slot, None)
-            self._started[slot] = 1
+            self._start_of[slot] = 1
             self.is_busy = True
 
     def take_prediction(self, slot: int) -> None:

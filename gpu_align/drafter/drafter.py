@@ -301,7 +301,8 @@ class Drafter:
         return self._arena.stats()
 
     def _release(self, slot: int) -> None:
-        self._memories.pop(slot, None)
+        if self._memories:
+            self._memories.pop(slot, None)
         if (text := self._texts.pop(slot, None)) is not None:
             self._arena.release(text)
 
