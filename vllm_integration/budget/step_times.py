@@ -83,6 +83,7 @@ class StepTimes:
 
 @helper
 def ms_at(tokens: float, line: Floats2) -> float:
+    """Milliseconds of a step of so many tokens, less than `FAR`, by a line of `StepTimes.curves`."""
     at = np.searchsorted(line[TOKENS], tokens, side="right") - 1
     slope = (line[MS, at + 1] - line[MS, at]) / (line[TOKENS, at + 1] - line[TOKENS, at])
     return float(slope * (tokens - line[TOKENS, at]) + line[MS, at])

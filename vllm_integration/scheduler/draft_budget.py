@@ -21,12 +21,13 @@ from ..wire.reports import DRAFT_MODEL, REFUSALS, DraftReport, StepTime
 #: Credit of a request, in tokens of a step without drafts: what its drafts may cost until they earn it back. Of a
 #: new request, where this server accepts half of its drafts or more, and the most.
 START, MOST = 5.0, 32.0
+#: A new request of a server that accepts fewer begins with `START` times the square of twice the share, which
+#: counts as this at least. It is the share of so many of the latest drafts, or of all in about the last 160 steps
+#: where these are more.
+LEAST_SHARE, LATEST = 0.3, 200.0
 #: What is paid for a draft that seems to be free, as a share of the dearest: where all steps have one size,
 #: nothing says what others take.
 LEAST_PAID = 1 / 4
-#: Where fewer are accepted it is the square of twice the share as much, at least of this share. So many of the
-#: latest drafts count, or those of about the last 160 steps where these are more.
-LEAST_SHARE, LATEST = 0.3, 200.0
 #: What each step gives back, over the square root of its requests; and what an accepted draft earns.
 REFILL, EARNED = 0.01, 2.0
 #: Classes of survivals that `Calibration` learns about; what share it believes, as if it had seen so many
@@ -121,7 +122,10 @@ class DraftedRequests:
             rows, self.taken = self.rows_of(drafts.req_ids), self.taken + 1
             made = np.array([drafts.position, drafts.length, drafts.source], dtype=np.int64)
             if made.shape[1] != len(rows) or drafts.survival.shape != (len(rows), self.survival.shape[1]):
-                raise ValueError(f"draft report: expected {len(rows)} drafts, found {made.shape[1]}")
+                found = f"{made.shape[1]} with survivals {list(drafts.survival.shape)}"
+                raise ValueError(
+                    f"draft report: expected {len(rows)} drafts of {self.survival.shape[1]}, found {found}"
+                )
             numbers = self.taken, self.reports - drafts.age
             _take(rows, made, drafts.survival, *numbers, self.table, self.survival, self.drafts)
         for req_id, reason in report.refused.items():
